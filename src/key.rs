@@ -1,0 +1,387 @@
+//! The header's syntax and its bounds.
+
+use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
+
+use http::{HeaderMap, HeaderName};
+use sfv::{BareItem, Item, Parser};
+use uuid::Uuid;
+
+/// What the client sent to name its operation: one decoded `Idempotency-Key`.
+///
+/// Keys are compared byte for byte and case-sensitively. `"abc"` and a bare
+/// `abc` are the same key. Its `Debug` output shows the length alone, so that
+/// no key reaches a log by accident.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Arc<str>);
+
+impl Key {
+    /// A key as an operator or a test spells it: already decoded, without
+    /// quotes. The syntax of the layer is not applied.
+    pub fn new(decoded: impl Into<Arc<str>>) -> Self {
+        Self(decoded.into())
+    }
+
+    /// The decoded key.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Key({} bytes)", self.0.len())
+    }
+}
+
+/// Which keys a layer accepts.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_idempotency::KeySyntax;
+///
+/// // What most services want: quoted or bare, 1 to 255 characters.
+/// let lenient = KeySyntax::compat();
+/// // Only `"…"`, only UUIDs of version 7 that are at most a day old.
+/// let narrow = KeySyntax::strict().uuid_v7(Duration::from_secs(24 * 3600));
+/// # let _ = (lenient, narrow);
+/// ```
+#[derive(Clone)]
+pub struct KeySyntax {
+    bare: bool,
+    length: RangeInclusive<usize>,
+    form: Form,
+    validator: Option<Validator>,
+}
+
+type Validator = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Opaque,
+    Uuid,
+    UuidV7 { window: Duration },
+}
+
+impl KeySyntax {
+    /// Accepts a structured-field String (`"8e03978e-…"`, RFC 9651 §3.3.3) and
+    /// the same key without its quotes: visible ASCII but `"` `,` `;` `\`.
+    /// Parameters after a quoted key are ignored.
+    #[must_use]
+    pub fn compat() -> Self {
+        Self {
+            bare: true,
+            length: DEFAULT_LENGTH,
+            form: Form::Opaque,
+            validator: None,
+        }
+    }
+
+    /// Accepts a quoted structured-field String only, as the draft has it.
+    #[must_use]
+    pub fn strict() -> Self {
+        Self {
+            bare: false,
+            ..Self::compat()
+        }
+    }
+
+    /// How many characters a decoded key may have.
+    ///
+    /// The upper bound may not exceed 1,024, which every store can index.
+    /// Defaults to `1..=255`.
+    #[must_use]
+    pub fn length(mut self, characters: RangeInclusive<usize>) -> Self {
+        self.length = characters;
+        self
+    }
+
+    /// Accepts UUIDs of any version only, in their hyphenated form.
+    /// Defaults to any text.
+    #[must_use]
+    pub fn uuid(mut self) -> Self {
+        self.form = Form::Uuid;
+        self
+    }
+
+    /// Accepts UUIDs of version 7 whose timestamp is at most `window` old; an
+    /// older one is answered 400 `key-stale`.
+    ///
+    /// With a window shorter than the retention, a key whose record has already
+    /// expired can no longer run its operation again. The age is measured on
+    /// this host's wall clock; a timestamp in the future by more than a minute
+    /// is refused as invalid. Defaults to any text.
+    #[must_use]
+    pub fn uuid_v7(mut self, window: Duration) -> Self {
+        self.form = Form::UuidV7 { window };
+        self
+    }
+
+    /// Accepts only keys for which `accepts` is true, after all other checks.
+    /// Defaults to accepting all.
+    #[must_use]
+    pub fn validate(mut self, accepts: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.validator = Some(Arc::new(accepts));
+        self
+    }
+
+    /// What is wrong with this configuration, if anything.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        let (shortest, longest) = (*self.length.start(), *self.length.end());
+        if shortest == 0 {
+            Some("a key has at least 1 character")
+        } else if longest < shortest {
+            Some("the longest key is shorter than the shortest")
+        } else if longest > LONGEST_KEY {
+            Some("a key has at most 1024 characters")
+        } else if matches!(self.form, Form::UuidV7 { window } if window.is_zero()) {
+            Some("the window of UUIDv7 keys is zero")
+        } else {
+            None
+        }
+    }
+
+    /// Reads the key from the request's headers. `Ok(None)`: there is none.
+    pub(crate) fn read(
+        &self,
+        headers: &HeaderMap,
+        name: &HeaderName,
+    ) -> Result<Option<Key>, KeyFault> {
+        let mut lines = headers.get_all(name).iter();
+        let Some(line) = lines.next() else {
+            return Ok(None);
+        };
+        if lines.next().is_some() {
+            return Err(KeyFault::invalid("it was sent on more than one line"));
+        }
+        self.parse(line.as_bytes()).map(Some)
+    }
+
+    fn parse(&self, value: &[u8]) -> Result<Key, KeyFault> {
+        // The longest spelling of an acceptable key: every character escaped,
+        // the quotes, and some room for parameters.
+        let longest_line = 2 * self.length.end() + 2 + PARAMETER_ROOM;
+        if value.len() > longest_line {
+            return Err(KeyFault::Length {
+                allowed: self.length.clone(),
+                got: value.len(),
+            });
+        }
+        let value = value.trim_ascii();
+        let key = match value.first() {
+            None => return Err(KeyFault::invalid("it is empty")),
+            Some(b'"') => quoted(value)?,
+            Some(_) if self.bare => bare(value)?,
+            Some(_) => return Err(KeyFault::invalid("it is not a quoted string")),
+        };
+        if !self.length.contains(&key.len()) {
+            return Err(KeyFault::Length {
+                allowed: self.length.clone(),
+                got: key.len(),
+            });
+        }
+        self.check_form(&key)?;
+        if self
+            .validator
+            .as_ref()
+            .is_some_and(|accepts| !accepts(&key))
+        {
+            return Err(KeyFault::invalid("this service does not accept its form"));
+        }
+        Ok(Key(key))
+    }
+
+    fn check_form(&self, key: &str) -> Result<(), KeyFault> {
+        let uuid = match self.form {
+            Form::Opaque => return Ok(()),
+            Form::Uuid | Form::UuidV7 { .. } => hyphenated(key)?,
+        };
+        let Form::UuidV7 { window } = self.form else {
+            return Ok(());
+        };
+        let made_at = uuid
+            .get_timestamp()
+            .filter(|_| uuid.get_version_num() == 7)
+            .ok_or(KeyFault::invalid("it is not a UUID of version 7"))?
+            .to_unix();
+        let made_at = Duration::new(made_at.0, made_at.1);
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        if made_at > now + FUTURE_TOLERANCE {
+            return Err(KeyFault::invalid("its timestamp lies in the future"));
+        }
+        if now.saturating_sub(made_at) > window {
+            return Err(KeyFault::Stale { window });
+        }
+        Ok(())
+    }
+}
+
+impl Default for KeySyntax {
+    fn default() -> Self {
+        Self::compat()
+    }
+}
+
+impl fmt::Debug for KeySyntax {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KeySyntax")
+            .field("bare", &self.bare)
+            .field("length", &self.length)
+            .field("form", &self.form)
+            .field("validator", &self.validator.is_some())
+            .finish()
+    }
+}
+
+/// Why a header is not a key. Says what is wrong, never what was sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum KeyFault {
+    Invalid(&'static str),
+    Length {
+        allowed: RangeInclusive<usize>,
+        got: usize,
+    },
+    Stale {
+        window: Duration,
+    },
+}
+
+impl KeyFault {
+    const fn invalid(reason: &'static str) -> Self {
+        Self::Invalid(reason)
+    }
+}
+
+fn quoted(value: &[u8]) -> Result<Arc<str>, KeyFault> {
+    match Parser::new(value).parse::<Item>() {
+        Ok(Item {
+            bare_item: BareItem::String(key),
+            ..
+        }) => match key.as_str() {
+            "" => Err(KeyFault::invalid("it is empty")),
+            key => Ok(key.into()),
+        },
+        Ok(_) | Err(_) => Err(KeyFault::invalid("it is not one structured-field string")),
+    }
+}
+
+fn bare(value: &[u8]) -> Result<Arc<str>, KeyFault> {
+    let plain = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b',' | b';' | b'\\');
+    std::str::from_utf8(value)
+        .ok()
+        .filter(|key| key.as_bytes().iter().all(plain))
+        .map(Arc::from)
+        .ok_or(KeyFault::invalid(
+            "an unquoted key is visible ASCII without quote, comma, semicolon or backslash",
+        ))
+}
+
+fn hyphenated(key: &str) -> Result<Uuid, KeyFault> {
+    const HYPHENATED: usize = 36;
+    Some(key)
+        .filter(|key| key.len() == HYPHENATED)
+        .and_then(|key| Uuid::try_parse(key).ok())
+        .ok_or(KeyFault::invalid("it is not a UUID"))
+}
+
+const DEFAULT_LENGTH: RangeInclusive<usize> = 1..=255;
+const LONGEST_KEY: usize = 1024;
+const PARAMETER_ROOM: usize = 256;
+const FUTURE_TOLERANCE: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compat(value: &[u8]) -> Result<Key, KeyFault> {
+        KeySyntax::compat().parse(value)
+    }
+
+    #[test]
+    fn a_quoted_and_a_bare_spelling_are_the_same_key() {
+        assert_eq!(compat(b"\"abc\"").unwrap(), compat(b"abc").unwrap());
+        assert_eq!(compat(b"\"a\\\"b\\\\\"").unwrap().as_str(), "a\"b\\");
+    }
+
+    #[test]
+    fn parameters_are_not_part_of_the_key() {
+        assert_eq!(compat(b"\"a\";foo=1;bar=\"x\"").unwrap().as_str(), "a");
+    }
+
+    #[test]
+    fn whatever_is_not_exactly_one_string_is_refused() {
+        for value in [
+            &b""[..],
+            b"\"\"",
+            b"\"a",
+            b"\"a\\x\"",
+            b"\"a\"b",
+            b"\"a\", \"a\"",
+            b"a,b",
+            b"a;b",
+            b"a b",
+            b"a\\b",
+            b"a\tb",
+            b"\"a\tb\"",
+            b"\xff",
+            b"\"\xc3\xa9\"",
+            b"(\"a\")",
+            b"a\"",
+        ] {
+            assert!(compat(value).is_err(), "{value:?}");
+        }
+    }
+
+    #[test]
+    fn the_length_counts_decoded_characters() {
+        let escaped = format!("\"{}\"", "\\\"".repeat(255));
+        assert_eq!(compat(escaped.as_bytes()).unwrap().as_str().len(), 255);
+        assert!(matches!(
+            compat("k".repeat(256).as_bytes()),
+            Err(KeyFault::Length { got: 256, .. })
+        ));
+        assert!(matches!(
+            compat(&vec![b'k'; 64 * 1024]),
+            Err(KeyFault::Length { got: 65_536, .. })
+        ));
+    }
+
+    #[test]
+    fn strict_refuses_a_bare_key() {
+        assert!(KeySyntax::strict().parse(b"abc").is_err());
+        assert!(KeySyntax::strict().parse(b"\"abc\"").is_ok());
+    }
+
+    #[test]
+    fn a_version_7_uuid_outside_its_window_is_stale() {
+        let syntax = KeySyntax::compat().uuid_v7(Duration::from_secs(3600));
+        // 2020-01-01T00:00:00Z in milliseconds, as the first 48 bits.
+        let old = "016f5e66-e800-7000-8000-000000000000";
+        assert!(matches!(
+            syntax.parse(old.as_bytes()),
+            Err(KeyFault::Stale { .. })
+        ));
+        assert!(matches!(
+            syntax.parse(b"3f2504e0-4f89-41d3-9a0c-0305e82c3301"),
+            Err(KeyFault::Invalid(_))
+        ));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_the_parser_panic(value: Vec<u8>) {
+            let _ = compat(&value);
+            let _ = KeySyntax::strict().uuid().parse(&value);
+        }
+
+        #[test]
+        fn what_is_accepted_is_printable_ascii_of_bounded_length(value: Vec<u8>) {
+            if let Ok(key) = compat(&value) {
+                proptest::prop_assert!((1..=255).contains(&key.as_str().len()));
+                proptest::prop_assert!(key.as_str().bytes().all(|b| (0x20..0x7f).contains(&b)));
+            }
+        }
+    }
+}

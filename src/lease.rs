@@ -1,0 +1,66 @@
+//! Who holds a claim, and for how long.
+
+use std::fmt;
+
+use rand::RngExt as _;
+
+/// Names one claim: 128 random bits, made by the layer before it asks the
+/// store, so that a claim whose answer got lost can be recognised.
+///
+/// Whoever shows the token may renew, complete or release the claim. `Debug`
+/// does not show it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token([u8; 16]);
+
+impl Token {
+    /// A new random token.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::rng().random())
+    }
+
+    /// The token that a store kept.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes for a store to keep.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// A number that only grows: every claim of a key gets a larger one.
+///
+/// Downstream systems that keep the largest fence they have seen can turn away
+/// an owner whose lease was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fence(u64);
+
+impl Fence {
+    /// The fence with this number.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}

@@ -1,0 +1,336 @@
+//! What the handler is given, and its word on the outcome.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use rand::RngExt as _;
+use sha2::{Digest as _, Sha256};
+
+use crate::{Fence, Key, RecordName, Scope, store::Grant};
+
+/// Identifies one operation over all its attempts: 128 random bits, made at the
+/// first claim, shown as 32 hexadecimal digits.
+///
+/// It stays the same while retries bring the same request, and is replaced for
+/// another request or once the record has expired, so it is safe to send
+/// downstream. It contains nothing of the key.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OperationId([u8; 16]);
+
+impl OperationId {
+    /// A new random id.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::rng().random())
+    }
+
+    /// The id that a store kept.
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes for a store to keep.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for OperationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex::encode(self.0))
+    }
+}
+
+impl fmt::Debug for OperationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "OperationId({self})")
+    }
+}
+
+/// The guarded operation that a handler is running.
+///
+/// The layer puts it into the request's extensions; with the feature `axum` it
+/// is an extractor too. A request that is not guarded (another method, no key
+/// on an optional route, an unguarded run while the store is down) has none.
+///
+/// ```
+/// use http::{Request, Response, StatusCode};
+/// use tower_idempotency::{Operation, RequestBody};
+///
+/// async fn pay<B>(request: Request<RequestBody<B>>) -> Response<String> {
+///     let Some(operation) = request.extensions().get::<Operation>() else {
+///         return Response::new("not guarded".to_owned());
+///     };
+///     // The payment provider sees the same key for every attempt.
+///     let downstream = operation.derive("payments");
+///     operation.effects_begin();
+///     // … charge the card …
+///     Response::new(downstream)
+/// }
+/// # let _ = pay::<String>;
+/// ```
+#[derive(Clone)]
+pub struct Operation {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    name: RecordName,
+    grant: Grant,
+    effects: AtomicBool,
+    word: Mutex<Word>,
+}
+
+impl Operation {
+    pub(crate) fn new(name: RecordName, grant: Grant) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                name,
+                grant,
+                effects: AtomicBool::new(false),
+                word: Mutex::default(),
+            }),
+        }
+    }
+
+    /// The same for all attempts of this operation, and for no other.
+    #[must_use]
+    pub fn id(&self) -> OperationId {
+        self.shared.grant.operation
+    }
+
+    /// Which try of the operation this is, from 1.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.shared.grant.attempt
+    }
+
+    /// A number that is larger for every later claim of the key. A downstream
+    /// system that remembers the largest can turn away an owner whose lease was
+    /// lost.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.shared.grant.fence
+    }
+
+    /// The key that the client sent, decoded.
+    #[must_use]
+    pub fn key(&self) -> &Key {
+        self.shared.name.key()
+    }
+
+    /// Whose key it is.
+    #[must_use]
+    pub fn scope(&self) -> &Scope {
+        self.shared.name.scope()
+    }
+
+    /// A stable idempotency key for one downstream system or step, as a UUID:
+    /// the same for all attempts of this operation, another for every other
+    /// `purpose` and operation.
+    ///
+    /// Made from the id by SHA-256 (a UUID of version 8, RFC 9562 §5.8); the
+    /// client cannot choose or guess it.
+    #[must_use]
+    pub fn derive(&self, purpose: &str) -> String {
+        let digest = Sha256::new()
+            .chain_update(self.id().as_bytes())
+            .chain_update(purpose)
+            .finalize();
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        uuid::Builder::from_custom_bytes(bytes)
+            .into_uuid()
+            .to_string()
+    }
+
+    /// From here on a failure may have done something: a response that would
+    /// release the key (500, 503, 429 …) makes the outcome unknown instead.
+    ///
+    /// Call it before the first effect outside a transaction that rolls back.
+    pub fn effects_begin(&self) {
+        self.shared.effects.store(true, Ordering::Release);
+    }
+
+    /// The response is to be recorded, whatever its status.
+    pub fn record(&self) {
+        self.say(Word::record());
+    }
+
+    /// Nothing was done: any request may use the key again.
+    pub fn release(&self) {
+        self.say(Word::release());
+    }
+
+    /// It is not known whether anything was done: retries are told so.
+    pub fn unknown(&self) {
+        self.say(Word::unknown());
+    }
+
+    /// If the response is recorded, it is kept for `retention`, counted from
+    /// the claim.
+    pub fn keep_for(&self, retention: Duration) {
+        self.say(Word::keep_for(retention));
+    }
+
+    fn say(&self, word: Word) {
+        let mut said = self.word_lock();
+        *said = word.or(*said);
+    }
+
+    pub(crate) fn word(&self) -> Word {
+        *self.word_lock()
+    }
+
+    pub(crate) fn effects_began(&self) -> bool {
+        self.shared.effects.load(Ordering::Acquire)
+    }
+
+    fn word_lock(&self) -> std::sync::MutexGuard<'_, Word> {
+        self.shared
+            .word
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Operation")
+            .field("id", &self.id())
+            .field("attempt", &self.attempt())
+            .field("fence", &self.fence())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The handler's word on the outcome, as an extension of its response. It beats
+/// every table of the layer, and the client does not see it.
+///
+/// Where a response and the [`Operation`] both say something, the response
+/// wins.
+///
+/// ```
+/// use http::{Response, StatusCode};
+/// use tower_idempotency::Word;
+///
+/// # fn main() -> Result<(), http::Error> {
+/// let response = Response::builder()
+///     .status(StatusCode::BAD_REQUEST)
+///     .extension(Word::release())
+///     .body("correct the amount and use the same key")?;
+/// # let _ = response;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Word {
+    verdict: Option<Verdict>,
+    retention: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Verdict {
+    Record,
+    Release,
+    Unknown,
+}
+
+impl Word {
+    /// The response is to be recorded, whatever its status.
+    pub fn record() -> Self {
+        Self::of(Verdict::Record)
+    }
+
+    /// Nothing was done: any request may use the key again.
+    pub fn release() -> Self {
+        Self::of(Verdict::Release)
+    }
+
+    /// It is not known whether anything was done: retries are told so.
+    pub fn unknown() -> Self {
+        Self::of(Verdict::Unknown)
+    }
+
+    /// If the response is recorded, it is kept for `retention`, counted from
+    /// the claim; at least for one lease from now, and at most for ten years.
+    pub fn keep_for(retention: Duration) -> Self {
+        Self {
+            verdict: None,
+            retention: Some(retention),
+        }
+    }
+
+    /// This word, and `retention` as with [`keep_for`](Self::keep_for).
+    pub fn kept_for(self, retention: Duration) -> Self {
+        Self {
+            retention: Some(retention),
+            ..self
+        }
+    }
+
+    fn of(verdict: Verdict) -> Self {
+        Self {
+            verdict: Some(verdict),
+            retention: None,
+        }
+    }
+
+    /// What this word leaves open, `earlier` decides.
+    pub(crate) fn or(self, earlier: Self) -> Self {
+        Self {
+            verdict: self.verdict.or(earlier.verdict),
+            retention: self.retention.or(earlier.retention),
+        }
+    }
+
+    pub(crate) fn verdict(self) -> Option<Verdict> {
+        self.verdict
+    }
+
+    pub(crate) fn retention(self) -> Option<Duration> {
+        self.retention
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn operation(id: u8) -> Operation {
+        Operation::new(
+            RecordName::new(Scope::single_tenant(), Key::new("k")),
+            Grant::new(OperationId::from_bytes([id; 16]), Fence::new(1), 1),
+        )
+    }
+
+    #[test]
+    fn a_derived_key_is_stable_and_differs_by_purpose_and_operation() {
+        let derived = operation(1).derive("payments");
+        assert_eq!(derived, operation(1).derive("payments"));
+        assert_ne!(derived, operation(1).derive("mail"));
+        assert_ne!(derived, operation(2).derive("payments"));
+        assert_eq!(Uuid::parse_str(&derived).unwrap().get_version_num(), 8);
+    }
+
+    #[test]
+    fn the_last_word_wins_and_keeps_what_it_leaves_open() {
+        let operation = operation(1);
+        operation.keep_for(Duration::from_secs(5));
+        operation.record();
+        operation.release();
+        assert_eq!(operation.word().verdict(), Some(Verdict::Release));
+        assert_eq!(operation.word().retention(), Some(Duration::from_secs(5)));
+    }
+}

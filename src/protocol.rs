@@ -1,0 +1,250 @@
+//! The life of one record, as a pure function of its state and the time.
+//!
+//! Each method is one transition with its guard. The memory store runs them
+//! under its lock; the SQL stores say the same in `WHERE` clauses.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::{
+    Fence, Fingerprint, OperationId, Token,
+    store::{
+        Claim, Completion, Grant, Record, RecordState, Release, Resolution, Settlement, Succession,
+        Witness,
+    },
+};
+
+/// A moment on the store's clock, as the time since its start.
+pub(crate) type Moment = Duration;
+
+/// One record that exists.
+#[derive(Clone, Debug)]
+pub(crate) struct Row {
+    operation: OperationId,
+    fence: Fence,
+    attempt: u32,
+    takeovers: u32,
+    fingerprint: Fingerprint,
+    token: Token,
+    claimed_at: Moment,
+    expires_at: Moment,
+    state: State,
+}
+
+#[derive(Clone, Debug)]
+enum State {
+    InProgress { lease_until: Moment },
+    Completed { response: Bytes },
+    Unknown,
+    Released(Release),
+}
+
+impl Row {
+    /// Absent → in progress.
+    pub(crate) fn claimed(claim: &Claim, fence: Fence, now: Moment) -> Self {
+        Self {
+            operation: claim.operation,
+            fence,
+            attempt: 1,
+            takeovers: 0,
+            fingerprint: claim.fingerprint,
+            token: claim.token,
+            claimed_at: now,
+            expires_at: now + claim.retention,
+            state: State::InProgress {
+                lease_until: now + claim.lease,
+            },
+        }
+    }
+
+    /// Lapsed, released or expired → in progress. `next` is the store's next
+    /// fence; the grant's is larger than the last one too.
+    pub(crate) fn reclaim(
+        &mut self,
+        seen: Fence,
+        succession: Succession,
+        claim: &Claim,
+        next: Fence,
+        now: Moment,
+    ) -> Option<Grant> {
+        let expired = self.has_expired(now);
+        let allowed = match (&self.state, succession) {
+            (State::InProgress { .. }, Succession::TakeOver) => self.has_lapsed(now),
+            (State::Released(_), Succession::Retry)
+            | (State::Released(Release::Freed), Succession::Replace) => !expired,
+            (
+                State::Completed { .. } | State::Unknown | State::Released(_),
+                Succession::Expired,
+            ) => expired,
+            _ => false,
+        };
+        if !allowed || self.fence != seen {
+            return None;
+        }
+        let fence = next.max(Fence::new(self.fence.get() + 1));
+        let (operation, attempt, takeovers) = match succession {
+            Succession::TakeOver => (self.operation, self.attempt + 1, self.takeovers + 1),
+            Succession::Retry => (self.operation, self.attempt + 1, 0),
+            Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
+        };
+        *self = Self {
+            operation,
+            attempt,
+            takeovers,
+            ..Self::claimed(claim, fence, now)
+        };
+        Some(self.grant())
+    }
+
+    pub(crate) fn renew(&mut self, token: Token, lease: Duration, now: Moment) -> Settlement {
+        match &mut self.state {
+            State::InProgress { lease_until } if self.token == token => {
+                *lease_until = now + lease;
+                Settlement::Applied
+            }
+            _ => Settlement::Superseded,
+        }
+    }
+
+    pub(crate) fn complete(
+        &mut self,
+        token: Token,
+        completion: &Completion,
+        now: Moment,
+    ) -> Settlement {
+        match self.state {
+            _ if self.token != token => Settlement::Superseded,
+            State::InProgress { .. } | State::Unknown => {
+                self.state = State::Completed {
+                    response: completion.response.clone(),
+                };
+                self.expires_at =
+                    (self.claimed_at + completion.retention).max(now + completion.at_least);
+                Settlement::Applied
+            }
+            State::Completed { .. } => Settlement::Applied,
+            State::Released(_) => Settlement::Superseded,
+        }
+    }
+
+    pub(crate) fn release(&mut self, token: Token, release: Release) -> Settlement {
+        match self.state {
+            _ if self.token != token => Settlement::Superseded,
+            State::InProgress { .. } => {
+                self.state = State::Released(release);
+                Settlement::Applied
+            }
+            State::Released(_) => Settlement::Applied,
+            State::Completed { .. } | State::Unknown => Settlement::Superseded,
+        }
+    }
+
+    pub(crate) fn mark_unknown(
+        &mut self,
+        witness: Witness,
+        retention: Duration,
+        now: Moment,
+    ) -> Settlement {
+        let known = match witness {
+            Witness::Owner(token) => self.token == token,
+            Witness::Lapsed(seen) => self.fence == seen,
+        };
+        let allowed = matches!(witness, Witness::Owner(_)) || self.has_lapsed(now);
+        match self.state {
+            State::InProgress { .. } if known && allowed => {
+                self.state = State::Unknown;
+                self.expires_at = now + retention;
+                Settlement::Applied
+            }
+            State::Unknown if known => Settlement::Applied,
+            _ => Settlement::Superseded,
+        }
+    }
+
+    pub(crate) fn resolve(&mut self, seen: Fence, resolution: &Resolution) -> Settlement {
+        match self.state {
+            State::Unknown if self.fence == seen => {
+                self.state = match resolution {
+                    Resolution::Happened(response) => State::Completed {
+                        response: response.clone(),
+                    },
+                    Resolution::DidNotHappen => State::Released(Release::Bound),
+                };
+                Settlement::Applied
+            }
+            _ => Settlement::Superseded,
+        }
+    }
+
+    /// What a sweep does with this record.
+    pub(crate) fn sweep(&mut self, unknown_retention: Duration, now: Moment) -> Sweep {
+        match self.state {
+            _ if !self.has_expired(now) => Sweep::Kept,
+            State::InProgress { .. } if self.has_lapsed(now) => {
+                self.state = State::Unknown;
+                self.expires_at = now + unknown_retention;
+                Sweep::MarkedUnknown
+            }
+            State::InProgress { .. } => Sweep::Kept,
+            State::Unknown => Sweep::Due { unknown: true },
+            State::Completed { .. } | State::Released(_) => Sweep::Due { unknown: false },
+        }
+    }
+
+    pub(crate) fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    pub(crate) fn grant(&self) -> Grant {
+        Grant::new(self.operation, self.fence, self.attempt)
+    }
+
+    /// The bytes that a completed record keeps.
+    pub(crate) fn kept_bytes(&self) -> usize {
+        match &self.state {
+            State::Completed { response } => response.len(),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn snapshot(&self, now: Moment) -> Record {
+        let left = |until: Moment| (until >= now).then(|| until.saturating_sub(now));
+        Record::new(
+            self.operation,
+            self.fence,
+            self.attempt,
+            self.takeovers,
+            self.fingerprint,
+            self.token,
+            now.saturating_sub(self.claimed_at),
+            left(self.expires_at),
+            match &self.state {
+                State::InProgress { lease_until } => RecordState::InProgress {
+                    lease_left: left(*lease_until),
+                },
+                State::Completed { response } => RecordState::Completed {
+                    response: response.clone(),
+                },
+                State::Unknown => RecordState::Unknown,
+                State::Released(release) => RecordState::Released(*release),
+            },
+        )
+    }
+
+    fn has_expired(&self, now: Moment) -> bool {
+        self.expires_at < now
+    }
+
+    fn has_lapsed(&self, now: Moment) -> bool {
+        matches!(self.state, State::InProgress { lease_until } if lease_until < now)
+    }
+}
+
+/// What a sweep does with a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sweep {
+    Kept,
+    MarkedUnknown,
+    Due { unknown: bool },
+}

@@ -1,0 +1,92 @@
+//! Why a store did not do as asked.
+
+use std::{error::Error, fmt};
+
+type Source = Box<dyn Error + Send + Sync>;
+
+/// Why a store did not do as asked. The layer answers 503 and never runs a
+/// handler whose claim ended in one.
+#[derive(Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    source: Option<Source>,
+}
+
+/// The kinds of [`StoreError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// The store could not be reached, or broke off.
+    Unavailable,
+    /// The store did not answer in time.
+    TimedOut,
+    /// The store has no room for another record. Nothing was evicted.
+    Full,
+    /// A row holds what this version cannot read.
+    Corrupt,
+}
+
+impl StoreError {
+    /// The store could not be reached, or broke off.
+    pub fn unavailable(source: impl Into<Source>) -> Self {
+        Self::new(StoreErrorKind::Unavailable, Some(source.into()))
+    }
+
+    /// The store did not answer in time.
+    #[must_use]
+    pub fn timed_out() -> Self {
+        Self::new(StoreErrorKind::TimedOut, None)
+    }
+
+    /// The store has no room for another record; `limit` says what ran out.
+    #[must_use]
+    pub fn full(limit: &'static str) -> Self {
+        Self::new(StoreErrorKind::Full, Some(limit.into()))
+    }
+
+    /// A row holds what this version cannot read; `what` names the field.
+    #[must_use]
+    pub fn corrupt(what: &'static str) -> Self {
+        Self::new(StoreErrorKind::Corrupt, Some(what.into()))
+    }
+
+    /// Which kind of failure it is.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+
+    fn new(kind: StoreErrorKind, source: Option<Source>) -> Self {
+        Self { kind, source }
+    }
+}
+
+impl StoreErrorKind {
+    /// A short name for metrics and logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::TimedOut => "timed_out",
+            Self::Full => "full",
+            Self::Corrupt => "corrupt",
+        }
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            StoreErrorKind::Unavailable => "the idempotency store is unavailable",
+            StoreErrorKind::TimedOut => "the idempotency store did not answer in time",
+            StoreErrorKind::Full => "the idempotency store is full",
+            StoreErrorKind::Corrupt => "the idempotency store holds an unreadable record",
+        })
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_ref().map(|source| &**source as _)
+    }
+}

@@ -1,0 +1,357 @@
+//! Records in this process's memory: for tests, and for single processes whose
+//! records need not outlive them.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    hash::{BuildHasher as _, RandomState},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release, Resolution,
+    Settlement, Store, StoreError, Succession, Witness,
+};
+use crate::{
+    Fence, RecordName, Token,
+    protocol::{Moment, Row, Sweep},
+};
+
+/// Records in memory, lost when the process ends.
+///
+/// Clones share their records. The clock is Tokio's, so that a test with a
+/// paused clock decides when a lease lapses or a record expires. The store is
+/// bounded, and never makes room by evicting a record, since an evicted record
+/// is work done twice: when it is full, new keys are refused with 503 until
+/// something expires.
+///
+/// ```
+/// use tower_idempotency::MemoryStore;
+///
+/// let store = MemoryStore::new();
+/// let bounded = MemoryStore::bounded(10_000, 16 * 1024 * 1024);
+/// assert_eq!((store.len(), bounded.len()), (0, 0));
+/// ```
+#[derive(Clone)]
+pub struct MemoryStore {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    shards: Box<[Mutex<Shard>]>,
+    hasher: RandomState,
+    start: Instant,
+    fences: AtomicU64,
+    records: AtomicUsize,
+    bytes: AtomicUsize,
+    most_records: usize,
+    most_bytes: usize,
+}
+
+type Shard = HashMap<RecordName, Row>;
+
+impl MemoryStore {
+    /// A store of up to 1,000,000 records and 1 GiB of kept responses.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::bounded(1_000_000, 1 << 30)
+    }
+
+    /// A store of up to `records` records, whose kept responses have up to
+    /// `bytes` bytes together.
+    #[must_use]
+    pub fn bounded(records: usize, bytes: usize) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+                hasher: RandomState::new(),
+                start: Instant::now(),
+                fences: AtomicU64::new(1),
+                records: AtomicUsize::new(0),
+                bytes: AtomicUsize::new(0),
+                most_records: records,
+                most_bytes: bytes,
+            }),
+        }
+    }
+
+    /// How many records there are, expired ones included until they are swept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.inner.records.load(Ordering::Relaxed)
+    }
+
+    /// Whether there is no record.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl Inner {
+    fn now(&self) -> Moment {
+        self.start.elapsed()
+    }
+
+    fn next_fence(&self) -> Fence {
+        Fence::new(self.fences.fetch_add(1, Ordering::Relaxed))
+    }
+
+    fn shard(&self, name: &RecordName) -> MutexGuard<'_, Shard> {
+        let index = self.hasher.hash_one(name) as usize % self.shards.len();
+        lock(&self.shards[index])
+    }
+
+    /// One transition of a record that may exist, under its lock.
+    fn transition(
+        &self,
+        name: &RecordName,
+        apply: impl FnOnce(&mut Row) -> Settlement,
+    ) -> Settlement {
+        self.shard(name)
+            .get_mut(name)
+            .map_or(Settlement::Superseded, apply)
+    }
+
+    /// Takes one of the places for records; dropped from the count by `forget`.
+    fn admit(&self) -> Result<(), StoreError> {
+        self.records
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |records| {
+                (records < self.most_records).then_some(records + 1)
+            })
+            .map(drop)
+            .map_err(|_| StoreError::full("the bound on records of the memory store"))
+    }
+
+    fn admit_bytes(&self, bytes: usize) -> Result<(), StoreError> {
+        self.bytes
+            .try_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
+                kept.checked_add(bytes)
+                    .filter(|sum| *sum <= self.most_bytes)
+            })
+            .map(drop)
+            .map_err(|_| StoreError::full("the bound on bytes of the memory store"))
+    }
+
+    fn give_back(&self, records: usize, bytes: usize) {
+        self.records.fetch_sub(records, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+/// No shard is left in a state that a panic could have torn: transitions are
+/// assignments.
+fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
+    shard.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Store for MemoryStore {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        let inner = &*self.inner;
+        let mut shard = inner.shard(name);
+        let now = inner.now();
+        if let Some(row) = shard.get(name) {
+            return Ok(Claimed::Occupied(row.snapshot(now)));
+        }
+        inner.admit()?;
+        let row = Row::claimed(claim, inner.next_fence(), now);
+        let grant = row.grant();
+        shard.insert(name.clone(), row);
+        Ok(Claimed::Acquired(grant))
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        succession: Succession,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        let inner = &*self.inner;
+        let mut shard = inner.shard(name);
+        let Some(row) = shard.get_mut(name) else {
+            return Ok(None);
+        };
+        let bytes = row.kept_bytes();
+        let grant = row.reclaim(seen, succession, claim, inner.next_fence(), inner.now());
+        inner.give_back(0, bytes - row.kept_bytes());
+        Ok(grant)
+    }
+
+    async fn renew(
+        &self,
+        name: &RecordName,
+        token: Token,
+        lease: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let inner = &*self.inner;
+        Ok(inner.transition(name, |row| row.renew(token, lease, inner.now())))
+    }
+
+    async fn complete(
+        &self,
+        name: &RecordName,
+        token: Token,
+        completion: &Completion,
+    ) -> Result<Settlement, StoreError> {
+        let inner = &*self.inner;
+        let bytes = completion.response.len();
+        inner.admit_bytes(bytes)?;
+        let mut kept = 0;
+        let settlement = inner.transition(name, |row| {
+            let before = row.kept_bytes();
+            let settlement = row.complete(token, completion, inner.now());
+            kept = row.kept_bytes() - before;
+            settlement
+        });
+        inner.give_back(0, bytes - kept);
+        Ok(settlement)
+    }
+
+    async fn release(
+        &self,
+        name: &RecordName,
+        token: Token,
+        release: Release,
+    ) -> Result<Settlement, StoreError> {
+        Ok(self
+            .inner
+            .transition(name, |row| row.release(token, release)))
+    }
+
+    async fn mark_unknown(
+        &self,
+        name: &RecordName,
+        witness: Witness,
+        retention: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let inner = &*self.inner;
+        Ok(inner.transition(name, |row| {
+            row.mark_unknown(witness, retention, inner.now())
+        }))
+    }
+
+    async fn resolve(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        resolution: &Resolution,
+    ) -> Result<Settlement, StoreError> {
+        let inner = &*self.inner;
+        let bytes = match resolution {
+            Resolution::Happened(response) => response.len(),
+            Resolution::DidNotHappen => 0,
+        };
+        inner.admit_bytes(bytes)?;
+        let settlement = inner.transition(name, |row| row.resolve(seen, resolution));
+        if settlement == Settlement::Superseded {
+            inner.give_back(0, bytes);
+        }
+        Ok(settlement)
+    }
+
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        let inner = &*self.inner;
+        let shard = inner.shard(name);
+        Ok(shard.get(name).map(|row| row.snapshot(inner.now())))
+    }
+
+    async fn list(
+        &self,
+        filter: Filter,
+        limit: u32,
+    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        let inner = &*self.inner;
+        let mut chosen = Vec::new();
+        for shard in &inner.shards {
+            let shard = lock(shard);
+            let now = inner.now();
+            chosen.extend(
+                shard
+                    .iter()
+                    .map(|(name, row)| (name, row.snapshot(now)))
+                    .filter(|(_, record)| filter.chooses(record))
+                    .map(|(name, record)| (name.clone(), record)),
+            );
+        }
+        chosen.sort_by(|(_, one), (_, other)| other.age.cmp(&one.age));
+        chosen.truncate(limit as usize);
+        Ok(chosen)
+    }
+
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+        let inner = &*self.inner;
+        let mut shard = inner.shard(name);
+        match shard.get(name) {
+            Some(row) if row.fence() == seen => {
+                inner.give_back(1, row.kept_bytes());
+                shard.remove(name);
+                Ok(Settlement::Applied)
+            }
+            _ => Ok(Settlement::Superseded),
+        }
+    }
+
+    async fn purge_expired(
+        &self,
+        limit: u32,
+        unknown_retention: Duration,
+    ) -> Result<Purged, StoreError> {
+        let inner = &*self.inner;
+        let mut purged = Purged::default();
+        for shard in &inner.shards {
+            let now = inner.now();
+            lock(shard).retain(|_, row| {
+                if purged.touched() >= u64::from(limit) {
+                    return true;
+                }
+                match row.sweep(unknown_retention, now) {
+                    Sweep::Kept => true,
+                    Sweep::MarkedUnknown => {
+                        purged.marked_unknown += 1;
+                        true
+                    }
+                    Sweep::Due { unknown } => {
+                        purged.removed += 1;
+                        purged.removed_unknown += u64::from(unknown);
+                        inner.give_back(1, row.kept_bytes());
+                        false
+                    }
+                }
+            });
+        }
+        Ok(purged)
+    }
+}
+
+impl Filter {
+    fn chooses(self, record: &Record) -> bool {
+        match (self, &record.state) {
+            (Self::Unknown, RecordState::Unknown) => true,
+            (Self::InProgressFor(least), RecordState::InProgress { .. }) => record.age > least,
+            _ => false,
+        }
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore")
+            .field("records", &self.len())
+            .finish_non_exhaustive()
+    }
+}
+
+const SHARDS: usize = 64;

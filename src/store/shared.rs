@@ -1,0 +1,82 @@
+//! One store type for applications that choose the store when they start.
+
+use std::{fmt, pin::Pin, sync::Arc, time::Duration};
+
+use super::{
+    Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
+    Store, StoreError, Succession, Witness,
+};
+use crate::{Fence, RecordName, Token};
+
+/// Any store behind one type, for applications that choose it at run time.
+///
+/// Costs one allocation for each call. Clones share the store.
+///
+/// ```
+/// use tower_idempotency::{MemoryStore, SharedStore};
+///
+/// let store = SharedStore::new(MemoryStore::new());
+/// # let _ = store;
+/// ```
+#[derive(Clone)]
+pub struct SharedStore(Arc<dyn AnyStore>);
+
+impl SharedStore {
+    /// Shares `store`.
+    pub fn new(store: impl Store) -> Self {
+        Self(Arc::new(store))
+    }
+}
+
+impl fmt::Debug for SharedStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SharedStore").finish_non_exhaustive()
+    }
+}
+
+type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// Declares the object-safe twin of [`Store`] and forwards both ways, so that
+/// each signature is written once.
+macro_rules! forward {
+    ($(fn $method:ident(&self $(, $argument:ident: $(&$lent:ident)? $($given:ident)?)*) -> $answer:ty;)*) => {
+        trait AnyStore: Send + Sync {
+            $(fn $method<'a>(
+                &'a self
+                $(, $argument: $(&'a $lent)? $($given)?)*
+            ) -> Answer<'a, $answer>;)*
+        }
+
+        impl<S: Store> AnyStore for S {
+            $(fn $method<'a>(
+                &'a self
+                $(, $argument: $(&'a $lent)? $($given)?)*
+            ) -> Answer<'a, $answer> {
+                Box::pin(Store::$method(self $(, $argument)*))
+            })*
+        }
+
+        impl Store for SharedStore {
+            $(async fn $method(
+                &self
+                $(, $argument: $(&$lent)? $($given)?)*
+            ) -> Result<$answer, StoreError> {
+                self.0.$method($($argument),*).await
+            })*
+        }
+    };
+}
+
+forward! {
+    fn claim(&self, name: &RecordName, claim: &Claim) -> Claimed;
+    fn reclaim(&self, name: &RecordName, seen: Fence, succession: Succession, claim: &Claim) -> Option<Grant>;
+    fn renew(&self, name: &RecordName, token: Token, lease: Duration) -> Settlement;
+    fn complete(&self, name: &RecordName, token: Token, completion: &Completion) -> Settlement;
+    fn release(&self, name: &RecordName, token: Token, release: Release) -> Settlement;
+    fn mark_unknown(&self, name: &RecordName, witness: Witness, retention: Duration) -> Settlement;
+    fn resolve(&self, name: &RecordName, seen: Fence, resolution: &Resolution) -> Settlement;
+    fn read(&self, name: &RecordName) -> Option<Record>;
+    fn list(&self, filter: Filter, limit: u32) -> Vec<(RecordName, Record)>;
+    fn forget(&self, name: &RecordName, seen: Fence) -> Settlement;
+    fn purge_expired(&self, limit: u32, unknown_retention: Duration) -> Purged;
+}

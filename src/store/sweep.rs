@@ -1,0 +1,210 @@
+//! Removing what has expired, in the background.
+
+use std::time::Duration;
+
+use rand::RngExt as _;
+use tokio::{task::JoinHandle, time};
+use tokio_util::sync::CancellationToken;
+
+use super::{Purged, Store};
+
+/// A task that removes expired records, batch by batch.
+///
+/// Retention does not depend on it: an expired record is treated as absent
+/// whether it was swept or not. Several processes may sweep one store.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::time::Duration;
+/// use tower_idempotency::{MemoryStore, Sweeper};
+///
+/// let store = MemoryStore::new();
+/// let sweeper = Sweeper::new(store).every(Duration::from_secs(30)).spawn();
+/// // … serve …
+/// let report = sweeper.stop().await;
+/// assert_eq!(report.removed, 0);
+/// # }
+/// ```
+#[derive(Debug)]
+#[must_use = "a sweeper does nothing until it is spawned"]
+pub struct Sweeper<S> {
+    store: S,
+    every: Duration,
+    batch: u32,
+    pause: Duration,
+    unknown_retention: Duration,
+}
+
+impl<S: Store> Sweeper<S> {
+    /// A sweeper of `store`.
+    pub fn new(store: S) -> Self {
+        Self {
+            store,
+            every: Duration::from_secs(60),
+            batch: 500,
+            pause: Duration::from_millis(10),
+            unknown_retention: crate::config::UNKNOWN_RETENTION,
+        }
+    }
+
+    /// The time between two sweeps; each is put off by up to a tenth of it at
+    /// random, so that processes do not sweep in step. Defaults to 60 s.
+    pub fn every(mut self, interval: Duration) -> Self {
+        self.every = interval;
+        self
+    }
+
+    /// How many records one call to the store looks at. Defaults to 500.
+    pub fn batch(mut self, records: u32) -> Self {
+        self.batch = records.max(1);
+        self
+    }
+
+    /// The pause between two batches of a sweep, which leaves room for claims.
+    /// Defaults to 10 ms.
+    pub fn pause(mut self, between_batches: Duration) -> Self {
+        self.pause = between_batches;
+        self
+    }
+
+    /// For how long a record that expired while in progress, with a lapsed
+    /// lease, is shown as unknown. Defaults to 7 days.
+    pub fn unknown_retention(mut self, retention: Duration) -> Self {
+        self.unknown_retention = retention;
+        self
+    }
+
+    /// Starts sweeping.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime.
+    pub fn spawn(self) -> SweeperHandle {
+        let stop = CancellationToken::new();
+        let task = tokio::spawn(self.run(stop.clone()));
+        SweeperHandle { stop, task }
+    }
+
+    async fn run(self, stop: CancellationToken) -> SweepReport {
+        let mut report = SweepReport::default();
+        loop {
+            let jitter = self.every.mul_f64(rand::rng().random_range(0.0..0.1));
+            if pause(&stop, self.every + jitter).await {
+                return report;
+            }
+            let before = report;
+            self.sweep(&stop, &mut report).await;
+            report.sweeps += 1;
+            report.tell(&before);
+        }
+    }
+
+    /// One sweep: batches until nothing more is due.
+    async fn sweep(&self, stop: &CancellationToken, report: &mut SweepReport) {
+        loop {
+            match self
+                .store
+                .purge_expired(self.batch, self.unknown_retention)
+                .await
+            {
+                Ok(purged) => {
+                    report.add(purged);
+                    if purged.touched() < u64::from(self.batch) {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    report.failures += 1;
+                    tell_failure(&error);
+                    return;
+                }
+            }
+            if pause(stop, self.pause).await {
+                return;
+            }
+        }
+    }
+}
+
+/// Stops a sweeper. Dropping it stops the sweeper too, after its batch.
+#[derive(Debug)]
+#[must_use = "the sweeper stops when its handle is dropped"]
+pub struct SweeperHandle {
+    stop: CancellationToken,
+    task: JoinHandle<SweepReport>,
+}
+
+impl SweeperHandle {
+    /// Lets the batch under way end, stops, and says what was done in all.
+    pub async fn stop(mut self) -> SweepReport {
+        self.stop.cancel();
+        (&mut self.task).await.unwrap_or_default()
+    }
+}
+
+impl Drop for SweeperHandle {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// What a sweeper did since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SweepReport {
+    /// Sweeps, each of one or more batches.
+    pub sweeps: u64,
+    /// Records removed.
+    pub removed: u64,
+    /// Of those removed, the ones whose outcome was still unknown.
+    pub removed_unknown: u64,
+    /// Records in progress that became unknown.
+    pub marked_unknown: u64,
+    /// Sweeps that the store broke off.
+    pub failures: u64,
+}
+
+impl SweepReport {
+    fn add(&mut self, purged: Purged) {
+        self.removed += purged.removed;
+        self.removed_unknown += purged.removed_unknown;
+        self.marked_unknown += purged.marked_unknown;
+    }
+
+    /// One event for a sweep that did something.
+    fn tell(&self, before: &Self) {
+        let removed = self.removed - before.removed;
+        let removed_unknown = self.removed_unknown - before.removed_unknown;
+        let marked_unknown = self.marked_unknown - before.marked_unknown;
+        if removed + marked_unknown == 0 {
+            return;
+        }
+        #[cfg(feature = "tracing")]
+        tracing::info!(
+            removed,
+            removed_unknown,
+            marked_unknown,
+            "expired records swept"
+        );
+        #[cfg(feature = "metrics")]
+        {
+            metrics::counter!("idempotency_swept_total", "what" => "removed").increment(removed);
+            metrics::counter!("idempotency_swept_total", "what" => "removed_unknown")
+                .increment(removed_unknown);
+            metrics::counter!("idempotency_swept_total", "what" => "marked_unknown")
+                .increment(marked_unknown);
+        }
+        let _ = removed_unknown;
+    }
+}
+
+fn tell_failure(error: &super::StoreError) {
+    #[cfg(feature = "tracing")]
+    tracing::warn!(kind = error.kind().name(), "sweep broken off: {error}");
+    let _ = error;
+}
+
+/// True if stopped meanwhile.
+async fn pause(stop: &CancellationToken, duration: Duration) -> bool {
+    time::timeout(duration, stop.cancelled()).await.is_ok()
+}
