@@ -1,8 +1,12 @@
 //! Who holds a claim, and for how long.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
 use rand::RngExt as _;
+use tokio::time::{self, Instant};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::{RecordName, Store, host::Host, store::Settlement};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
 /// store, so that a claim whose answer got lost can be recognised.
@@ -62,5 +66,43 @@ impl Fence {
 impl fmt::Display for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// Keeps a claim's lease alive while it exists, from a task of its own: a
+/// handler that never yields does not stop it on a multi-threaded runtime.
+pub(crate) struct Heartbeats {
+    _stop: DropGuard,
+}
+
+impl Heartbeats {
+    pub(crate) fn start<S: Store>(host: &Arc<Host<S>>, name: &RecordName, token: Token) -> Self {
+        let stop = CancellationToken::new();
+        tokio::spawn(beat(Arc::clone(host), name.clone(), token, stop.clone()));
+        Self {
+            _stop: stop.drop_guard(),
+        }
+    }
+}
+
+/// Extends the lease until stopped, superseded, or past the longest run. A call
+/// under way is never dropped.
+async fn beat<S: Store>(
+    host: Arc<Host<S>>,
+    name: RecordName,
+    token: Token,
+    stop: CancellationToken,
+) {
+    let config = &host.config;
+    let last = Instant::now() + config.longest_run;
+    let mut pause = config.heartbeat;
+    while time::timeout(pause, stop.cancelled()).await.is_err() && Instant::now() < last {
+        let renewed = host.store.renew(&name, token, config.lease);
+        pause = match time::timeout(config.store_timeout, renewed).await {
+            Ok(Ok(Settlement::Applied)) => config.heartbeat,
+            Ok(Ok(Settlement::Superseded)) => return,
+            // The store may be back before the lease lapses: ask more often.
+            Ok(Err(_)) | Err(_) => config.heartbeat / 4,
+        };
     }
 }

@@ -71,7 +71,8 @@ impl Row {
         let expired = self.has_expired(now);
         let allowed = match (&self.state, succession) {
             (State::InProgress { .. }, Succession::TakeOver) => self.has_lapsed(now),
-            (State::Released(_), Succession::Retry)
+            (State::Unknown, Succession::Rerun)
+            | (State::Released(_), Succession::Retry)
             | (State::Released(Release::Freed), Succession::Replace) => !expired,
             (
                 State::Completed { .. } | State::Unknown | State::Released(_),
@@ -84,7 +85,9 @@ impl Row {
         }
         let fence = next.max(Fence::new(self.fence.get() + 1));
         let (operation, attempt, takeovers) = match succession {
-            Succession::TakeOver => (self.operation, self.attempt + 1, self.takeovers + 1),
+            Succession::TakeOver | Succession::Rerun => {
+                (self.operation, self.attempt + 1, self.takeovers + 1)
+            }
             Succession::Retry => (self.operation, self.attempt + 1, 0),
             Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
         };

@@ -225,6 +225,9 @@ pub enum Succession {
     /// In progress and its lease has lapsed: the same operation, its next
     /// attempt, and one more takeover.
     TakeOver,
+    /// Unknown and not expired: the same operation, its next attempt, and one
+    /// more takeover.
+    Rerun,
     /// Released and not expired: the same operation, its next attempt.
     Retry,
     /// Released for any request and not expired: a new operation.
@@ -305,7 +308,9 @@ pub struct Record {
     pub fence: Fence,
     /// Which try of the operation the last claim was.
     pub attempt: u32,
-    /// How many claims in a row took over a lapsed lease.
+    /// How many claims in a row began although nobody knew the outcome of the
+    /// one before: by [`TakeOver`](Succession::TakeOver) or
+    /// [`Rerun`](Succession::Rerun).
     pub takeovers: u32,
     /// The fingerprint of the last claim.
     pub fingerprint: Fingerprint,

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use rand::RngExt as _;
 use tokio::{task::JoinHandle, time};
 use tokio_util::sync::CancellationToken;
 
 use super::{Purged, Store};
+use crate::jitter::jittered;
 
 /// A task that removes expired records, batch by batch.
 ///
@@ -88,8 +88,7 @@ impl<S: Store> Sweeper<S> {
     async fn run(self, stop: CancellationToken) -> SweepReport {
         let mut report = SweepReport::default();
         loop {
-            let jitter = self.every.mul_f64(rand::rng().random_range(0.0..0.1));
-            if pause(&stop, self.every + jitter).await {
+            if pause(&stop, self.every + jittered(self.every / 10)).await {
                 return report;
             }
             let before = report;

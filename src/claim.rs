@@ -1,0 +1,232 @@
+//! Claiming a key, and what the record found there means for the request.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::request;
+use tokio::time::{self, Instant};
+
+use crate::{
+    Fence, OperationId, RecordName, Recovery, Store, StoreError, StoreErrorKind,
+    config::Config,
+    host::Host,
+    jitter::jittered,
+    store::{Claim, Claimed, Grant, Record, RecordState, Release, Settlement, Succession, Witness},
+};
+
+/// One guarded request on its way to a claim.
+pub(crate) struct Claimant {
+    pub(crate) name: RecordName,
+    pub(crate) claim: Claim,
+    pub(crate) parts: request::Parts,
+    pub(crate) body: Bytes,
+}
+
+/// How a claim ended.
+pub(crate) enum Claiming {
+    /// The request may run.
+    Granted(Grant),
+    /// It may not, because of the record that is there.
+    Found(Seen),
+    /// The store did not answer, and may hold the claim all the same.
+    Failed { kind: StoreErrorKind },
+    /// The record changed under every attempt.
+    Contended,
+}
+
+/// The operation that a record stands for, and what it means for a request that
+/// may not run.
+pub(crate) struct Seen {
+    pub(crate) operation: OperationId,
+    pub(crate) found: Found,
+}
+
+pub(crate) enum Found {
+    InProgress { age: Duration, lease_left: Duration },
+    Completed { response: Bytes },
+    Unknown,
+    OtherRequest,
+    OtherScheme,
+}
+
+/// What to do about a record.
+enum Standing {
+    /// The answer to an earlier try of this very claim got lost.
+    Mine(Grant),
+    Free(Succession),
+    Lapsed,
+    Taken(Found),
+}
+
+/// Claims the key, in rounds, since the record may change between two looks.
+pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Claiming {
+    let start = Instant::now();
+    let mut outcome = Claiming::Contended;
+    for round in 0..ROUNDS {
+        if round > 0 {
+            time::sleep(jittered(PAUSE * round)).await;
+        }
+        match round_of(host, claimant).await {
+            Ok(Some(Claiming::Granted(grant))) => {
+                if start.elapsed() <= host.config.lease / 3 {
+                    return Claiming::Granted(grant);
+                }
+                // Much of the lease is gone already: confirm it before the
+                // handler starts.
+                match renew(host, claimant).await {
+                    Ok(Settlement::Applied) => return Claiming::Granted(grant),
+                    Ok(Settlement::Superseded) => outcome = Claiming::Contended,
+                    Err(error) => return failed(&error),
+                }
+            }
+            Ok(Some(found)) => return found,
+            Ok(None) => outcome = Claiming::Contended,
+            Err(error) => {
+                outcome = failed(&error);
+                let passing = matches!(
+                    error.kind(),
+                    StoreErrorKind::Unavailable | StoreErrorKind::TimedOut
+                );
+                if !passing || start.elapsed() >= host.config.store_timeout {
+                    return outcome;
+                }
+            }
+        }
+    }
+    outcome
+}
+
+/// One round; `None` if the record changed meanwhile.
+async fn round_of<S: Store>(
+    host: &Host<S>,
+    claimant: &Claimant,
+) -> Result<Option<Claiming>, StoreError> {
+    let Claimant { name, claim, .. } = claimant;
+    let record = match host.timely(host.store.claim(name, claim)).await? {
+        Claimed::Acquired(grant) => return Ok(Some(Claiming::Granted(grant))),
+        Claimed::Occupied(record) => record,
+        Claimed::Vanished => return Ok(None),
+    };
+    let seen = |found| {
+        Claiming::Found(Seen {
+            operation: record.operation,
+            found,
+        })
+    };
+    Ok(match claimant.judge(&host.config, &record) {
+        Standing::Mine(grant) => Some(Claiming::Granted(grant)),
+        Standing::Free(succession) => host
+            .timely(host.store.reclaim(name, record.fence, succession, claim))
+            .await?
+            .map(Claiming::Granted),
+        Standing::Lapsed => match mark_lapsed(host, name, record.fence).await {
+            Ok(Settlement::Superseded) => None,
+            // Written down or not, it is what this request has seen.
+            Ok(Settlement::Applied) | Err(_) => Some(seen(Found::Unknown)),
+        },
+        Standing::Taken(found) => Some(seen(found)),
+    })
+}
+
+/// What the record that is there now means for the request; `None` if the key
+/// can be claimed.
+pub(crate) async fn look<S: Store>(
+    host: &Host<S>,
+    claimant: &Claimant,
+) -> Result<Option<Seen>, StoreError> {
+    let record = host.timely(host.store.read(&claimant.name)).await?;
+    Ok(
+        record.and_then(|record| match claimant.judge(&host.config, &record) {
+            Standing::Taken(found) => Some(Seen {
+                operation: record.operation,
+                found,
+            }),
+            Standing::Mine(_) | Standing::Free(_) | Standing::Lapsed => None,
+        }),
+    )
+}
+
+async fn mark_lapsed<S: Store>(
+    host: &Host<S>,
+    name: &RecordName,
+    seen: Fence,
+) -> Result<Settlement, StoreError> {
+    let retention = host.config.unknown_retention;
+    host.timely(
+        host.store
+            .mark_unknown(name, Witness::Lapsed(seen), retention),
+    )
+    .await
+}
+
+async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Settlement, StoreError> {
+    let Claimant { name, claim, .. } = claimant;
+    host.timely(host.store.renew(name, claim.token, claim.lease))
+        .await
+}
+
+fn failed(error: &StoreError) -> Claiming {
+    Claiming::Failed { kind: error.kind() }
+}
+
+impl Claimant {
+    /// The one place where records are compared with requests. A mismatch wins
+    /// over every live state but "free for any request".
+    fn judge(&self, config: &Config, record: &Record) -> Standing {
+        let in_progress = matches!(record.state, RecordState::InProgress { .. });
+        if in_progress && record.token == self.claim.token {
+            return Standing::Mine(Grant::new(record.operation, record.fence, record.attempt));
+        }
+        if !in_progress && record.expires_in.is_none() {
+            return Standing::Free(Succession::Expired);
+        }
+        let same = config.fingerprinter.matches(
+            record.fingerprint,
+            self.claim.fingerprint,
+            &self.parts,
+            &self.body,
+        );
+        if matches!(record.state, RecordState::Released(Release::Freed)) && same != Some(true) {
+            return Standing::Free(Succession::Replace);
+        }
+        match same {
+            None => return Standing::Taken(Found::OtherScheme),
+            Some(false) => return Standing::Taken(Found::OtherRequest),
+            Some(true) => {}
+        }
+        let rerun = config.recovery == Recovery::Rerun && record.takeovers + 1 < config.attempts;
+        match &record.state {
+            RecordState::Released(_) => Standing::Free(Succession::Retry),
+            RecordState::Completed { response } => Standing::Taken(Found::Completed {
+                response: response.clone(),
+            }),
+            RecordState::Unknown if rerun => Standing::Free(Succession::Rerun),
+            RecordState::Unknown => Standing::Taken(Found::Unknown),
+            RecordState::InProgress {
+                lease_left: Some(lease_left),
+            } => Standing::Taken(Found::InProgress {
+                age: record.age,
+                lease_left: *lease_left,
+            }),
+            RecordState::InProgress { lease_left: None } if rerun => {
+                Standing::Free(Succession::TakeOver)
+            }
+            RecordState::InProgress { lease_left: None } => Standing::Lapsed,
+        }
+    }
+}
+
+impl<S> Host<S> {
+    /// Bounds one call to the store.
+    pub(crate) async fn timely<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        time::timeout(self.config.store_timeout, call)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::timed_out()))
+    }
+}
+
+const ROUNDS: u32 = 8;
+const PAUSE: Duration = Duration::from_millis(20);

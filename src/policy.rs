@@ -1,0 +1,221 @@
+//! What is recorded, released or unknown; and what happens when things fail.
+
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use http::{StatusCode, response};
+
+use crate::{Operation, Word, operation::Verdict, store::Release};
+
+/// Whether a request without a key is refused or passes unguarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Requirement {
+    Required,
+    Optional,
+}
+
+/// What becomes of the record when the handler has answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// The response is kept, and replayed to retries.
+    Record,
+    /// A retry runs. After a 4xx any request may use the key, after any other
+    /// status the same request only.
+    Release,
+    /// Nobody knows whether it happened; [`Recovery`] says what retries get.
+    Unknown,
+}
+
+/// Which responses are recorded, which free the key for a retry, and which
+/// leave the outcome unknown.
+///
+/// ```
+/// use http::StatusCode;
+/// use tower_idempotency::{Disposition, Dispositions};
+///
+/// let correctable = Dispositions::standard()
+///     .status(StatusCode::BAD_REQUEST, Disposition::Release)
+///     .status(StatusCode::CONFLICT, Disposition::Release);
+/// # let _ = correctable;
+/// ```
+#[derive(Clone)]
+#[must_use]
+pub struct Dispositions {
+    preset: Preset,
+    by_status: BTreeMap<StatusCode, Disposition>,
+    predicate: Option<Predicate>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Preset {
+    Standard,
+    Everything,
+    Success,
+}
+
+type Predicate = Arc<dyn Fn(&response::Parts) -> Option<Disposition> + Send + Sync>;
+
+impl Dispositions {
+    /// Records 2xx, 3xx and 4xx; releases 401, 407, 421, 425, 429, and 500, 501,
+    /// 503 and 505 upwards; 408, 502 and 504 leave the outcome unknown, since
+    /// somebody else gave up waiting. This is the default of a layer.
+    pub fn standard() -> Self {
+        Self::preset(Preset::Standard)
+    }
+
+    /// Records every response, whatever its status.
+    pub fn everything() -> Self {
+        Self::preset(Preset::Everything)
+    }
+
+    /// Records 2xx, releases the rest; 408, 502 and 504 leave the outcome
+    /// unknown.
+    pub fn only_success() -> Self {
+        Self::preset(Preset::Success)
+    }
+
+    /// Decides for one status. Defaults to the preset.
+    pub fn status(mut self, status: StatusCode, disposition: Disposition) -> Self {
+        self.by_status.insert(status, disposition);
+        self
+    }
+
+    /// Decides for a response, before its status does; `None` leaves it to the
+    /// status. Defaults to none.
+    pub fn by(
+        mut self,
+        decide: impl Fn(&response::Parts) -> Option<Disposition> + Send + Sync + 'static,
+    ) -> Self {
+        self.predicate = Some(Arc::new(decide));
+        self
+    }
+
+    fn preset(preset: Preset) -> Self {
+        Self {
+            preset,
+            by_status: BTreeMap::new(),
+            predicate: None,
+        }
+    }
+
+    fn of(&self, response: &response::Parts) -> Disposition {
+        let status = response.status;
+        self.predicate
+            .as_ref()
+            .and_then(|decide| decide(response))
+            .or_else(|| self.by_status.get(&status).copied())
+            .unwrap_or_else(|| self.preset.of(status))
+    }
+
+    /// What the response means: the handler's word first, then the tables.
+    pub(crate) fn conclude(
+        &self,
+        response: &response::Parts,
+        word: Word,
+        operation: &Operation,
+    ) -> Conclusion {
+        match word.verdict() {
+            Some(Verdict::Record) => return Conclusion::Record,
+            Some(Verdict::Release) => return Conclusion::Release(Release::Freed),
+            Some(Verdict::Unknown) => return Conclusion::Unknown,
+            None => {}
+        }
+        match self.of(response) {
+            Disposition::Record => Conclusion::Record,
+            Disposition::Unknown => Conclusion::Unknown,
+            Disposition::Release if operation.effects_began() => Conclusion::Unknown,
+            Disposition::Release if response.status.is_client_error() => {
+                Conclusion::Release(Release::Freed)
+            }
+            Disposition::Release => Conclusion::Release(Release::Bound),
+        }
+    }
+}
+
+impl Preset {
+    fn of(self, status: StatusCode) -> Disposition {
+        match (self, status.as_u16()) {
+            (Self::Everything, _) => Disposition::Record,
+            (_, 408 | 502 | 504) => Disposition::Unknown,
+            (_, 200..=299) => Disposition::Record,
+            (Self::Success, _) => Disposition::Release,
+            (Self::Standard, 401 | 407 | 421 | 425 | 429 | 500..) => Disposition::Release,
+            (Self::Standard, _) => Disposition::Record,
+        }
+    }
+}
+
+impl Default for Dispositions {
+    fn default() -> Self {
+        Self::standard()
+    }
+}
+
+impl fmt::Debug for Dispositions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dispositions")
+            .field("preset", &self.preset)
+            .field("by_status", &self.by_status)
+            .field("predicate", &self.predicate.is_some())
+            .finish()
+    }
+}
+
+/// What is to be done with the record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Conclusion {
+    Record,
+    Release(Release),
+    Unknown,
+}
+
+/// What a retry gets when nobody knows whether the operation happened: after a
+/// panic, an error of the inner service, a broken response body, a dead process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Recovery {
+    /// 409 `outcome-unknown`, until an operator or the late owner ends it.
+    #[default]
+    Refuse,
+    /// The handler runs again, with the next attempt and a larger fence.
+    ///
+    /// Only for handlers whose effects are keyed by
+    /// [`Operation::derive`](crate::Operation::derive) or otherwise harmless
+    /// when repeated: a handler that charged and then crashed charges again.
+    Rerun,
+}
+
+/// What happens to a request when the store cannot answer its claim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreFailure {
+    /// 503 with `Retry-After`; the handler does not run.
+    #[default]
+    Refuse,
+    /// **The handler runs unguarded**, without an [`Operation`], and the
+    /// response says `Idempotent-Recorded: false`. A retry runs it again.
+    RunUnguarded,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_standard_table_is_the_documented_one() {
+        use Disposition::{Record, Release, Unknown};
+        let of = |status| Preset::Standard.of(StatusCode::from_u16(status).unwrap());
+        for status in [
+            200, 201, 204, 299, 303, 304, 400, 403, 404, 409, 412, 422, 451,
+        ] {
+            assert_eq!(of(status), Record, "{status}");
+        }
+        for status in [
+            401, 407, 421, 425, 429, 500, 501, 503, 505, 507, 511, 599, 999,
+        ] {
+            assert_eq!(of(status), Release, "{status}");
+        }
+        for status in [408, 502, 504] {
+            assert_eq!(of(status), Unknown, "{status}");
+        }
+    }
+}

@@ -1,0 +1,304 @@
+//! The response as kept: its versioned bytes.
+//!
+//! ```text
+//! "ti" version kind  crc32 of all that follows
+//!   kind 0, a response:
+//!     status u16 · headers · trailers · body, to the end
+//!     headers, trailers: count u16, then name length u16, name,
+//!                        value length u32, value
+//!   kind 1, a tombstone: nothing more
+//! ```
+//! Numbers are little-endian. Bytes of another version, or whose checksum is
+//! wrong, are an error and never "absent".
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+use crate::StoreError;
+
+/// A response as it is kept and replayed: status, end-to-end headers, body and
+/// trailers; or a tombstone, which says that it was too large or too slow to
+/// keep.
+///
+/// Operators build one to [resolve](crate::Resolution::Happened) an unknown
+/// record.
+///
+/// ```
+/// use http::{Response, StatusCode};
+/// use tower_idempotency::RecordedResponse;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let found = Response::builder().status(StatusCode::CREATED).body("paid after all".into())?;
+/// let stored = RecordedResponse::new(found).encode();
+/// assert_eq!(RecordedResponse::decode(stored)?.status(), Some(StatusCode::CREATED));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RecordedResponse(Kept);
+
+#[derive(Clone, Debug)]
+enum Kept {
+    Response(WholeResponse),
+    Tombstone,
+}
+
+/// Status, headers, body and trailers, complete in memory.
+#[derive(Clone)]
+pub(crate) struct WholeResponse {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
+    pub(crate) trailers: HeaderMap,
+}
+
+impl RecordedResponse {
+    /// A response without trailers, to be replayed as it is.
+    #[must_use]
+    pub fn new(response: http::Response<Bytes>) -> Self {
+        let (parts, body) = response.into_parts();
+        Self::whole(WholeResponse {
+            status: parts.status,
+            headers: parts.headers,
+            body,
+            trailers: HeaderMap::new(),
+        })
+    }
+
+    /// It happened, but its response was not kept: retries are answered 409
+    /// `response-not-replayable`.
+    #[must_use]
+    pub fn tombstone() -> Self {
+        Self(Kept::Tombstone)
+    }
+
+    pub(crate) fn whole(response: WholeResponse) -> Self {
+        Self(Kept::Response(response))
+    }
+
+    /// The status; `None` for a tombstone.
+    #[must_use]
+    pub fn status(&self) -> Option<StatusCode> {
+        match &self.0 {
+            Kept::Response(response) => Some(response.status),
+            Kept::Tombstone => None,
+        }
+    }
+
+    /// The whole response; `None` for a tombstone.
+    pub(crate) fn into_whole(self) -> Option<WholeResponse> {
+        match self.0 {
+            Kept::Response(response) => Some(response),
+            Kept::Tombstone => None,
+        }
+    }
+
+    /// The bytes that a store keeps.
+    #[must_use]
+    pub fn encode(&self) -> Bytes {
+        let Kept::Response(response) = &self.0 else {
+            return seal(TOMBSTONE, BytesMut::with_capacity(PREFIX));
+        };
+        let lines = response.headers.iter().chain(&response.trailers);
+        let lines: usize = lines
+            .map(|(name, value)| 6 + name.as_str().len() + value.len())
+            .sum();
+        let mut bytes = BytesMut::with_capacity(PREFIX + 6 + lines + response.body.len());
+        bytes.put_bytes(0, PREFIX);
+        bytes.put_u16_le(response.status.as_u16());
+        put_lines(&mut bytes, &response.headers);
+        put_lines(&mut bytes, &response.trailers);
+        bytes.put_slice(&response.body);
+        seal(RESPONSE, bytes)
+    }
+
+    /// Reads what [`encode`](Self::encode) made. The body shares the memory of
+    /// `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`](crate::StoreErrorKind::Corrupt) if the bytes are damaged or
+    /// of a version that is not known here.
+    pub fn decode(bytes: Bytes) -> Result<Self, StoreError> {
+        let mut rest = Reader(bytes);
+        if rest.take(2)?.as_ref() != MAGIC {
+            return Err(StoreError::corrupt("response: not a recorded response"));
+        }
+        if rest.take(1)?.as_ref() != [VERSION] {
+            return Err(StoreError::corrupt(
+                "response: its version is not known here",
+            ));
+        }
+        let kind = rest.take(1)?[0];
+        let checksum = rest.number::<4>()?;
+        if crc(kind, &rest.0) != checksum as u32 {
+            return Err(StoreError::corrupt("response: its checksum is wrong"));
+        }
+        match kind {
+            RESPONSE => Ok(Self::whole(WholeResponse {
+                status: StatusCode::from_u16(rest.number::<2>()? as u16)
+                    .map_err(|_| StoreError::corrupt("response: status"))?,
+                headers: rest.lines()?,
+                trailers: rest.lines()?,
+                body: rest.0,
+            })),
+            TOMBSTONE if rest.0.is_empty() => Ok(Self::tombstone()),
+            _ => Err(StoreError::corrupt("response: kind")),
+        }
+    }
+}
+
+impl std::fmt::Debug for WholeResponse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("WholeResponse")
+            .field("status", &self.status)
+            .field("body", &format_args!("{} bytes", self.body.len()))
+            .finish_non_exhaustive()
+    }
+}
+
+/// Fills in the prefix that was left free.
+fn seal(kind: u8, mut bytes: BytesMut) -> Bytes {
+    bytes.resize(bytes.len().max(PREFIX), 0);
+    let checksum = crc(kind, &bytes[PREFIX..]);
+    bytes[..2].copy_from_slice(&MAGIC);
+    bytes[2] = VERSION;
+    bytes[3] = kind;
+    bytes[4..PREFIX].copy_from_slice(&checksum.to_le_bytes());
+    bytes.freeze()
+}
+
+fn crc(kind: u8, rest: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&[VERSION, kind]);
+    hasher.update(rest);
+    hasher.finalize()
+}
+
+fn put_lines(bytes: &mut BytesMut, lines: &HeaderMap) {
+    // http bounds a HeaderMap at 32,768 lines and a name at 65,535 bytes.
+    bytes.put_u16_le(lines.len() as u16);
+    for (name, value) in lines {
+        bytes.put_u16_le(name.as_str().len() as u16);
+        bytes.put_slice(name.as_str().as_bytes());
+        bytes.put_u32_le(value.len() as u32);
+        bytes.put_slice(value.as_bytes());
+    }
+}
+
+/// Takes bytes off the front; never reads past the end.
+struct Reader(Bytes);
+
+impl Reader {
+    fn take(&mut self, count: usize) -> Result<Bytes, StoreError> {
+        if count > self.0.len() {
+            return Err(StoreError::corrupt("response: it ends too early"));
+        }
+        Ok(self.0.split_to(count))
+    }
+
+    fn number<const N: usize>(&mut self) -> Result<usize, StoreError> {
+        let bytes = self.take(N)?;
+        Ok(bytes
+            .iter()
+            .rev()
+            .fold(0, |sum, &byte| sum << 8 | usize::from(byte)))
+    }
+
+    fn lines(&mut self) -> Result<HeaderMap, StoreError> {
+        let corrupt = |_| StoreError::corrupt("response: header");
+        let count = self.number::<2>()?;
+        let mut lines = HeaderMap::new();
+        for _ in 0..count {
+            let length = self.number::<2>()?;
+            let name = HeaderName::from_bytes(&self.take(length)?)
+                .map_err(|_| StoreError::corrupt("response: header name"))?;
+            let length = self.number::<4>()?;
+            let value = HeaderValue::from_maybe_shared(self.take(length)?)
+                .map_err(|_| StoreError::corrupt("response: header value"))?;
+            lines.try_append(name, value).map_err(corrupt)?;
+        }
+        Ok(lines)
+    }
+}
+
+const MAGIC: [u8; 2] = *b"ti";
+const VERSION: u8 = 1;
+const PREFIX: usize = 8;
+const RESPONSE: u8 = 0;
+const TOMBSTONE: u8 = 1;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn response() -> RecordedResponse {
+        let mut headers = HeaderMap::new();
+        headers.append("link", HeaderValue::from_static("<a>, <b>"));
+        headers.append("x-obs", HeaderValue::from_bytes(b"caf\xe9").unwrap());
+        headers.append("link", HeaderValue::from_static("<c>"));
+        let mut trailers = HeaderMap::new();
+        trailers.append("x-sum", HeaderValue::from_static("1"));
+        RecordedResponse::whole(WholeResponse {
+            status: StatusCode::CREATED,
+            headers,
+            body: Bytes::from_iter(0..=255),
+            trailers,
+        })
+    }
+
+    #[test]
+    fn the_bytes_of_version_1_are_read_for_ever() {
+        let golden = hex::decode(GOLDEN).unwrap();
+        let decoded = RecordedResponse::decode(golden.into()).unwrap();
+        assert_eq!(decoded.encode(), response().encode());
+        let whole = decoded.into_whole().unwrap();
+        assert_eq!(whole.headers.get_all("link").iter().count(), 2);
+        assert_eq!(whole.headers["x-obs"].as_bytes(), b"caf\xe9");
+        assert_eq!(whole.body.len(), 256);
+        assert_eq!(whole.trailers["x-sum"], "1");
+    }
+
+    #[test]
+    fn a_tombstone_comes_back_as_one() {
+        let decoded = RecordedResponse::decode(RecordedResponse::tombstone().encode()).unwrap();
+        assert_eq!(decoded.status(), None);
+    }
+
+    #[test]
+    fn every_damaged_byte_and_every_cut_is_noticed() {
+        let bytes = response().encode();
+        for index in 0..bytes.len() {
+            let mut damaged = bytes.to_vec();
+            damaged[index] ^= 0x10;
+            assert!(
+                RecordedResponse::decode(damaged.into()).is_err(),
+                "byte {index}"
+            );
+            assert!(
+                RecordedResponse::decode(bytes.slice(..index)).is_err(),
+                "cut at {index}"
+            );
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_bytes_make_decoding_panic(bytes: Vec<u8>) {
+            proptest::prop_assert!(RecordedResponse::decode(bytes.clone().into()).is_err());
+            let _ = RecordedResponse::decode(seal(RESPONSE, [&[0; PREFIX][..], &bytes].concat().as_slice().into()));
+        }
+    }
+
+    const GOLDEN: &str = concat!(
+        "74690100440e3711c900030004006c696e6b080000003c613e2c203c623e04006c696e6b03000000",
+        "3c633e0500782d6f627304000000636166e901000500782d73756d01000000310001020304050607",
+        "08090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f202122232425262728292a2b2c2d2e2f",
+        "303132333435363738393a3b3c3d3e3f404142434445464748494a4b4c4d4e4f5051525354555657",
+        "58595a5b5c5d5e5f606162636465666768696a6b6c6d6e6f707172737475767778797a7b7c7d7e7f",
+        "808182838485868788898a8b8c8d8e8f909192939495969798999a9b9c9d9e9fa0a1a2a3a4a5a6a7",
+        "a8a9aaabacadaeafb0b1b2b3b4b5b6b7b8b9babbbcbdbebfc0c1c2c3c4c5c6c7c8c9cacbcccdcecf",
+        "d0d1d2d3d4d5d6d7d8d9dadbdcdddedfe0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7",
+        "f8f9fafbfcfdfeff",
+    );
+}

@@ -1,0 +1,429 @@
+//! Why a request was refused, as problem details (RFC 9457).
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use serde_json::json;
+
+use crate::{OperationId, StoreErrorKind, key::KeyFault};
+
+/// Why the layer answered in the handler's place. A refusal is never recorded.
+///
+/// Its text names headers, settings and limits, and shows nothing of the key,
+/// the stored request or the stored response.
+#[derive(Clone, Debug)]
+pub struct Rejection {
+    kind: RejectionKind,
+    status: StatusCode,
+    detail: String,
+    retry_after: Option<u64>,
+    operation: Option<OperationId>,
+}
+
+/// The kinds of [`Rejection`]; each is one problem type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RejectionKind {
+    /// 400: the route requires a key and there is none.
+    KeyMissing,
+    /// 400: the header is not a key.
+    KeyInvalid,
+    /// 400: the UUIDv7 is older than the window.
+    KeyStale,
+    /// 403: the caller has no scope.
+    CallerUnknown,
+    /// 413: the request's body is larger than what is fingerprinted.
+    BodyTooLarge,
+    /// 408: the request's body came too slowly.
+    BodyTimeout,
+    /// 400: the request's body broke off, or has no fingerprint.
+    BodyInvalid,
+    /// 422, unless set otherwise: the key belongs to another request.
+    KeyReused,
+    /// 409: the first request with this key is still running.
+    RequestInProgress,
+    /// 409: nobody knows whether the first request did its work.
+    OutcomeUnknown,
+    /// 409: it is done, but its response was not kept.
+    ResponseNotReplayable,
+    /// 503: the store cannot answer.
+    StoreUnavailable,
+    /// 503: too many guarded requests are running here.
+    Overloaded,
+    /// 503: this process is shutting down.
+    Draining,
+    /// 500: the handler panicked; the outcome is unknown.
+    HandlerPanicked,
+    /// 500: the layer runs outside a Tokio runtime.
+    RuntimeMissing,
+}
+
+impl RejectionKind {
+    /// The last segment of the problem type, and its name in metrics.
+    #[must_use]
+    pub fn slug(self) -> &'static str {
+        match self {
+            Self::KeyMissing => "key-missing",
+            Self::KeyInvalid => "key-invalid",
+            Self::KeyStale => "key-stale",
+            Self::CallerUnknown => "caller-unknown",
+            Self::BodyTooLarge => "body-too-large",
+            Self::BodyTimeout => "body-timeout",
+            Self::BodyInvalid => "body-invalid",
+            Self::KeyReused => "key-reused",
+            Self::RequestInProgress => "request-in-progress",
+            Self::OutcomeUnknown => "outcome-unknown",
+            Self::ResponseNotReplayable => "response-not-replayable",
+            Self::StoreUnavailable => "store-unavailable",
+            Self::Overloaded => "overloaded",
+            Self::Draining => "draining",
+            Self::HandlerPanicked => "handler-panicked",
+            Self::RuntimeMissing => "runtime-missing",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Self::KeyMissing => "An idempotency key is required",
+            Self::KeyInvalid => "The idempotency key is invalid",
+            Self::KeyStale => "The idempotency key is too old",
+            Self::CallerUnknown => "The caller is unknown",
+            Self::BodyTooLarge => "The request body is too large",
+            Self::BodyTimeout => "The request body came too slowly",
+            Self::BodyInvalid => "The request body cannot be used",
+            Self::KeyReused => "The idempotency key belongs to another request",
+            Self::RequestInProgress => "The request is still in progress",
+            Self::OutcomeUnknown => "The outcome is unknown",
+            Self::ResponseNotReplayable => "The response was not kept",
+            Self::StoreUnavailable => "The idempotency store is unavailable",
+            Self::Overloaded => "Too many requests are in progress",
+            Self::Draining => "The service is shutting down",
+            Self::HandlerPanicked => "The handler failed",
+            Self::RuntimeMissing => "The service is not set up correctly",
+        }
+    }
+
+    fn status(self) -> StatusCode {
+        match self {
+            Self::KeyMissing | Self::KeyInvalid | Self::KeyStale | Self::BodyInvalid => {
+                StatusCode::BAD_REQUEST
+            }
+            Self::CallerUnknown => StatusCode::FORBIDDEN,
+            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Self::RequestInProgress | Self::OutcomeUnknown | Self::ResponseNotReplayable => {
+                StatusCode::CONFLICT
+            }
+            Self::StoreUnavailable | Self::Overloaded | Self::Draining => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
+            Self::HandlerPanicked | Self::RuntimeMissing => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+impl Rejection {
+    pub(crate) fn key_missing(header: &HeaderName) -> Self {
+        Self::new(
+            RejectionKind::KeyMissing,
+            format!(
+                "This request needs the header {}: one key for each operation, kept over all retries of it.",
+                spelled(header)
+            ),
+        )
+    }
+
+    pub(crate) fn key(header: &HeaderName, fault: &KeyFault) -> Self {
+        let header = spelled(header);
+        match fault {
+            KeyFault::Invalid(reason) => Self::new(
+                RejectionKind::KeyInvalid,
+                format!(
+                    "The header {header} is not a key: {reason}. Correct it and send the request again; nothing ran."
+                ),
+            ),
+            KeyFault::Length { allowed, got } => Self::new(
+                RejectionKind::KeyInvalid,
+                format!(
+                    "The header {header} is not a key: it may have {} to {} characters and has {got}. Correct it and send the request again; nothing ran.",
+                    allowed.start(),
+                    allowed.end()
+                ),
+            ),
+            KeyFault::Stale { window } => Self::new(
+                RejectionKind::KeyStale,
+                format!(
+                    "The UUID in the header {header} was made more than {} seconds ago. If the operation is still wanted, look up whether it happened before sending it with a new key.",
+                    window.as_secs()
+                ),
+            ),
+        }
+    }
+
+    pub(crate) fn caller_unknown() -> Self {
+        Self::new(
+            RejectionKind::CallerUnknown,
+            "The key cannot be told apart from other callers' keys, because this request names no caller. Nothing ran.",
+        )
+    }
+
+    pub(crate) fn body_too_large(limit: usize) -> Self {
+        Self::new(
+            RejectionKind::BodyTooLarge,
+            format!(
+                "With an idempotency key, a request body may have up to {limit} bytes. Nothing ran, and the key is unused."
+            ),
+        )
+    }
+
+    pub(crate) fn body_timeout(within: Duration) -> Self {
+        Self::new(
+            RejectionKind::BodyTimeout,
+            format!("The request body did not arrive within {} seconds. Nothing ran; the same key may be sent again.", within.as_secs_f64()),
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn body_broken() -> Self {
+        Self::body_invalid("it broke off")
+    }
+
+    pub(crate) fn body_invalid(reason: &'static str) -> Self {
+        Self::new(
+            RejectionKind::BodyInvalid,
+            format!(
+                "The request body cannot be compared with that of a retry: {reason}. Nothing ran, and the key is unused."
+            ),
+        )
+    }
+
+    pub(crate) fn key_reused(status: StatusCode) -> Self {
+        Self {
+            status,
+            ..Self::new(
+                RejectionKind::KeyReused,
+                "This key was used for a different request. Send that request unchanged, or this one with a new key. Nothing ran.",
+            )
+        }
+    }
+
+    pub(crate) fn in_progress(age: Duration, lease_left: Duration) -> Self {
+        Self::new(
+            RejectionKind::RequestInProgress,
+            "The first request with this key is still running. Send the same request with the same key again later.",
+        )
+        .retry_after(age.min(lease_left).as_secs())
+    }
+
+    pub(crate) fn outcome_unknown() -> Self {
+        Self::new(
+            RejectionKind::OutcomeUnknown,
+            "The first request with this key ended without an answer, and it is not known whether it did its work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
+        )
+    }
+
+    pub(crate) fn not_replayable() -> Self {
+        Self::new(
+            RejectionKind::ResponseNotReplayable,
+            "The first request with this key did its work, but its response was too large or too long to keep. It is not run again; look up its result.",
+        )
+    }
+
+    pub(crate) fn store_unavailable(kind: StoreErrorKind) -> Self {
+        let reason = match kind {
+            StoreErrorKind::Unavailable | StoreErrorKind::TimedOut => {
+                "It cannot be told whether this request was sent before"
+            }
+            StoreErrorKind::Full => "No further keys can be kept at the moment",
+            StoreErrorKind::Corrupt => "What is recorded for this key cannot be read here",
+        };
+        Self::new(
+            RejectionKind::StoreUnavailable,
+            format!(
+                "{reason}, so nothing ran. Send the same request with the same key again later."
+            ),
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn scheme_unknown() -> Self {
+        Self::new(
+            RejectionKind::StoreUnavailable,
+            "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later.",
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn contended() -> Self {
+        Self::new(
+            RejectionKind::StoreUnavailable,
+            "Too many requests with this key arrived at once; this one did not run. Send it again with the same key.",
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn overloaded(limit: usize) -> Self {
+        Self::new(
+            RejectionKind::Overloaded,
+            format!("{limit} requests with idempotency keys are in progress here already. This one did not run; send it again with the same key."),
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn draining() -> Self {
+        Self::new(
+            RejectionKind::Draining,
+            "This process is shutting down. This request did not run; send it again with the same key.",
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn handler_panicked() -> Self {
+        Self::new(
+            RejectionKind::HandlerPanicked,
+            "The request failed in the middle of its work, and it is not known how much of it was done. Sending the same key again is safe.",
+        )
+    }
+
+    pub(crate) fn runtime_missing() -> Self {
+        Self::new(
+            RejectionKind::RuntimeMissing,
+            "The idempotency layer needs a Tokio runtime and is not called in one. Nothing ran.",
+        )
+    }
+
+    pub(crate) fn about(mut self, operation: OperationId) -> Self {
+        self.operation = Some(operation);
+        self
+    }
+
+    fn new(kind: RejectionKind, detail: impl Into<String>) -> Self {
+        Self {
+            kind,
+            status: kind.status(),
+            detail: detail.into(),
+            retry_after: None,
+            operation: None,
+        }
+    }
+
+    fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds.max(1));
+        self
+    }
+
+    /// Which kind of refusal it is.
+    #[must_use]
+    pub fn kind(&self) -> RejectionKind {
+        self.kind
+    }
+
+    /// The status of the answer.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// What happened and whether the same key may be sent again, for people.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    /// After how many seconds the same request may be sent again, if waiting
+    /// can change the answer.
+    #[must_use]
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.retry_after
+    }
+
+    /// The operation that the key belongs to, if it is the caller's own and the
+    /// same request.
+    #[must_use]
+    pub fn operation(&self) -> Option<OperationId> {
+        self.operation
+    }
+}
+
+/// How refusals look.
+#[derive(Clone)]
+pub(crate) struct Renderer {
+    pub(crate) types: String,
+    pub(crate) documentation: Option<HeaderValue>,
+    pub(crate) custom: Option<CustomRenderer>,
+}
+
+pub(crate) type CustomRenderer = Arc<dyn Fn(&Rejection) -> Option<Response<Bytes>> + Send + Sync>;
+
+impl Renderer {
+    pub(crate) fn render(&self, rejection: &Rejection) -> Response<Bytes> {
+        let mut response = self
+            .custom
+            .as_ref()
+            .and_then(|render| render(rejection))
+            .filter(|response| is_final(response.status()))
+            .unwrap_or_else(|| self.problem(rejection));
+        let headers = response.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(seconds) = rejection.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if let Some(link) = &self.documentation {
+            headers.append(header::LINK, link.clone());
+        }
+        response
+    }
+
+    fn problem(&self, rejection: &Rejection) -> Response<Bytes> {
+        let mut problem = json!({
+            "type": format!("{}{}", self.types, rejection.kind.slug()),
+            "title": rejection.kind.title(),
+            "status": rejection.status.as_u16(),
+            "detail": rejection.detail,
+            "retryable": rejection.retry_after.is_some(),
+        });
+        if let Some(seconds) = rejection.retry_after {
+            problem["retry_after"] = seconds.into();
+        }
+        let mut response = Response::new(problem.to_string().into());
+        *response.status_mut() = rejection.status;
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static("application/problem+json"),
+        );
+        response
+    }
+}
+
+impl fmt::Debug for Renderer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renderer")
+            .field("types", &self.types)
+            .field("documentation", &self.documentation)
+            .field("custom", &self.custom.is_some())
+            .finish()
+    }
+}
+
+/// An interim status breaks the connection, and 425 and 429 mean something else
+/// to generic clients: a custom rendering with one of them is not used.
+fn is_final(status: StatusCode) -> bool {
+    !status.is_informational() && !matches!(status.as_u16(), 425 | 429)
+}
+
+/// Header names as people write them.
+fn spelled(name: &HeaderName) -> String {
+    name.as_str()
+        .split('-')
+        .map(|part| {
+            let mut letters = part.chars();
+            let first = letters.next().map(|letter| letter.to_ascii_uppercase());
+            first.into_iter().chain(letters).collect::<String>()
+        })
+        .collect::<Vec<_>>()
+        .join("-")
+}
+
+pub(crate) const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";

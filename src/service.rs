@@ -1,0 +1,98 @@
+//! The service: is this request ignored, or guarded?
+
+use std::{
+    fmt, mem,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tower::Service;
+
+use crate::{
+    RequestBody, ResponseBody, ResponseFuture, Store,
+    flow::{self, Admission},
+    host::Host,
+};
+
+/// A service whose guarded requests are safe to retry. Made by an
+/// [`IdempotencyLayer`](crate::IdempotencyLayer).
+pub struct Idempotency<I, S> {
+    inner: I,
+    host: Arc<Host<S>>,
+}
+
+impl<I, S> Idempotency<I, S> {
+    pub(crate) fn new(inner: I, host: Arc<Host<S>>) -> Self {
+        Self { inner, host }
+    }
+}
+
+impl<I, S, B, R> Service<Request<B>> for Idempotency<I, S>
+where
+    I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    I::Future: Send,
+    I::Error: Send + 'static,
+    S: Store,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Send,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = I::Error;
+    type Future = ResponseFuture<I::Future, R, I::Error>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        if self.host.config.never_guards(request.method()) {
+            return self.ignore(request);
+        }
+        let (parts, body) = request.into_parts();
+        match self.host.admit(&parts, &body) {
+            Admission::Ignored => self.ignore(Request::from_parts(parts, body)),
+            Admission::Refused(rejection) => {
+                ResponseFuture::refused(self.host.refuse_undetached(&rejection))
+            }
+            Admission::Guarded(name) => {
+                // The ready service is the one to call; a clone of it is not.
+                let unready = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, unready);
+                let host = Arc::clone(&self.host);
+                ResponseFuture::guarded(flow::guard(host, ready, name, parts, body))
+            }
+        }
+    }
+}
+
+impl<I, S> Idempotency<I, S> {
+    fn ignore<B, R>(&mut self, request: Request<B>) -> ResponseFuture<I::Future, R, I::Error>
+    where
+        I: Service<Request<RequestBody<B>>, Response = Response<R>>,
+        R: Body,
+    {
+        ResponseFuture::ignored(self.inner.call(request.map(RequestBody::streamed)))
+    }
+}
+
+impl<I: Clone, S> Clone for Idempotency<I, S> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            host: Arc::clone(&self.host),
+        }
+    }
+}
+
+impl<I: fmt::Debug, S> fmt::Debug for Idempotency<I, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency")
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}

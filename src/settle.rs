@@ -1,0 +1,147 @@
+//! Writing down what became of a claim: at once, or late.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::time::{self, Instant};
+
+use crate::{
+    Fingerprint, OperationId, RecordName, Store, StoreError, Token,
+    claim::{Claimant, Found, Seen},
+    host::Host,
+    jitter::jittered,
+    outcome::Notice,
+    store::{Completion, Grant, RecordState, Release, Settlement, Witness},
+};
+
+/// A claim that was granted, to be settled.
+pub(crate) struct Owned<S> {
+    pub(crate) host: Arc<Host<S>>,
+    pub(crate) name: RecordName,
+    pub(crate) token: Token,
+    pub(crate) operation: Option<OperationId>,
+    fingerprint: Fingerprint,
+}
+
+/// What became of a claim.
+pub(crate) enum Ending {
+    Completed(Completion),
+    Released(Release),
+    Unknown,
+}
+
+impl<S: Store> Owned<S> {
+    /// The claim as it was granted; no grant where its answer got lost.
+    pub(crate) fn new(host: Arc<Host<S>>, claimant: &Claimant, grant: Option<Grant>) -> Self {
+        Self {
+            host,
+            name: claimant.name.clone(),
+            token: claimant.claim.token,
+            operation: grant.map(|grant| grant.operation),
+            fingerprint: claimant.claim.fingerprint,
+        }
+    }
+
+    /// One try, within the store timeout; wakes who waits for it.
+    pub(crate) async fn settle(&self, ending: &Ending) -> Result<Settlement, StoreError> {
+        let (store, name, token) = (&self.host.store, &self.name, self.token);
+        let settled = match ending {
+            Ending::Completed(completion) => {
+                self.host
+                    .timely(store.complete(name, token, completion))
+                    .await
+            }
+            Ending::Released(release) => {
+                self.host.timely(store.release(name, token, *release)).await
+            }
+            Ending::Unknown => {
+                let retention = self.host.config.unknown_retention;
+                let owner = Witness::Owner(token);
+                self.host
+                    .timely(store.mark_unknown(name, owner, retention))
+                    .await
+            }
+        };
+        self.host.waiters.wake(&self.name);
+        settled
+    }
+
+    /// Tries again until the store answers, bounded in time, and in bytes over
+    /// all requests of the layer. Until then the outcome is unknown to others.
+    pub(crate) async fn settle_late(&self, ending: &Ending) {
+        let bytes = match ending {
+            Ending::Completed(completion) => completion.response.len(),
+            Ending::Released(_) | Ending::Unknown => 0,
+        };
+        let room = u32::try_from(bytes)
+            .ok()
+            .and_then(|bytes| self.host.late_bytes.try_acquire_many(bytes).ok());
+        if room.is_none() {
+            Notice::GaveUpRecording.tell(self.operation);
+            return;
+        }
+        let end = Instant::now() + self.host.config.late_time;
+        let mut pause = FIRST_PAUSE;
+        while Instant::now() < end {
+            time::sleep(jittered(pause)).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            match self.settle(ending).await {
+                Ok(Settlement::Applied) => {
+                    Notice::RecordedLate.tell(self.operation);
+                    return;
+                }
+                Ok(Settlement::Superseded) => {
+                    Notice::LostOwnership.tell(self.operation);
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+        Notice::GaveUpRecording.tell(self.operation);
+    }
+
+    /// What the claim that superseded this one has to say; `None` if there is
+    /// nothing left that it could say.
+    pub(crate) async fn winner(&self) -> Result<Option<Seen>, StoreError> {
+        let record = self.host.timely(self.host.store.read(&self.name)).await?;
+        Ok(record
+            .filter(|record| record.fingerprint == self.fingerprint)
+            .map(|record| Seen {
+                operation: record.operation,
+                found: match record.state {
+                    RecordState::Completed { response } => Found::Completed { response },
+                    RecordState::InProgress {
+                        lease_left: Some(lease_left),
+                    } => Found::InProgress {
+                        age: record.age,
+                        lease_left,
+                    },
+                    _ => Found::Unknown,
+                },
+            }))
+    }
+
+    /// Takes back a claim that was given up before anything ran, and may or may
+    /// not have reached the store. A claim that is still on its way when it is
+    /// not found is found by the second look.
+    pub(crate) async fn withdraw(&self) {
+        let end = Instant::now() + self.host.config.late_time;
+        let nothing_ran = Ending::Released(Release::Bound);
+        let mut pause = FIRST_PAUSE;
+        let mut absent = 0;
+        while Instant::now() < end {
+            match self.settle(&nothing_ran).await {
+                Ok(Settlement::Applied) => return,
+                Ok(Settlement::Superseded) if absent == 1 => return,
+                Ok(Settlement::Superseded) => {
+                    absent += 1;
+                    pause = self.host.config.store_timeout;
+                }
+                Err(_) => pause = (pause * 2).min(LONGEST_PAUSE),
+            }
+            time::sleep(jittered(pause)).await;
+        }
+    }
+}
+
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
