@@ -1,0 +1,11 @@
+//! The HTTP contract, rule by rule: the number in a test's name is that of the
+//! rule it holds the layer to.
+
+mod api;
+mod client;
+mod faulty;
+mod probe;
+mod server;
+mod stores;
+
+mod syntax;
