@@ -8,4 +8,5 @@ mod probe;
 mod server;
 mod stores;
 
+mod identity;
 mod syntax;
