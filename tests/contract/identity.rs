@@ -7,18 +7,17 @@ use std::sync::{
 };
 
 use axum::{Router, body::Body, routing};
-use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use tower::{Layer as _, ServiceExt as _};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use tower::ServiceExt as _;
 use tower_idempotency::{
-    Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, MemoryStore, Operation,
-    Recovery, Scope, SharedStore, StoreFailure,
+    Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Operation, Recovery,
+    Scope, StoreFailure,
 };
 
 use crate::{
-    api::{Answer, Api, Ask, ask, keyed, named, optional, record, required, send},
+    api::{Answer, Api, Ask, ask, keyed, optional, record, required, send},
     client::{Http2, Wire},
     probe::{Gate, Probe, bytes_of, data, streamed},
-    server::serve,
     stores::{Place, memory, on_each_store},
 };
 

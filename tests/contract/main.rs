@@ -8,5 +8,6 @@ mod probe;
 mod server;
 mod stores;
 
+mod concurrency;
 mod identity;
 mod syntax;
