@@ -19,7 +19,7 @@ use crate::{
     body::{Gathered, gather},
     claim::{self, Claimant, Claiming, Found, Seen},
     config::{Config, RECORDED},
-    host::Host,
+    host::{Host, Share},
     lease::Heartbeats,
     outcome::Notice,
     policy::{Conclusion, Requirement},
@@ -132,20 +132,22 @@ where
 {
     let config = &host.config;
     let refuse = |rejection: Rejection| Ok(host.refuse_undetached(&rejection));
-    let (body, trailers) = match gather(body, config.request_limit, config.request_time).await {
+    let mut buffered = Share::empty();
+    let room = |bytes| buffered.grow(&host.buffers, bytes);
+    let (limit, within) = (config.request_limit, config.request_time);
+    let (body, trailers) = match gather(body, limit, within, room).await {
         Gathered::Whole { data, trailers } => (data, trailers),
-        Gathered::Outgrown { .. } => {
-            return refuse(Rejection::body_too_large(config.request_limit));
-        }
-        Gathered::Late { .. } => return refuse(Rejection::body_timeout(config.request_time)),
+        Gathered::Outgrown { .. } => return refuse(Rejection::body_too_large(limit)),
+        Gathered::Late { .. } => return refuse(Rejection::body_timeout(within)),
         Gathered::Broken { .. } => return refuse(Rejection::body_broken()),
+        Gathered::Crowded { .. } => return refuse(Rejection::overloaded()),
     };
     let fingerprint = match config.fingerprinter.current(&parts, &body) {
         Ok(fingerprint) => fingerprint,
         Err(fault) => return refuse(Rejection::body_invalid(fault.0)),
     };
     let Some(place) = host.tasks.place() else {
-        return refuse(Rejection::overloaded(config.in_flight));
+        return refuse(Rejection::overloaded());
     };
     let claim = Claim::new(fingerprint, config.lease, config.retention);
     let claimant = Claimant {
@@ -158,9 +160,10 @@ where
     let exchange = Exchange {
         host: Arc::clone(&host),
         reply: Some(reply),
+        place: Some(place),
+        buffered: Some(buffered),
     };
-    host.tasks
-        .detach(place, exchange.run(inner, claimant, trailers));
+    host.tasks.detach(exchange.run(inner, claimant, trailers));
     // Only a panic of a callback, or the end of the runtime, drops the reply.
     answer
         .await
@@ -173,6 +176,8 @@ type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
 struct Exchange<S, R: Body, E> {
     host: Arc<Host<S>>,
     reply: Option<oneshot::Sender<Answer<R, E>>>,
+    place: Option<Share>,
+    buffered: Option<Share>,
 }
 
 impl<S, R, E> Exchange<S, R, E>
@@ -198,11 +203,12 @@ where
             body,
             ..
         } = claimant;
+        self.buffered = None;
         parts.extensions.insert(Noticed);
         let mut request = Request::from_parts(parts, RequestBody::buffered(body, trailers));
         let Some(grant) = grant else {
             self.run_unguarded(inner, request).await;
-            return owned.withdraw().await;
+            return self.withdraw(&owned).await;
         };
         let operation = Operation::new(name, grant);
         request.extensions_mut().insert(operation.clone());
@@ -304,7 +310,7 @@ where
         self.refuse(&Rejection::store_unavailable(kind));
         if matches!(kind, StoreErrorKind::Unavailable | StoreErrorKind::TimedOut) {
             let host = Arc::clone(&self.host);
-            Owned::new(host, claimant, None).withdraw().await;
+            self.withdraw(&Owned::new(host, claimant, None)).await;
         }
     }
 
@@ -330,6 +336,7 @@ where
     /// tables, say; and only then reply.
     async fn record(&mut self, owned: &Owned<S>, operation: &Operation, response: Response<R>) {
         let (mut parts, body) = self.cleaned(response).into_parts();
+        correct_length(&mut parts, body.size_hint().exact());
         let said = parts.extensions.remove::<Word>().unwrap_or_default();
         let word = said.or(operation.word());
         let config = &owned.host.config;
@@ -377,7 +384,7 @@ where
                 rest: Box::pin(body),
             }
         } else {
-            gather(body, limit, config.response_time).await
+            gather(body, limit, config.response_time, |_| true).await
         };
         match gathered {
             Gathered::Whole { data, trailers } => {
@@ -391,7 +398,7 @@ where
                 if completion_of_it.response.len() > limit.saturating_add(HEADER_ROOM) {
                     completion_of_it = completion(&RecordedResponse::tombstone());
                 }
-                correct_length(&mut parts, data.len());
+                correct_length(&mut parts, Some(data.len() as u64));
                 let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
                 let ending = Ending::Completed(completion_of_it);
                 self.settle(owned, &ending, Outcome::Recorded, Ok(response))
@@ -401,7 +408,9 @@ where
                 let response = Response::from_parts(parts, ResponseBody::broken(read, error));
                 self.lose(owned, Ok(response)).await;
             }
-            Gathered::Outgrown { read, rest } | Gathered::Late { read, rest } => {
+            Gathered::Outgrown { read, rest }
+            | Gathered::Late { read, rest }
+            | Gathered::Crowded { read, rest } => {
                 let length = declared_length(&parts);
                 let (body, ended) = ResponseBody::live(read, rest, length);
                 let response = Response::from_parts(parts, body);
@@ -417,7 +426,7 @@ where
                 match owned.settle(&ending).await {
                     Ok(Settlement::Applied) => {}
                     Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
-                    Err(_) => owned.settle_late(&ending).await,
+                    Err(_) => self.settle_late(owned, &ending).await,
                 }
             }
         }
@@ -453,9 +462,23 @@ where
                     outcome = Outcome::Unrecorded;
                 }
                 self.finish(answer, outcome, owned.operation);
-                owned.settle_late(ending).await;
+                self.settle_late(owned, ending).await;
             }
         }
+    }
+}
+
+/// Late writes have bounds of their own, and no place among the running.
+impl<S: Store, R: Body, E> Exchange<S, R, E> {
+    async fn settle_late(&mut self, owned: &Owned<S>, ending: &Ending) {
+        self.place = None;
+        owned.settle_late(ending).await;
+    }
+
+    async fn withdraw(&mut self, owned: &Owned<S>) {
+        self.place = None;
+        self.buffered = None;
+        owned.withdraw().await;
     }
 }
 
@@ -594,7 +617,10 @@ fn essence_is(value: &HeaderValue, media_type: &HeaderValue) -> bool {
 
 /// hyper sends a handler's `Content-Length` as it is, even when it is wrong,
 /// and the connection breaks. A 304 describes another response's length.
-fn correct_length(parts: &mut response::Parts, length: usize) {
+fn correct_length(parts: &mut response::Parts, length: Option<u64>) {
+    let Some(length) = length else {
+        return;
+    };
     if parts.headers.contains_key(header::CONTENT_LENGTH)
         && parts.status != StatusCode::NOT_MODIFIED
     {
