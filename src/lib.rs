@@ -153,3 +153,7 @@ pub use self::{
     service::Idempotency,
     store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
 };
+
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
