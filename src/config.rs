@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, request};
 use thiserror::Error;
 
 use crate::{
-    Dispositions, KeptHeaders, KeySyntax, Recovery, Scope, StoreFailure,
+    Disconnect, Dispositions, KeptHeaders, KeySyntax, Recovery, Scope, StoreFailure,
     fingerprint::Fingerprinter, policy::Requirement, rejection::Renderer,
 };
 
@@ -31,6 +31,7 @@ pub(crate) struct Config {
     pub(crate) recovery: Recovery,
     pub(crate) attempts: u32,
     pub(crate) store_failure: StoreFailure,
+    pub(crate) disconnect: Disconnect,
     pub(crate) marker: HeaderName,
     pub(crate) kept_headers: KeptHeaders,
     pub(crate) retention: Duration,

@@ -22,7 +22,7 @@ use crate::{
     host::{Host, Share},
     lease::Heartbeats,
     outcome::Notice,
-    policy::{Conclusion, Requirement},
+    policy::{Conclusion, Disconnect, Requirement},
     record::{RecordedResponse, WholeResponse},
     replay::replay,
     scope::RecordName,
@@ -193,9 +193,10 @@ where
         I::Future: Send,
         B: Body<Data = Bytes> + Send,
     {
-        let Some((inner, grant)) = self.claim(inner, &claimant).await else {
+        let Some((inner, granted)) = self.claim(inner, &claimant).await else {
             return;
         };
+        let grant = granted.map(|(grant, _)| grant);
         let owned = Owned::new(Arc::clone(&self.host), &claimant, grant);
         let Claimant {
             name,
@@ -206,14 +207,23 @@ where
         self.buffered = None;
         parts.extensions.insert(Noticed);
         let mut request = Request::from_parts(parts, RequestBody::buffered(body, trailers));
-        let Some(grant) = grant else {
+        let Some((grant, since)) = granted else {
             self.run_unguarded(inner, request).await;
             return self.withdraw(&owned).await;
         };
         let operation = Operation::new(name, grant);
         request.extensions_mut().insert(operation.clone());
-        let heartbeats = Heartbeats::start(&owned.host, &owned.name, owned.token);
-        match call(inner, request).await {
+        let heartbeats = Heartbeats::start(
+            &owned.host,
+            &owned.name,
+            owned.token,
+            since,
+            operation.loss(),
+        );
+        let Some(answered) = self.attended(call(inner, request)).await else {
+            return self.lose_unattended(&owned).await;
+        };
+        match answered {
             Ok(Ok(response)) => self.record(&owned, &operation, response).await,
             Ok(Err(error)) => self.lose(&owned, Err(error)).await,
             Err(_panic) => {
@@ -224,9 +234,37 @@ where
         drop(heartbeats);
     }
 
+    /// Runs the handler, to its end or, if the layer wants that, until its client
+    /// has left.
+    async fn attended<T>(&mut self, handler: impl Future<Output = T>) -> Option<T> {
+        match (self.host.config.disconnect, &mut self.reply) {
+            (Disconnect::Cancel, Some(reply)) => tokio::select! {
+                biased;
+                answered = handler => Some(answered),
+                () = reply.closed() => None,
+            },
+            (Disconnect::Finish, _) | (Disconnect::Cancel, None) => Some(handler.await),
+        }
+    }
+
+    /// The handler was stopped with nobody left to answer.
+    async fn lose_unattended(&mut self, owned: &Owned<S>) {
+        self.reply = None;
+        Outcome::Left.tell(owned.operation);
+        match owned.settle(&Ending::Unknown).await {
+            Ok(Settlement::Applied) => {}
+            Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
+            Err(_) => self.settle_late(owned, &Ending::Unknown).await,
+        }
+    }
+
     /// Claims the key, and waits for its owner if the layer waits. `None` if
     /// the request has been answered; no grant if it may run unguarded.
-    async fn claim<I, B>(&mut self, mut inner: I, claimant: &Claimant) -> Option<(I, Option<Grant>)>
+    async fn claim<I, B>(
+        &mut self,
+        mut inner: I,
+        claimant: &Claimant,
+    ) -> Option<(I, Option<(Grant, Instant)>)>
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone,
     {
@@ -234,7 +272,7 @@ where
         let mut wait_until = None;
         loop {
             let seen = match claim::claim(&host, claimant).await {
-                Claiming::Granted(grant) => return Some((inner, Some(grant))),
+                Claiming::Granted { grant, since } => return Some((inner, Some((grant, since)))),
                 Claiming::Found(seen) => seen,
                 Claiming::Contended => {
                     self.refuse(&Rejection::contended());

@@ -7,8 +7,8 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower::Layer;
 
 use crate::{
-    BuildError, Dispositions, Fingerprinting, Idempotency, KeptHeaders, KeySyntax, Recovery,
-    Rejection, Scope, Store, StoreFailure,
+    BuildError, Disconnect, Dispositions, Fingerprinting, Idempotency, KeptHeaders, KeySyntax,
+    Recovery, Rejection, Scope, Store, StoreFailure,
     config::{
         ATTEMPTS, BODY_LIMIT, BUFFERED_BYTES, Config, IN_FLIGHT, KEY_HEADER, LATE_BYTES, LATE_TIME,
         LEASE, LONGEST_RUN, MARKER, REQUEST_TIME, RESPONSE_TIME, RETENTION, STORE_TIMEOUT, ScopeFn,
@@ -165,6 +165,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 recovery: Recovery::Refuse,
                 attempts: ATTEMPTS,
                 store_failure: StoreFailure::Refuse,
+                disconnect: Disconnect::Finish,
                 marker: MARKER,
                 kept_headers: KeptHeaders::all_but_transient(),
                 retention: RETENTION,
@@ -298,6 +299,13 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// [`StoreFailure::Refuse`].
     pub fn store_failure(mut self, policy: StoreFailure) -> Self {
         self.config.store_failure = policy;
+        self
+    }
+
+    /// What happens to a running handler when its client leaves. Defaults to
+    /// [`Disconnect::Finish`].
+    pub fn disconnect(mut self, policy: Disconnect) -> Self {
+        self.config.disconnect = policy;
         self
     }
 

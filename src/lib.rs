@@ -146,7 +146,7 @@ pub use self::{
     lease::{Fence, Token},
     operation::{Operation, OperationId, Word},
     outcome::Outcome,
-    policy::{Disposition, Dispositions, Recovery, StoreFailure},
+    policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
     record::RecordedResponse,
     rejection::{Rejection, RejectionKind},
     scope::{RecordName, Scope},
