@@ -19,7 +19,7 @@ use crate::{config::Config, waiting::Waiters};
 
 pub(crate) struct Host<S> {
     pub(crate) store: S,
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     pub(crate) tasks: Tasks,
     pub(crate) waiters: Waiters,
     /// The bytes of request bodies that are held until their handler runs.
@@ -39,7 +39,7 @@ impl<S> Host<S> {
             buffers: Room::new(config.buffered_bytes),
             late: Room::new(config.in_flight),
             late_bytes: Room::new(config.late_bytes),
-            config,
+            config: Arc::new(config),
         }
     }
 }
