@@ -9,6 +9,8 @@ mod protocol;
 mod scope;
 pub mod store;
 
+#[cfg(feature = "postgres")]
+pub use self::store::PostgresStore;
 pub use self::{
     fingerprint::{Fingerprint, Fingerprinting},
     key::{Key, KeySyntax},
@@ -17,3 +19,8 @@ pub use self::{
     scope::{RecordName, Scope},
     store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
 };
+
+/// The sqlx that the SQL stores are built on, so that an application names the
+/// same version of its types.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use sqlx;

@@ -2,13 +2,19 @@
 
 mod error;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod shared;
+#[cfg(feature = "postgres")]
+mod sql;
 mod sweep;
 
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 
+#[cfg(feature = "postgres")]
+pub use self::postgres::{PostgresStore, PostgresStoreBuilder};
 pub use self::{
     error::{StoreError, StoreErrorKind},
     memory::MemoryStore,
