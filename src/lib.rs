@@ -11,6 +11,8 @@ pub mod store;
 
 #[cfg(feature = "postgres")]
 pub use self::store::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use self::store::SqliteStore;
 pub use self::{
     fingerprint::{Fingerprint, Fingerprinting},
     key::{Key, KeySyntax},

@@ -962,6 +962,27 @@ async fn no_error_says_a_name_a_token_or_a_response() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_standby_is_refused_with_its_reason() {
+    with_database(async |url| {
+        // A server that says of itself what a standby says.
+        run(
+            &url,
+            "CREATE SCHEMA standby;
+             CREATE FUNCTION standby.pg_is_in_recovery() RETURNS boolean
+             LANGUAGE sql AS 'SELECT true';
+             DO $$ BEGIN EXECUTE format(
+                 'ALTER DATABASE %I SET search_path = standby, pg_catalog, public',
+                 current_database()); END $$",
+        )
+        .await;
+        let error = PostgresStore::connect(&url).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(told(&error).contains("standby"), "{}", told(&error));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_missing_table_and_a_wrong_address_say_what_to_do() {
     with_database(async |url| {
         let store = PostgresStore::connect(&url).await.unwrap();
