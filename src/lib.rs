@@ -138,6 +138,10 @@ mod protocol;
 #[cfg(feature = "axum")]
 pub mod axum;
 
+#[cfg(feature = "postgres")]
+pub use self::store::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use self::store::SqliteStore;
 pub use self::{
     body::{RequestBody, ResponseBody},
     config::BuildError,
@@ -156,6 +160,11 @@ pub use self::{
     service::Idempotency,
     store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
 };
+
+/// The sqlx that the SQL stores are built on, so that an application names the
+/// same version of its types.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use sqlx;
 
 #[cfg(all(doctest, feature = "axum"))]
 #[doc = include_str!("../README.md")]
