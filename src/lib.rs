@@ -1,6 +1,8 @@
 //! Idempotency keys for Tower services.
 
 mod config;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod fingerprint;
 mod key;
 mod lease;
