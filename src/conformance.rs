@@ -110,9 +110,8 @@ pub trait Subject: Send + Sync + 'static {
     /// The store under test.
     type Store: Store + Clone;
 
-    /// The lease or retention that is made to pass. The store's clock may be
-    /// wrong by a quarter of it, which a clock in whole seconds is not by
-    /// default. Defaults to 100 ms.
+    /// The lease or retention that is made to pass: at least four times what
+    /// the store's clock rounds off. Defaults to 100 ms.
     const SHORT: Duration = Duration::from_millis(100);
 
     /// The smallest step of the store's clock, **if it moves by exactly what

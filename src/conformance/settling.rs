@@ -41,45 +41,49 @@ impl<S: Subject> Trial<S> {
         self.guard_holds(Call::ReleaseFreed).await;
     }
 
-    /// A completion whose answer got lost may be sent again.
+    /// A completion whose answer got lost may be sent again; the response that
+    /// was kept first stays.
     pub async fn completing_again_is_applied_and_changes_nothing(&self) {
-        self.repeating_changes_nothing(Call::Complete, Call::Complete)
+        self.repeating_changes_nothing(Status::Completed, &[Call::Complete])
             .await;
     }
 
     /// A release whose answer got lost may be sent again, even with another
     /// word.
     pub async fn releasing_again_is_applied_and_changes_nothing(&self) {
-        self.repeating_changes_nothing(Call::ReleaseBound, Call::ReleaseFreed)
+        let releases = [Call::ReleaseBound, Call::ReleaseFreed];
+        self.repeating_changes_nothing(Status::Bound, &releases)
             .await;
-        self.repeating_changes_nothing(Call::ReleaseFreed, Call::ReleaseBound)
+        self.repeating_changes_nothing(Status::Freed, &releases)
             .await;
     }
 
     /// A marking whose answer got lost may be sent again, and does not prolong
     /// its retention.
     pub async fn marking_again_is_applied_and_changes_nothing(&self) {
-        self.repeating_changes_nothing(Call::MarkAsOwner, Call::MarkAsOwner)
-            .await;
-        self.repeating_changes_nothing(Call::MarkAsOwner, Call::MarkAsWitness)
+        self.repeating_changes_nothing(Status::Unknown, &[Call::MarkAsOwner, Call::MarkAsWitness])
             .await;
     }
 
-    async fn repeating_changes_nothing(&self, first: Call, again: Call) {
-        let held = self
-            .hold(&name(format!("{first:?} {again:?}")), HOUR, HOUR)
-            .await;
-        let (token, fence) = (held.token, held.grant.fence);
-        applied(
-            first.make(&self.store, &held.name, token, fence).await,
-            &format!("{first:?} by the owner"),
-        );
-        let before = self.record(&held.name).await;
+    /// The calls bring another response and retention than the record has.
+    async fn repeating_changes_nothing(&self, status: Status, again: &[Call]) {
+        let key = name(format!("repeated {status:?}"));
+        let situation = Situation {
+            status,
+            expired: false,
+        };
+        let held = self.case(key, situation).await.held;
         self.lapse().await;
-        let what = format!("{again:?} after {first:?}");
-        for store in [&self.store, &self.peer] {
-            applied(again.make(store, &held.name, token, fence).await, &what);
-            Self::unchanged(Some(&before), Some(&self.record(&held.name).await), &what);
+        let before = self.record(&held.name).await;
+        for call in again {
+            let what = format!("{call:?} of a record that is {status:?} already");
+            for store in [&self.store, &self.peer] {
+                let settlement = call
+                    .make(store, &held.name, held.token, held.grant.fence)
+                    .await;
+                applied(settlement, &what);
+                Self::unchanged(Some(&before), Some(&self.record(&held.name).await), &what);
+            }
         }
     }
 

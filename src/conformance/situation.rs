@@ -186,7 +186,8 @@ impl<S: Subject> Trial<S> {
         cases
     }
 
-    async fn case(&self, name: RecordName, situation: Situation) -> Case {
+    /// One record in this situation, once what is short has lapsed.
+    pub(super) async fn case(&self, name: RecordName, situation: Situation) -> Case {
         let Situation { status, expired } = situation;
         let former = self.hold(&name, HOUR, HOUR).await;
         let released = self.store.release(&name, former.token, Release::Bound);
