@@ -51,9 +51,9 @@ impl Row {
             fingerprint: claim.fingerprint,
             token: claim.token,
             claimed_at: now,
-            expires_at: now + claim.retention,
+            expires_at: now.saturating_add(claim.retention),
             state: State::InProgress {
-                lease_until: now + claim.lease,
+                lease_until: now.saturating_add(claim.lease),
             },
         }
     }
@@ -100,7 +100,7 @@ impl Row {
     pub(crate) fn renew(&mut self, token: Token, lease: Duration, now: Moment) -> Settlement {
         match &mut self.state {
             State::InProgress { lease_until } if self.token == token => {
-                *lease_until = now + lease;
+                *lease_until = now.saturating_add(lease);
                 Settlement::Applied
             }
             _ => Settlement::Superseded,
@@ -119,8 +119,10 @@ impl Row {
                 self.state = State::Completed {
                     response: completion.response.clone(),
                 };
-                self.expires_at =
-                    (self.claimed_at + completion.retention).max(now + completion.at_least);
+                self.expires_at = self
+                    .claimed_at
+                    .saturating_add(completion.retention)
+                    .max(now.saturating_add(completion.at_least));
                 Settlement::Applied
             }
             State::Completed { .. } => Settlement::Applied,
@@ -154,7 +156,7 @@ impl Row {
         match self.state {
             State::InProgress { .. } if known && allowed => {
                 self.state = State::Unknown;
-                self.expires_at = now + retention;
+                self.expires_at = now.saturating_add(retention);
                 Settlement::Applied
             }
             State::Unknown if known => Settlement::Applied,
@@ -183,7 +185,7 @@ impl Row {
             _ if !self.has_expired(now) => Sweep::Kept,
             State::InProgress { .. } if self.has_lapsed(now) => {
                 self.state = State::Unknown;
-                self.expires_at = now + unknown_retention;
+                self.expires_at = now.saturating_add(unknown_retention);
                 Sweep::MarkedUnknown
             }
             State::InProgress { .. } => Sweep::Kept,
@@ -247,4 +249,30 @@ pub(crate) enum Sweep {
     Kept,
     MarkedUnknown,
     Due { unknown: bool },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_for_ever_is_kept() {
+        let for_ever = Duration::MAX;
+        let fingerprint = Fingerprint::from_bytes([0; 40]);
+        let claim = Claim::new(fingerprint, for_ever, for_ever);
+        let now = Moment::from_secs(1);
+        let mut row = Row::claimed(&claim, Fence::new(1), now);
+        assert_eq!(row.renew(claim.token, for_ever, now), Settlement::Applied);
+        let witness = Witness::Owner(claim.token);
+        assert_eq!(
+            row.mark_unknown(witness, for_ever, now),
+            Settlement::Applied
+        );
+        let completion = Completion::new(Bytes::new(), for_ever, for_ever);
+        assert_eq!(
+            row.complete(claim.token, &completion, now),
+            Settlement::Applied
+        );
+        assert!(row.snapshot(now).expires_in.is_some());
+    }
 }
