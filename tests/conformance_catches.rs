@@ -48,6 +48,8 @@ enum Defect {
     ListsTheNewestFirst,
     LapsesAtTheMomentItself,
     CompletesInTwoSteps,
+    ComparesTheTokenAMomentBefore,
+    RemovesWhatHadExpiredAMomentBefore,
     IsWedgedByADroppedCall,
 }
 
@@ -57,6 +59,7 @@ struct Broken {
     defect: Defect,
     inner: Arc<Mutex<MemoryStore>>,
     last_responses: Arc<Mutex<HashMap<RecordName, Bytes>>>,
+    names: Arc<Mutex<Vec<RecordName>>>,
     busy: Arc<AtomicBool>,
 }
 
@@ -110,6 +113,7 @@ impl Broken {
 impl Store for Broken {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let name = &self.named(name);
+        self.names.lock().unwrap().push(name.clone());
         let free = self.seen(name).await.is_none();
         if self.has(Defect::ReadsThenClaims) {
             tokio::task::yield_now().await;
@@ -187,12 +191,19 @@ impl Store for Broken {
     async fn complete(
         &self,
         name: &RecordName,
-        token: Token,
+        mut token: Token,
         completion: &Completion,
     ) -> Result<Settlement, StoreError> {
         let name = &self.named(name);
         let mut completion = completion.clone();
         match self.defect {
+            Defect::ComparesTheTokenAMomentBefore => {
+                let mine = |record: &Record| record.token == token;
+                if self.seen(name).await.as_ref().is_some_and(mine) {
+                    tokio::task::yield_now().await;
+                    token = self.seen(name).await.map_or(token, |record| record.token);
+                }
+            }
             Defect::IsWedgedByADroppedCall => {
                 if self.busy.swap(true, Ordering::Relaxed) {
                     return Err(StoreError::unavailable("the connection is busy"));
@@ -329,6 +340,25 @@ impl Store for Broken {
                 removed += 1;
             }
         }
+        if self.has(Defect::RemovesWhatHadExpiredAMomentBefore) {
+            let mut due = Vec::new();
+            let names = self.names.lock().unwrap().clone();
+            for name in names {
+                due.extend(
+                    self.seen(&name)
+                        .await
+                        .filter(|record| record.expires_in.is_none())
+                        .map(|_| name),
+                );
+            }
+            tokio::task::yield_now().await;
+            for name in due {
+                if let Some(record) = self.seen(&name).await {
+                    let _ = inner.forget(&name, record.fence).await?;
+                    removed += 1;
+                }
+            }
+        }
         if self.has(Defect::SweepsMoreThanItsLimit) && limit > 0 {
             limit = u32::MAX;
         }
@@ -351,6 +381,7 @@ impl Subject for With {
             defect: self.0,
             inner: Arc::default(),
             last_responses: Arc::default(),
+            names: Arc::default(),
             busy: Arc::default(),
         }
     }
@@ -491,6 +522,13 @@ catches! {
     a_completion_in_two_steps_is_caught:
         CompletesInTwoSteps breaks i15_a_dropped_complete_happens_or_does_not
         because "happens or does not";
+    an_owner_that_completes_anothers_claim_is_caught:
+        ComparesTheTokenAMomentBefore breaks of_a_late_completion_and_take_overs_one_wins
+        because "by a lapsed owner and take-overs one wins";
+    a_sweep_that_does_not_look_again_is_caught:
+        RemovesWhatHadExpiredAMomentBefore
+        breaks i1_a_sweep_never_removes_a_record_that_was_claimed_again
+        because "a record that was claimed again has a live lease and stays";
     a_store_that_a_dropped_call_wedges_is_caught:
         IsWedgedByADroppedCall breaks i15_a_dropped_complete_happens_or_does_not
         because "a store that can be reached answers";

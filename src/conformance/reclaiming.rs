@@ -267,13 +267,15 @@ impl<S: Subject> Trial<S> {
             status: Status::Lapsed,
             expired: false,
         };
-        for case in self.cases([lapsed; 8].into_iter()).await {
+        let cases = self.cases([lapsed; 9].into_iter()).await;
+        // The owner is the first to arrive, the last, and everything between.
+        for (owner, case) in cases.into_iter().enumerate() {
             let held = case.held;
             let (name, fence) = (held.name.clone(), held.grant.fence);
             let calls = (0..9).map(|turn| {
                 let (store, held) = (self.either(turn).clone(), held.clone());
                 async move {
-                    if turn == 4 {
+                    if turn == owner {
                         let settlement = call.make(&store, &held.name, held.token, fence).await;
                         return (settlement == Settlement::Applied).then_some(held.token);
                     }
