@@ -151,7 +151,7 @@ impl Store for Broken {
                 && succession == Succession::TakeOver
                 && seen == record.fence
             {
-                self.release(name, record.token, Release::Bound).await?;
+                let _ = self.release(name, record.token, Release::Bound).await?;
                 succession = Succession::Retry;
             }
             if self.has(Defect::ReplacesWhatIsBound) && succession == Succession::Replace {
