@@ -200,3 +200,34 @@ mod late {
         FarAway
     }
 }
+
+/// A bound is no reason to lose an answer.
+mod full {
+    use tower_idempotency::{
+        Fingerprint, Key, RecordName, Scope, Store, StoreErrorKind, Token,
+        store::{Claim, Completion, Settlement},
+    };
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_store_repeats_its_answers_and_refuses_new_responses() {
+        let store = MemoryStore::bounded(2, 8);
+        let hour = Duration::from_secs(3600);
+        let claim = || Claim::new(Fingerprint::from_bytes([1; 40]), hour, hour);
+        let [one, other] =
+            ["one", "other"].map(|key| RecordName::new(Scope::single_tenant(), Key::new(key)));
+        let (first, second) = (claim(), claim());
+        store.claim(&one, &first).await.unwrap();
+        store.claim(&other, &second).await.unwrap();
+        let completion = Completion::new("8 bytes.".into(), hour, hour);
+        for _ in 0..2 {
+            let completed = store.complete(&one, first.token, &completion).await;
+            assert_eq!(completed.unwrap(), Settlement::Applied);
+        }
+        let stranger = store.complete(&other, Token::random(), &completion).await;
+        assert_eq!(stranger.unwrap(), Settlement::Superseded);
+        let refused = store.complete(&other, second.token, &completion).await;
+        assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::Full);
+    }
+}
