@@ -2,13 +2,23 @@
 
 mod error;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod shared;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod sql;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod sweep;
 
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 
+#[cfg(feature = "postgres")]
+pub use self::postgres::{PostgresStore, PostgresStoreBuilder};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteStore;
 pub use self::{
     error::{StoreError, StoreErrorKind},
     memory::MemoryStore,
@@ -228,6 +238,9 @@ pub enum Succession {
     /// Unknown and not expired: the same operation, its next attempt, and one
     /// more takeover.
     Rerun,
+    /// Unknown and not expired: the same operation and attempt, for a hook that
+    /// finds out what became of it.
+    Reconcile,
     /// Released and not expired: the same operation, its next attempt.
     Retry,
     /// Released for any request and not expired: a new operation.
