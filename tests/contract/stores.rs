@@ -1,32 +1,101 @@
 //! The stores that the rules hold for, each test on a fresh one.
 
-use tower_idempotency::{MemoryStore, SharedStore};
+use std::{path::PathBuf, sync::Mutex};
+
+use futures_util::FutureExt as _;
+use tower_idempotency::{
+    MemoryStore, PostgresStore, SharedStore, SqliteStore,
+    sqlx::{
+        AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
+        postgres::PgConnectOptions, raw_sql,
+    },
+};
 
 /// Where one test keeps its records. Each [`open`](Self::open) is another
 /// process's view of the same records.
 pub(crate) struct Place {
     kind: Kind,
+    /// To be closed before the place is removed.
+    opened: Mutex<Vec<Opened>>,
 }
 
 enum Kind {
     Memory(MemoryStore),
+    Sqlite(PathBuf),
+    Postgres(Database),
+}
+
+enum Opened {
+    Sqlite(SqliteStore),
+    Postgres(PostgresStore),
 }
 
 impl Place {
     pub(crate) async fn memory() -> Self {
+        Self::of(Kind::Memory(MemoryStore::new()))
+    }
+
+    pub(crate) async fn sqlite() -> Self {
+        let name = format!("{:016x}.sqlite", rand::random::<u64>());
+        Self::of(Kind::Sqlite(
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name),
+        ))
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        let database = Database::create().await;
+        let store = PostgresStore::connect(&database.url).await.unwrap();
+        store.migrate().await.unwrap();
+        store.close().await;
+        Self::of(Kind::Postgres(database))
+    }
+
+    fn of(kind: Kind) -> Self {
         Self {
-            kind: Kind::Memory(MemoryStore::new()),
+            kind,
+            opened: Mutex::default(),
         }
     }
 
     pub(crate) async fn open(&self) -> SharedStore {
         match &self.kind {
             Kind::Memory(store) => SharedStore::new(store.clone()),
+            Kind::Sqlite(path) => {
+                let store = SqliteStore::open(path).await.unwrap();
+                let opened = Opened::Sqlite(store.clone());
+                self.opened.lock().unwrap().push(opened);
+                SharedStore::new(store)
+            }
+            Kind::Postgres(database) => {
+                let store = PostgresStore::connect(&database.url).await.unwrap();
+                let opened = Opened::Postgres(store.clone());
+                self.opened.lock().unwrap().push(opened);
+                SharedStore::new(store)
+            }
         }
     }
 
     /// Leaves nothing behind.
-    pub(crate) async fn remove(self) {}
+    async fn remove(self) {
+        for opened in self.opened.into_inner().unwrap() {
+            match opened {
+                Opened::Sqlite(store) => store.close().await,
+                Opened::Postgres(store) => store.close().await,
+            }
+        }
+        match self.kind {
+            Kind::Memory(_) => {}
+            Kind::Sqlite(path) => {
+                for end in ["", "-wal", "-shm"] {
+                    let mut file = path.clone().into_os_string();
+                    file.push(end);
+                    // Which of them are there is SQLite's affair.
+                    let _ = std::fs::remove_file(file);
+                }
+            }
+            Kind::Postgres(database) => database.drop().await,
+        }
+    }
 }
 
 /// A fresh memory store, for rules that do not depend on where records live.
@@ -44,6 +113,16 @@ macro_rules! on_each_store {
             async fn memory() {
                 check(Place::memory().await, super::$rule).await;
             }
+
+            #[tokio::test]
+            async fn sqlite() {
+                check(Place::sqlite().await, super::$rule).await;
+            }
+
+            #[tokio::test]
+            async fn postgres() {
+                check(Place::postgres().await, super::$rule).await;
+            }
         })*
     };
 }
@@ -51,8 +130,6 @@ pub(crate) use on_each_store;
 
 /// Runs a rule, and removes its records even if it fails.
 pub(crate) async fn check(place: Place, rule: impl AsyncFnOnce(&Place)) {
-    use futures_util::FutureExt as _;
-
     let ended = std::panic::AssertUnwindSafe(rule(&place))
         .catch_unwind()
         .await;
@@ -60,4 +137,39 @@ pub(crate) async fn check(place: Place, rule: impl AsyncFnOnce(&Place)) {
     if let Err(panic) = ended {
         std::panic::resume_unwind(panic);
     }
+}
+
+/// A database of one test's own.
+struct Database {
+    server: String,
+    name: String,
+    url: String,
+}
+
+impl Database {
+    async fn create() -> Self {
+        let server = std::env::var("DATABASE_URL").expect(
+            "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
+             ./tests/run starts one",
+        );
+        let name = format!("contract_{:016x}", rand::random::<u64>());
+        run(&server, format!("CREATE DATABASE {name}")).await;
+        let options: PgConnectOptions = server.parse().unwrap();
+        let url = options.database(&name).to_url_lossy().to_string();
+        Self { server, name, url }
+    }
+
+    async fn drop(self) {
+        let statement = format!("DROP DATABASE {} WITH (FORCE)", self.name);
+        run(&self.server, statement).await;
+    }
+}
+
+async fn run(server: &str, statement: String) {
+    let mut connection = PgConnection::connect(server).await.unwrap();
+    raw_sql(AssertSqlSafe(statement))
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    connection.close().await.unwrap();
 }
