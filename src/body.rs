@@ -158,6 +158,14 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
     }
 }
 
+/// An empty body: what outer layers answer with in the layer's place (a timeout,
+/// a CORS preflight) has the same type.
+impl<B: Body<Data = Bytes>> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new(), None)
+    }
+}
+
 impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
