@@ -9,5 +9,6 @@ mod server;
 mod stores;
 
 mod concurrency;
+mod fidelity;
 mod identity;
 mod syntax;
