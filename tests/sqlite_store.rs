@@ -458,7 +458,7 @@ async fn eight_processes_open_one_new_file_and_share_its_keys() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_and_claims_of_taken_keys_do_not_wait_for_a_writer() {
     let file = File::new();
-    let store = SqliteStore::open_with(file.options().busy_timeout(Duration::from_millis(300)))
+    let store = SqliteStore::open_with(file.options().busy_timeout(Duration::from_secs(1)))
         .await
         .unwrap();
     let name = name("caller", "key");
@@ -472,7 +472,7 @@ async fn reads_and_claims_of_taken_keys_do_not_wait_for_a_writer() {
         store.claim(&name, &hour()).await.unwrap(),
         Claimed::Occupied(_)
     ));
-    assert!(begun.elapsed() < Duration::from_millis(300));
+    assert!(begun.elapsed() < Duration::from_secs(1));
     let error = store.renew(&name, claim.token, HOUR).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::TimedOut);
     lock.rollback().await.unwrap();
