@@ -10,7 +10,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use reference::name;
+use reference::{Compared, name};
 use tower_idempotency::{
     Fence, Fingerprint, PostgresStore, Store, StoreError, StoreErrorKind, Token,
     sqlx::{
@@ -46,8 +46,13 @@ async fn of_64_simultaneous_claims_exactly_one_is_acquired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_answers_as_the_memory_store_does() {
-    with_store(async |store, _| reference::compare(&store, 1, 600).await).await;
+async fn every_transition_has_the_guard_of_the_memory_store() {
+    with_store(async |store, _| Compared::new(&store).every_transition().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_walk_gets_the_answers_of_the_memory_store() {
+    with_store(async |store, _| Compared::new(&store).random_walk(1, 300).await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
