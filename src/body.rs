@@ -321,14 +321,20 @@ pub(crate) enum Gathered<B: Body> {
         read: Bytes,
         error: B::Error,
     },
+    /// There was no room for more of it.
+    Crowded {
+        read: Bytes,
+        rest: Pin<Box<B>>,
+    },
 }
 
 /// Reads `body` to its end, but no more than `limit` bytes and no longer than
-/// `within`.
+/// `within`, and only while `room` takes the bytes of its next frame.
 pub(crate) async fn gather<B: Body<Data = Bytes>>(
     body: B,
     limit: usize,
     within: Duration,
+    room: impl FnMut(usize) -> bool,
 ) -> Gathered<B> {
     let mut body = Box::pin(body);
     let mut read = Collected::default();
@@ -338,13 +344,14 @@ pub(crate) async fn gather<B: Body<Data = Bytes>>(
             rest: body,
         };
     }
-    let end = time::timeout(within, read_to_end(body.as_mut(), limit, &mut read)).await;
+    let end = time::timeout(within, read_to_end(body.as_mut(), limit, &mut read, room)).await;
     let read = read.take();
     match end {
         Ok(End::Clean { trailers }) => Gathered::Whole {
             data: read,
             trailers,
         },
+        Ok(End::Crowded) => Gathered::Crowded { read, rest: body },
         Ok(End::Outgrown) => Gathered::Outgrown { read, rest: body },
         Ok(End::Broken { error }) => Gathered::Broken { read, error },
         Err(_) => Gathered::Late { read, rest: body },
@@ -355,12 +362,14 @@ enum End<E> {
     Clean { trailers: Option<HeaderMap> },
     Outgrown,
     Broken { error: E },
+    Crowded,
 }
 
 async fn read_to_end<B: Body<Data = Bytes>>(
     mut body: Pin<&mut B>,
     limit: usize,
     read: &mut Collected,
+    mut room: impl FnMut(usize) -> bool,
 ) -> End<B::Error> {
     let mut trailers = None;
     loop {
@@ -369,7 +378,11 @@ async fn read_to_end<B: Body<Data = Bytes>>(
             Some(Err(error)) => return End::Broken { error },
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => {
+                    let fits = room(data.len());
                     read.push(data);
+                    if !fits {
+                        return End::Crowded;
+                    }
                     if read.len() > limit {
                         return End::Outgrown;
                     }

@@ -24,8 +24,8 @@ pub(crate) struct Claimant {
 
 /// How a claim ended.
 pub(crate) enum Claiming {
-    /// The request may run.
-    Granted(Grant),
+    /// The request may run; its lease counts from a moment after `since`.
+    Granted { grant: Grant, since: Instant },
     /// It may not, because of the record that is there.
     Found(Seen),
     /// The store did not answer, and may hold the claim all the same.
@@ -49,6 +49,12 @@ pub(crate) enum Found {
     OtherScheme,
 }
 
+/// What one look at the store brought.
+enum Round {
+    Granted(Grant),
+    Found(Seen),
+}
+
 /// What to do about a record.
 enum Standing {
     /// The answer to an earlier try of this very claim got lost.
@@ -67,19 +73,23 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
             time::sleep(jittered(PAUSE * round)).await;
         }
         match round_of(host, claimant).await {
-            Ok(Some(Claiming::Granted(grant))) => {
+            Ok(Some(Round::Granted(grant))) => {
                 if start.elapsed() <= host.config.lease / 3 {
-                    return Claiming::Granted(grant);
+                    return Claiming::Granted {
+                        grant,
+                        since: start,
+                    };
                 }
                 // Much of the lease is gone already: confirm it before the
                 // handler starts.
+                let since = Instant::now();
                 match renew(host, claimant).await {
-                    Ok(Settlement::Applied) => return Claiming::Granted(grant),
+                    Ok(Settlement::Applied) => return Claiming::Granted { grant, since },
                     Ok(Settlement::Superseded) => outcome = Claiming::Contended,
                     Err(error) => return failed(&error),
                 }
             }
-            Ok(Some(found)) => return found,
+            Ok(Some(Round::Found(seen))) => return Claiming::Found(seen),
             Ok(None) => outcome = Claiming::Contended,
             Err(error) => {
                 outcome = failed(&error);
@@ -100,25 +110,25 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
 async fn round_of<S: Store>(
     host: &Host<S>,
     claimant: &Claimant,
-) -> Result<Option<Claiming>, StoreError> {
+) -> Result<Option<Round>, StoreError> {
     let Claimant { name, claim, .. } = claimant;
     let record = match host.timely(host.store.claim(name, claim)).await? {
-        Claimed::Acquired(grant) => return Ok(Some(Claiming::Granted(grant))),
+        Claimed::Acquired(grant) => return Ok(Some(Round::Granted(grant))),
         Claimed::Occupied(record) => record,
         Claimed::Vanished => return Ok(None),
     };
     let seen = |found| {
-        Claiming::Found(Seen {
+        Round::Found(Seen {
             operation: record.operation,
             found,
         })
     };
     Ok(match claimant.judge(&host.config, &record) {
-        Standing::Mine(grant) => Some(Claiming::Granted(grant)),
+        Standing::Mine(grant) => Some(Round::Granted(grant)),
         Standing::Free(succession) => host
             .timely(host.store.reclaim(name, record.fence, succession, claim))
             .await?
-            .map(Claiming::Granted),
+            .map(Round::Granted),
         Standing::Lapsed => match mark_lapsed(host, name, record.fence).await {
             Ok(Settlement::Superseded) => None,
             // Written down or not, it is what this request has seen.

@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue, Method, StatusCode, request};
 use thiserror::Error;
 
 use crate::{
-    Dispositions, KeptHeaders, KeySyntax, Recovery, Scope, StoreFailure,
+    Disconnect, Dispositions, KeptHeaders, KeySyntax, Recovery, Scope, StoreFailure,
     fingerprint::Fingerprinter, policy::Requirement, rejection::Renderer,
 };
 
@@ -26,10 +26,12 @@ pub(crate) struct Config {
     pub(crate) wait: Duration,
     pub(crate) waiters: usize,
     pub(crate) in_flight: usize,
+    pub(crate) buffered_bytes: usize,
     pub(crate) dispositions: Dispositions,
     pub(crate) recovery: Recovery,
     pub(crate) attempts: u32,
     pub(crate) store_failure: StoreFailure,
+    pub(crate) disconnect: Disconnect,
     pub(crate) marker: HeaderName,
     pub(crate) kept_headers: KeptHeaders,
     pub(crate) retention: Duration,
@@ -167,6 +169,7 @@ impl Config {
         for (setting, bound) in [
             ("waiters", self.waiters),
             ("in_flight", self.in_flight),
+            ("buffered_bytes", self.buffered_bytes),
             ("late_recording", self.late_bytes),
         ] {
             if bound == 0 {
@@ -181,6 +184,15 @@ impl Config {
         }
         if self.attempts == 0 {
             return Err(BuildError::new("attempts", "it is zero"));
+        }
+        if self.buffered_bytes < self.request_limit {
+            return Err(BuildError::new(
+                "buffered_bytes",
+                format!(
+                    "{} are less than one request_limit of {}",
+                    self.buffered_bytes, self.request_limit
+                ),
+            ));
         }
         // A record's lengths are 32-bit numbers, and stores bound a value at
         // one gibibyte.
@@ -227,6 +239,7 @@ pub(crate) const MARKER: HeaderName = HeaderName::from_static("idempotent-replay
 pub(crate) const RECORDED: HeaderName = HeaderName::from_static("idempotent-recorded");
 pub(crate) const WAITERS: usize = 1_000;
 pub(crate) const IN_FLIGHT: usize = 4_096;
+pub(crate) const BUFFERED_BYTES: usize = 256 << 20;
 pub(crate) const ATTEMPTS: u32 = 5;
 pub(crate) const RETENTION: Duration = Duration::from_secs(24 * 3600);
 pub(crate) const UNKNOWN_RETENTION: Duration = Duration::from_secs(7 * 24 * 3600);

@@ -11,7 +11,7 @@ use http::Response;
 use http_body::Body;
 use pin_project_lite::pin_project;
 
-use crate::ResponseBody;
+use crate::{ResponseBody, reply::Answer};
 
 pin_project! {
     /// The future of an [`Idempotency`](crate::Idempotency) service.
@@ -26,8 +26,6 @@ pin_project! {
         inner: Inner<F, R, E>,
     }
 }
-
-type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
 
 pin_project! {
     #[project = InnerProj]

@@ -19,11 +19,15 @@ use crate::{config::Config, waiting::Waiters};
 
 pub(crate) struct Host<S> {
     pub(crate) store: S,
-    pub(crate) config: Config,
+    pub(crate) config: Arc<Config>,
     pub(crate) tasks: Tasks,
     pub(crate) waiters: Waiters,
-    /// A permit for each byte of a response that waits to be recorded late.
-    pub(crate) late_bytes: Semaphore,
+    /// The bytes of request bodies that are held until their handler runs.
+    pub(crate) buffers: Room,
+    /// The writes that are tried again after their client was answered, and
+    /// the bytes of their responses.
+    pub(crate) late: Room,
+    pub(crate) late_bytes: Room,
 }
 
 impl<S> Host<S> {
@@ -32,8 +36,10 @@ impl<S> Host<S> {
             store,
             tasks: Tasks::new(config.in_flight),
             waiters: Waiters::new(config.waiters),
-            late_bytes: Semaphore::new(config.late_bytes),
-            config,
+            buffers: Room::new(config.buffered_bytes),
+            late: Room::new(config.in_flight),
+            late_bytes: Room::new(config.late_bytes),
+            config: Arc::new(config),
         }
     }
 }
@@ -42,7 +48,7 @@ impl<S> Host<S> {
 /// waited for when the process stops.
 pub(crate) struct Tasks {
     tracker: TaskTracker,
-    places: Arc<Semaphore>,
+    places: Room,
     draining: AtomicBool,
 }
 
@@ -50,7 +56,7 @@ impl Tasks {
     fn new(most: usize) -> Self {
         Self {
             tracker: TaskTracker::new(),
-            places: Arc::new(Semaphore::new(most)),
+            places: Room::new(most),
             draining: AtomicBool::new(false),
         }
     }
@@ -60,20 +66,12 @@ impl Tasks {
     }
 
     /// A place for one more; `None` if all are taken.
-    pub(crate) fn place(&self) -> Option<OwnedSemaphorePermit> {
-        Arc::clone(&self.places).try_acquire_owned().ok()
+    pub(crate) fn place(&self) -> Option<Share> {
+        self.places.take(1)
     }
 
     /// Runs `task` to its end, whoever leaves, in the caller's tracing span.
-    pub(crate) fn detach(
-        &self,
-        place: OwnedSemaphorePermit,
-        task: impl Future<Output = ()> + Send + 'static,
-    ) {
-        let task = async move {
-            task.await;
-            drop(place);
-        };
+    pub(crate) fn detach(&self, task: impl Future<Output = ()> + Send + 'static) {
         #[cfg(feature = "tracing")]
         let task = {
             use tracing::instrument::{Instrument as _, WithSubscriber as _};
@@ -88,5 +86,44 @@ impl Tasks {
         self.tracker.close();
         let _ = time::timeout(grace, self.tracker.wait()).await;
         self.tracker.len()
+    }
+}
+
+/// A bound, of which shares are taken and given back by dropping them. Nobody
+/// waits for a share.
+pub(crate) struct Room(Arc<Semaphore>);
+
+impl Room {
+    fn new(size: usize) -> Self {
+        Self(Arc::new(Semaphore::new(size)))
+    }
+
+    /// `None` if less than `size` is left.
+    pub(crate) fn take(&self, size: usize) -> Option<Share> {
+        let size = u32::try_from(size).ok()?;
+        let permit = Arc::clone(&self.0).try_acquire_many_owned(size).ok()?;
+        Some(Share(Some(permit)))
+    }
+}
+
+/// A part of a [`Room`], given back when it is dropped.
+pub(crate) struct Share(Option<OwnedSemaphorePermit>);
+
+impl Share {
+    /// Nothing yet.
+    pub(crate) fn empty() -> Self {
+        Self(None)
+    }
+
+    /// Takes more of `room`; false if less than `size` is left.
+    pub(crate) fn grow(&mut self, room: &Room, size: usize) -> bool {
+        let Some(Self(Some(more))) = room.take(size) else {
+            return false;
+        };
+        match &mut self.0 {
+            Some(share) => share.merge(more),
+            none => *none = Some(more),
+        }
+        true
     }
 }

@@ -7,11 +7,11 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use tower::Layer;
 
 use crate::{
-    BuildError, Dispositions, Fingerprinting, Idempotency, KeptHeaders, KeySyntax, Recovery,
-    Rejection, Scope, Store, StoreFailure,
+    BuildError, Disconnect, Dispositions, Fingerprinting, Idempotency, KeptHeaders, KeySyntax,
+    Recovery, Rejection, Scope, Store, StoreFailure,
     config::{
-        ATTEMPTS, BODY_LIMIT, Config, IN_FLIGHT, KEY_HEADER, LATE_BYTES, LATE_TIME, LEASE,
-        LONGEST_RUN, MARKER, REQUEST_TIME, RESPONSE_TIME, RETENTION, STORE_TIMEOUT, ScopeFn,
+        ATTEMPTS, BODY_LIMIT, BUFFERED_BYTES, Config, IN_FLIGHT, KEY_HEADER, LATE_BYTES, LATE_TIME,
+        LEASE, LONGEST_RUN, MARKER, REQUEST_TIME, RESPONSE_TIME, RETENTION, STORE_TIMEOUT, ScopeFn,
         UNKNOWN_RETENTION, WAITERS,
     },
     fingerprint::Fingerprinter,
@@ -160,10 +160,12 @@ impl<S: Store> IdempotencyBuilder<S> {
                 wait: Duration::ZERO,
                 waiters: WAITERS,
                 in_flight: IN_FLIGHT,
+                buffered_bytes: BUFFERED_BYTES,
                 dispositions: Dispositions::standard(),
                 recovery: Recovery::Refuse,
                 attempts: ATTEMPTS,
                 store_failure: StoreFailure::Refuse,
+                disconnect: Disconnect::Finish,
                 marker: MARKER,
                 kept_headers: KeptHeaders::all_but_transient(),
                 retention: RETENTION,
@@ -257,11 +259,19 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// How many guarded requests may be claimed, waiting or running at once,
-    /// those whose client has left included; further ones get 503. Defaults to
-    /// 4,096.
+    /// How many guarded requests may be claiming, waiting or running at once,
+    /// those whose client has left included; further ones get 503. As many late
+    /// writes may be under way beside them. Defaults to 4,096.
     pub fn in_flight(mut self, requests: usize) -> Self {
         self.config.in_flight = requests;
+        self
+    }
+
+    /// How many bytes of request bodies may be held at once, over all guarded
+    /// requests whose handler has not started; further ones get 503. Defaults to
+    /// 256 MiB.
+    pub fn buffered_bytes(mut self, bytes: usize) -> Self {
+        self.config.buffered_bytes = bytes;
         self
     }
 
@@ -289,6 +299,13 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// [`StoreFailure::Refuse`].
     pub fn store_failure(mut self, policy: StoreFailure) -> Self {
         self.config.store_failure = policy;
+        self
+    }
+
+    /// What happens to a running handler when its client leaves. Defaults to
+    /// [`Disconnect::Finish`].
+    pub fn disconnect(mut self, policy: Disconnect) -> Self {
+        self.config.disconnect = policy;
         self
     }
 
@@ -446,7 +463,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             }
         }
         config.fingerprinter = Fingerprinter::new(self.fingerprinting, self.earlier);
-        config.renderer.documentation = self.documentation.map(link).transpose()?;
+        config.renderer.documentation = self.documentation.as_deref().map(link).transpose()?;
         config.check()?;
         Ok(IdempotencyLayer {
             host: Arc::new(Host::new(self.store, config)),
@@ -454,7 +471,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     }
 }
 
-fn link(url: String) -> Result<HeaderValue, BuildError> {
+fn link(url: &str) -> Result<HeaderValue, BuildError> {
     let sound = !url.is_empty() && !url.contains(['<', '>', ' ']);
     Some(format!("<{url}>; rel=\"describedby\""))
         .filter(|_| sound)

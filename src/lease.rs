@@ -76,33 +76,64 @@ pub(crate) struct Heartbeats {
 }
 
 impl Heartbeats {
-    pub(crate) fn start<S: Store>(host: &Arc<Host<S>>, name: &RecordName, token: Token) -> Self {
+    /// `granted` is a moment before the store granted the claim. `lost` is
+    /// cancelled when the lease is, or may be, over.
+    pub(crate) fn start<S: Store>(
+        host: &Arc<Host<S>>,
+        name: &RecordName,
+        token: Token,
+        granted: Instant,
+        lost: CancellationToken,
+    ) -> Self {
         let stop = CancellationToken::new();
-        tokio::spawn(beat(Arc::clone(host), name.clone(), token, stop.clone()));
+        let beat = beat(Arc::clone(host), name.clone(), token, granted, lost);
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            // A call under way may be dropped: it is one atomic transition.
+            stopped.run_until_cancelled(beat).await;
+        });
         Self {
             _stop: stop.drop_guard(),
         }
     }
 }
 
-/// Extends the lease until stopped, superseded, or past the longest run. A call
-/// under way is never dropped.
+/// Extends the lease until it is superseded, or past the longest run. If it is
+/// not extended for so long that the store may see it lapsed, it may be lost:
+/// that is said, and it is tried on, since a lapsed lease that nobody has taken
+/// over is still its owner's.
 async fn beat<S: Store>(
     host: Arc<Host<S>>,
     name: RecordName,
     token: Token,
-    stop: CancellationToken,
+    granted: Instant,
+    lost: CancellationToken,
 ) {
     let config = &host.config;
-    let last = Instant::now() + config.longest_run;
-    let mut pause = config.heartbeat;
-    while time::timeout(pause, stop.cancelled()).await.is_err() && Instant::now() < last {
+    let last = granted + config.longest_run;
+    let mut until = granted + config.lease;
+    let mut next = Instant::now() + config.heartbeat;
+    loop {
+        if !lost.is_cancelled() {
+            next = next.min(until);
+        }
+        time::sleep_until(next.min(last)).await;
+        let asked = Instant::now();
+        if asked >= last {
+            return lost.cancel();
+        }
+        if asked >= until {
+            lost.cancel();
+        }
         let renewed = host.store.renew(&name, token, config.lease);
-        pause = match time::timeout(config.store_timeout, renewed).await {
-            Ok(Ok(Settlement::Applied)) => config.heartbeat,
-            Ok(Ok(Settlement::Superseded)) => return,
+        next = match time::timeout(config.store_timeout, renewed).await {
+            Ok(Ok(Settlement::Applied)) => {
+                until = asked + config.lease;
+                asked + config.heartbeat
+            }
+            Ok(Ok(Settlement::Superseded)) => return lost.cancel(),
             // The store may be back before the lease lapses: ask more often.
-            Ok(Err(_)) | Err(_) => config.heartbeat / 4,
+            Ok(Err(_)) | Err(_) => Instant::now() + config.heartbeat / 4,
         };
     }
 }

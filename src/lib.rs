@@ -1,32 +1,147 @@
-//! Idempotency keys for Tower services.
+//! Tower middleware that makes a retried request safe.
+//!
+//! A client sends `POST /payments`, the server charges the card, the connection
+//! drops. The client must retry; the server must not do the work twice. With an
+//! `Idempotency-Key` on the request and an [`IdempotencyLayer`] around the
+//! service,
+//!
+//! - **the handler runs once** for a key, however many identical requests
+//!   arrive, at once or later, on one process or on many that share a store;
+//! - **every retry gets the recorded response**: status, headers, body and
+//!   trailers, marked `Idempotent-Replayed: true`;
+//! - **what is not known is said, not guessed**: a retry after a crash, a panic
+//!   or a timeout is told 409 `outcome-unknown` rather than run again, unless
+//!   the service chose [`Recovery::Rerun`];
+//! - **the key belongs to its caller**, and to one request: another request
+//!   under the same key gets 422, another caller its own run.
+//!
+//! It implements the semantics of
+//! [draft-ietf-httpapi-idempotency-key-header-07](https://datatracker.ietf.org/doc/html/draft-ietf-httpapi-idempotency-key-header-07).
+//!
+//! # The way of a request
+//!
+//! ```text
+//! key → scope → fingerprint → claim ─┬─ granted ──→ run → record → reply
+//!                                    ├─ completed ─→ replay
+//!                                    ├─ running ───→ wait, or 409
+//!                                    ├─ unknown ───→ 409 (or run again)
+//!                                    └─ other request → 422
+//! ```
+//!
+//! The claim is one atomic step in the [`Store`]. From there the request runs
+//! on a task of its own, which goes on when the client leaves; a heartbeat keeps
+//! its lease; and its response is recorded *before* it is sent.
+//!
+//! # Example
+//!
+//! ```
+//! use bytes::Bytes;
+//! use http::{Request, Response, StatusCode};
+//! use http_body_util::Full;
+//! use tower::{ServiceBuilder, ServiceExt, service_fn};
+//! use tower_idempotency::{IdempotencyLayer, MemoryStore, RequestBody, Scope};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! async fn pay(_: Request<RequestBody<Full<Bytes>>>) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
+//!     let mut response = Response::new(Full::from("paid"));
+//!     *response.status_mut() = StatusCode::CREATED;
+//!     Ok(response)
+//! }
+//!
+//! let layer = IdempotencyLayer::required(MemoryStore::new(), |parts| {
+//!     // Whose key is it? Here an outer layer has put the account's id in place.
+//!     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
+//! })
+//! .build()?;
+//! let service = ServiceBuilder::new().layer(layer).service(service_fn(pay));
+//!
+//! let request = || {
+//!     Request::post("/payments")
+//!         .header("x-account", "acct_42")
+//!         .header("idempotency-key", "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"")
+//!         .body(Full::from("amount=100"))
+//! };
+//! let first = service.clone().oneshot(request()?).await?;
+//! assert_eq!(first.status(), StatusCode::CREATED);
+//! assert!(first.headers().get("idempotent-replayed").is_none());
+//!
+//! let retry = service.oneshot(request()?).await?;
+//! assert_eq!(retry.status(), StatusCode::CREATED);
+//! assert_eq!(retry.headers()["idempotent-replayed"], "true");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Where the layer stands
+//!
+//! From the outside in: tracing → CORS → compression → timeout → rate limit →
+//! authentication → **idempotency** → handler. What stands outside runs for a
+//! replay too; what stands inside runs once. A second layer on the same request
+//! notices and passes.
+//!
+//! - In **axum**, `Router::layer` and `MethodRouter::layer` take it as it is;
+//!   `route_layer` keeps the 404s of unknown paths out. Inside one
+//!   `ServiceBuilder`, a `from_fn` middleware directly below needs
+//!   `MapRequestBodyLayer::new(axum::body::Body::new)` between, since the layer
+//!   changes the type of the body.
+//! - With **hyper**, wrap the service in `hyper_util::service::TowerToHyperService`.
+//! - With **tonic**, guard unary calls only. Every gRPC answer has the HTTP
+//!   status 200, so errors are recorded too unless
+//!   [`Dispositions::by`] looks at `grpc-status`.
+//!
+//! A guarded handler runs on a detached task: in the caller's tracing span, but
+//! without its task-locals.
+//!
+//! # Features
+//!
+//! | feature | brings | default |
+//! |---|---|---|
+//! | `axum` | the [`Operation`] extractor; original paths of nested routers count | yes |
+//! | `tracing` | one event for each outcome | yes |
+//! | `metrics` | one counter for each outcome, through the `metrics` facade | |
+//! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
+//! | `postgres` | `PostgresStore`: shared by many processes | |
+//! | `conformance` | the contract of a [`Store`] as tests | |
+//!
+//! [`MemoryStore`] is always there. The TLS of sqlx is the application's choice:
+//! enable it on its own dependency on `sqlx`.
 
-#[cfg(feature = "axum")]
-pub mod axum;
-mod body;
-mod claim;
-mod config;
-mod fingerprint;
-mod flow;
-mod future;
-mod headers;
-mod host;
-mod jitter;
-mod key;
 mod layer;
+mod config;
+mod service;
+mod future;
+mod admission;
+mod flow;
+mod key;
+mod scope;
+mod fingerprint;
+mod claim;
+mod waiting;
 mod lease;
 mod operation;
-mod outcome;
 mod policy;
-mod protocol;
+mod keeping;
+mod headers;
 mod record;
-mod rejection;
-mod replay;
-mod scope;
-mod service;
 mod settle;
-pub mod store;
-mod waiting;
+mod replay;
+mod reply;
+mod body;
+mod rejection;
+mod outcome;
+mod host;
+mod jitter;
 
+pub mod store;
+mod protocol;
+#[cfg(feature = "axum")]
+pub mod axum;
+
+#[cfg(feature = "postgres")]
+pub use self::store::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use self::store::SqliteStore;
 pub use self::{
     body::{RequestBody, ResponseBody},
     config::BuildError,
@@ -38,10 +153,19 @@ pub use self::{
     lease::{Fence, Token},
     operation::{Operation, OperationId, Word},
     outcome::Outcome,
-    policy::{Disposition, Dispositions, Recovery, StoreFailure},
+    policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
     record::RecordedResponse,
     rejection::{Rejection, RejectionKind},
     scope::{RecordName, Scope},
     service::Idempotency,
     store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
 };
+
+/// The sqlx that the SQL stores are built on, so that an application names the
+/// same version of its types.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use sqlx;
+
+#[cfg(all(doctest, feature = "axum"))]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -12,6 +12,8 @@ use std::{
 use rand::RngExt as _;
 use sha2::{Digest as _, Sha256};
 
+use tokio_util::sync::CancellationToken;
+
 use crate::{Fence, Key, RecordName, Scope, store::Grant};
 
 /// Identifies one operation over all its attempts: 128 random bits, made at the
@@ -87,6 +89,7 @@ struct Shared {
     grant: Grant,
     effects: AtomicBool,
     word: Mutex<Word>,
+    lost: CancellationToken,
 }
 
 impl Operation {
@@ -97,6 +100,7 @@ impl Operation {
                 grant,
                 effects: AtomicBool::new(false),
                 word: Mutex::default(),
+                lost: CancellationToken::new(),
             }),
         }
     }
@@ -160,6 +164,29 @@ impl Operation {
         self.shared.effects.store(true, Ordering::Release);
     }
 
+    /// Ends when this run may no longer be the only one: its lease was lost, or
+    /// could not be extended in time, or it has taken longer than the longest
+    /// run. Never ends otherwise.
+    ///
+    /// What the handler does after that may be done by another run too. A
+    /// response that it gives all the same is recorded if nobody has taken the
+    /// key over.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_idempotency::Operation;
+    /// async fn transfer(operation: Operation) -> Result<(), &'static str> {
+    ///     tokio::select! {
+    ///         () = operation.lost() => Err("stopped before the last step"),
+    ///         () = tokio::time::sleep(Duration::from_secs(5)) => Ok(()),
+    ///     }
+    /// }
+    /// # let _ = transfer;
+    /// ```
+    pub async fn lost(&self) {
+        self.shared.lost.cancelled().await;
+    }
+
     /// The response is to be recorded, whatever its status.
     pub fn record(&self) {
         self.say(Word::record());
@@ -184,6 +211,11 @@ impl Operation {
     fn say(&self, word: Word) {
         let mut said = self.word_lock();
         *said = word.or(*said);
+    }
+
+    /// Says that the lease is lost.
+    pub(crate) fn loss(&self) -> CancellationToken {
+        self.shared.lost.clone()
     }
 
     pub(crate) fn word(&self) -> Word {

@@ -25,7 +25,8 @@ pub enum Outcome {
     Unguarded,
     /// A recorded response was replayed.
     Replayed,
-    /// The client left while it waited for another request to end.
+    /// The client left while it waited for another request to end, or while its
+    /// own ran under [`Disconnect::Cancel`](crate::Disconnect::Cancel).
     Left,
     /// The inner service failed before it could be called.
     Unready,

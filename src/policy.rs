@@ -184,6 +184,17 @@ pub enum Recovery {
     Rerun,
 }
 
+/// What happens to a running handler when its client leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Disconnect {
+    /// It runs on to its end, and its response is recorded for the retry.
+    #[default]
+    Finish,
+    /// It is stopped where it stands, and the outcome is unknown.
+    Cancel,
+}
+
 /// What happens to a request when the store cannot answer its claim.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

@@ -38,6 +38,10 @@ use crate::StoreError;
 pub struct RecordedResponse(Kept);
 
 #[derive(Clone, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are responses, and none is kept in a collection"
+)]
 enum Kept {
     Response(WholeResponse),
     Tombstone,

@@ -264,10 +264,10 @@ impl Rejection {
         .retry_after(1)
     }
 
-    pub(crate) fn overloaded(limit: usize) -> Self {
+    pub(crate) fn overloaded() -> Self {
         Self::new(
             RejectionKind::Overloaded,
-            format!("{limit} requests with idempotency keys are in progress here already. This one did not run; send it again with the same key."),
+            "Too many requests with idempotency keys are in progress here. This one did not run; send it again with the same key.",
         )
         .retry_after(1)
     }

@@ -12,9 +12,7 @@ use http_body::Body;
 use tower::Service;
 
 use crate::{
-    RequestBody, ResponseBody, ResponseFuture, Store,
-    flow::{self, Admission},
-    host::Host,
+    RequestBody, ResponseBody, ResponseFuture, Store, admission::Admission, flow, host::Host,
 };
 
 /// A service whose guarded requests are safe to retry. Made by an
@@ -57,7 +55,7 @@ where
         match self.host.admit(&parts, &body) {
             Admission::Ignored => self.ignore(Request::from_parts(parts, body)),
             Admission::Refused(rejection) => {
-                ResponseFuture::refused(self.host.refuse_undetached(&rejection))
+                ResponseFuture::refused(self.host.config.refuse_at_once(&rejection))
             }
             Admission::Guarded(name) => {
                 // The ready service is the one to call; a clone of it is not.

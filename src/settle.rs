@@ -65,20 +65,18 @@ impl<S: Store> Owned<S> {
         settled
     }
 
-    /// Tries again until the store answers, bounded in time, and in bytes over
-    /// all requests of the layer. Until then the outcome is unknown to others.
+    /// Tries again until the store answers, bounded in time, and in tasks and
+    /// bytes over all requests of the layer. Until then the outcome is unknown to others.
     pub(crate) async fn settle_late(&self, ending: &Ending) {
         let bytes = match ending {
             Ending::Completed(completion) => completion.response.len(),
             Ending::Released(_) | Ending::Unknown => 0,
         };
-        let room = u32::try_from(bytes)
-            .ok()
-            .and_then(|bytes| self.host.late_bytes.try_acquire_many(bytes).ok());
-        if room.is_none() {
+        let host = &self.host;
+        let (Some(_task), Some(_bytes)) = (host.late.take(1), host.late_bytes.take(bytes)) else {
             Notice::GaveUpRecording.tell(self.operation);
             return;
-        }
+        };
         let end = Instant::now() + self.host.config.late_time;
         let mut pause = FIRST_PAUSE;
         while Instant::now() < end {
@@ -124,6 +122,9 @@ impl<S: Store> Owned<S> {
     /// not have reached the store. A claim that is still on its way when it is
     /// not found is found by the second look.
     pub(crate) async fn withdraw(&self) {
+        let Some(_task) = self.host.late.take(1) else {
+            return;
+        };
         let end = Instant::now() + self.host.config.late_time;
         let nothing_ran = Ending::Released(Release::Bound);
         let mut pause = FIRST_PAUSE;

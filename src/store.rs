@@ -2,13 +2,23 @@
 
 mod error;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod shared;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod sql;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod sweep;
 
 use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 
+#[cfg(feature = "postgres")]
+pub use self::postgres::{PostgresStore, PostgresStoreBuilder};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteStore;
 pub use self::{
     error::{StoreError, StoreErrorKind},
     memory::MemoryStore,

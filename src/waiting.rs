@@ -35,7 +35,7 @@ impl Waiters {
     /// A place to wait, given back when it is dropped; `None` if all are taken.
     pub(crate) fn enter(&self, name: &RecordName) -> Option<Place<'_>> {
         self.count
-            .try_update(Ordering::SeqCst, Ordering::SeqCst, |count| {
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| {
                 (count < self.most).then_some(count + 1)
             })
             .ok()?;

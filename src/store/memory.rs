@@ -122,7 +122,7 @@ impl Inner {
     /// Takes one of the places for records; dropped from the count by `forget`.
     fn admit(&self) -> Result<(), StoreError> {
         self.records
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |records| {
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |records| {
                 (records < self.most_records).then_some(records + 1)
             })
             .map(drop)
@@ -131,7 +131,7 @@ impl Inner {
 
     fn admit_bytes(&self, bytes: usize) -> Result<(), StoreError> {
         self.bytes
-            .try_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
                 kept.checked_add(bytes)
                     .filter(|sum| *sum <= self.most_bytes)
             })
@@ -280,7 +280,7 @@ impl Store for MemoryStore {
                     .map(|(name, record)| (name.clone(), record)),
             );
         }
-        chosen.sort_by(|(_, one), (_, other)| other.age.cmp(&one.age));
+        chosen.sort_by_key(|(_, record)| std::cmp::Reverse(record.age));
         chosen.truncate(limit as usize);
         Ok(chosen)
     }

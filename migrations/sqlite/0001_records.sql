@@ -1,0 +1,34 @@
+-- Fences: every claim takes a larger number, over the removal of its record too.
+CREATE TABLE idempotency_fences (
+    id   INTEGER PRIMARY KEY CHECK (id = 1),
+    last INTEGER NOT NULL CHECK (last >= 0)
+) STRICT;
+
+INSERT INTO idempotency_fences (id, last) VALUES (1, 0);
+
+-- One row for each key of each scope.
+--
+-- state: 1 in progress, 2 completed, 3 unknown, 4 released for the same
+-- request, 5 released for any request.
+--
+-- Moments are microseconds since 1970. lease_until is kept in every state, so
+-- that no row is ever without an owner because of a missing lease.
+CREATE TABLE idempotency_records (
+    scope       TEXT    NOT NULL,
+    key         TEXT    NOT NULL,
+    state       INTEGER NOT NULL CHECK (state BETWEEN 1 AND 5),
+    attempt     INTEGER NOT NULL CHECK (attempt >= 1),
+    takeovers   INTEGER NOT NULL CHECK (takeovers >= 0),
+    fence       INTEGER NOT NULL CHECK (fence >= 1),
+    claimed_at  INTEGER NOT NULL,
+    lease_until INTEGER NOT NULL,
+    expires_at  INTEGER NOT NULL,
+    operation   BLOB    NOT NULL CHECK (length(operation) = 16),
+    token       BLOB    NOT NULL CHECK (length(token) = 16),
+    fingerprint BLOB    NOT NULL CHECK (length(fingerprint) = 40),
+    response    BLOB,
+    CHECK ((state = 2) = (response IS NOT NULL)),
+    PRIMARY KEY (scope, key)
+) STRICT;
+
+CREATE INDEX idempotency_records_expires_at ON idempotency_records (expires_at);

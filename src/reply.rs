@@ -1,0 +1,137 @@
+//! The answer to the client: one, told and sent once.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response};
+use http_body::Body;
+use tokio::sync::oneshot;
+
+use crate::{
+    OperationId, Outcome, Rejection, ResponseBody,
+    claim::{Found, Seen},
+    config::{Config, RECORDED},
+    outcome::Notice,
+    record::RecordedResponse,
+    replay::replay,
+};
+
+/// What the client gets: a response, or the inner service's own error.
+pub(crate) type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
+
+/// The way back to a client, who may have left.
+pub(crate) struct Reply<R: Body, E> {
+    config: Arc<Config>,
+    client: Option<oneshot::Sender<Answer<R, E>>>,
+}
+
+impl<R, E> Reply<R, E>
+where
+    R: Body<Data = Bytes>,
+{
+    pub(crate) fn new(config: Arc<Config>) -> (Self, oneshot::Receiver<Answer<R, E>>) {
+        let (client, answer) = oneshot::channel();
+        let client = Some(client);
+        (Self { config, client }, answer)
+    }
+
+    /// Ends when the client has left, and never if it has its answer.
+    pub(crate) async fn left(&mut self) {
+        match &mut self.client {
+            Some(client) => client.closed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Tells the outcome, and sends the answer to the client, if it is still
+    /// there.
+    pub(crate) fn finish(
+        &mut self,
+        mut answer: Answer<R, E>,
+        outcome: Outcome,
+        operation: Option<OperationId>,
+    ) {
+        let Some(client) = self.client.take() else {
+            return;
+        };
+        if let Ok(response) = &mut answer {
+            response.extensions_mut().insert(outcome);
+        }
+        outcome.tell(operation);
+        if client.send(answer).is_err() {
+            Notice::ClientGone.tell(operation);
+        }
+    }
+
+    /// The client has left, and nothing is sent.
+    pub(crate) fn abandon(&mut self, operation: Option<OperationId>) {
+        self.client = None;
+        Outcome::Left.tell(operation);
+    }
+
+    pub(crate) fn refuse(&mut self, rejection: &Rejection) {
+        let response = self.config.refuse(rejection);
+        let outcome = Outcome::Refused(rejection.kind());
+        self.finish(Ok(response), outcome, rejection.operation());
+    }
+
+    /// What the record that is there answers.
+    pub(crate) fn answer(&mut self, Seen { operation, found }: Seen) {
+        let rejection = match found {
+            Found::Completed { response } => return self.replay(operation, response),
+            Found::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
+            Found::Unknown => Rejection::outcome_unknown(),
+            // Nothing of the other request is shown.
+            Found::OtherRequest => {
+                return self.refuse(&Rejection::key_reused(self.config.mismatch));
+            }
+            Found::OtherScheme => return self.refuse(&Rejection::scheme_unknown()),
+        };
+        self.refuse(&rejection.about(operation));
+    }
+
+    fn replay(&mut self, operation: OperationId, recorded: Bytes) {
+        match RecordedResponse::decode(recorded).map(RecordedResponse::into_whole) {
+            Ok(Some(whole)) => {
+                let response = replay(whole, &self.config.marker);
+                self.finish(Ok(response), Outcome::Replayed, Some(operation));
+            }
+            Ok(None) => self.refuse(&Rejection::not_replayable().about(operation)),
+            Err(error) => {
+                Notice::Corrupt.tell(Some(operation));
+                self.refuse(&Rejection::store_unavailable(error.kind()));
+            }
+        }
+    }
+}
+
+impl Config {
+    /// The answer in the handler's place.
+    pub(crate) fn refuse<R: Body<Data = Bytes>>(
+        &self,
+        rejection: &Rejection,
+    ) -> Response<ResponseBody<R>> {
+        self.renderer
+            .render(rejection)
+            .map(|body| ResponseBody::whole(body, None))
+    }
+
+    /// The same before there is a [`Reply`], with its outcome told.
+    pub(crate) fn refuse_at_once<R: Body<Data = Bytes>>(
+        &self,
+        rejection: &Rejection,
+    ) -> Response<ResponseBody<R>> {
+        let outcome = Outcome::Refused(rejection.kind());
+        outcome.tell(None);
+        let mut response = self.refuse(rejection);
+        response.extensions_mut().insert(outcome);
+        response
+    }
+}
+
+/// Says to the client that its response is not recorded.
+pub(crate) fn say_unrecorded<B>(response: &mut Response<B>) {
+    response
+        .headers_mut()
+        .insert(RECORDED, HeaderValue::from_static("false"));
+}

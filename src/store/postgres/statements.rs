@@ -1,0 +1,408 @@
+//! Each transition as one statement, keyed by the record's name, with its guard
+//! in the `WHERE` clause.
+
+use std::time::Duration;
+
+use sqlx::{PgConnection, query, query_as, query_scalar};
+
+use super::failure;
+use crate::{
+    Fence, RecordName, Token,
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
+        StoreError, Succession, Witness,
+        sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
+    },
+};
+
+pub(super) async fn claim(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    claim: &Claim,
+) -> Result<Claimed, StoreError> {
+    let granted: Option<GrantColumns> = query_as(CLAIM)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.operation.as_bytes().as_slice())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(claim.fingerprint.as_bytes().as_slice())
+        .bind(micros(claim.lease))
+        .bind(micros(claim.retention))
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if let Some(granted) = granted {
+        return granted.decode().map(Claimed::Acquired);
+    }
+    // A statement of its own: the snapshot of the first need not contain the
+    // record that it ran into.
+    Ok(read(connection, name)
+        .await?
+        .map_or(Claimed::Vanished, Claimed::Occupied))
+}
+
+pub(super) async fn reclaim(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    seen: Fence,
+    succession: Succession,
+    claim: &Claim,
+) -> Result<Option<Grant>, StoreError> {
+    let granted: Option<GrantColumns> = query_as(RECLAIM)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.operation.as_bytes().as_slice())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(claim.fingerprint.as_bytes().as_slice())
+        .bind(micros(claim.lease))
+        .bind(micros(claim.retention))
+        .bind(sql::fence(seen))
+        .bind(sql::succession(succession))
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)?;
+    granted.map(GrantColumns::decode).transpose()
+}
+
+pub(super) async fn renew(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    token: Token,
+    lease: Duration,
+) -> Result<Settlement, StoreError> {
+    let done = query(RENEW)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(lease))
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    Ok(match done.rows_affected() {
+        0 => Settlement::Superseded,
+        _ => Settlement::Applied,
+    })
+}
+
+pub(super) async fn complete(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    token: Token,
+    completion: &Completion,
+) -> Result<Settlement, StoreError> {
+    let done = query(COMPLETE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(&completion.response[..])
+        .bind(micros(completion.retention))
+        .bind(micros(completion.at_least))
+        .execute(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() > 0 {
+        return Ok(Settlement::Applied);
+    }
+    let state = state(connection, name, Witness::Owner(token)).await?;
+    sql::repeated(state, &[sql::COMPLETED])
+}
+
+pub(super) async fn release(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    token: Token,
+    release: Release,
+) -> Result<Settlement, StoreError> {
+    let done = query(RELEASE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(sql::released(release))
+        .execute(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() > 0 {
+        return Ok(Settlement::Applied);
+    }
+    let state = state(connection, name, Witness::Owner(token)).await?;
+    sql::repeated(state, &[sql::RELEASED_BOUND, sql::RELEASED_FREED])
+}
+
+pub(super) async fn mark_unknown(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    witness: Witness,
+    retention: Duration,
+) -> Result<Settlement, StoreError> {
+    let (token, fence) = sql::witnessed(witness);
+    let done = query(MARK_UNKNOWN)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token)
+        .bind(fence)
+        .bind(micros(retention))
+        .execute(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() > 0 {
+        return Ok(Settlement::Applied);
+    }
+    let state = state(connection, name, witness).await?;
+    sql::repeated(state, &[sql::UNKNOWN])
+}
+
+pub(super) async fn resolve(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    seen: Fence,
+    resolution: &Resolution,
+) -> Result<Settlement, StoreError> {
+    let (state, response) = sql::resolved(resolution);
+    let done = query(RESOLVE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .bind(state)
+        .bind(response)
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    Ok(match done.rows_affected() {
+        0 => Settlement::Superseded,
+        _ => Settlement::Applied,
+    })
+}
+
+pub(super) async fn read(
+    connection: &mut PgConnection,
+    name: &RecordName,
+) -> Result<Option<Record>, StoreError> {
+    let columns: Option<RecordColumns> = query_as(READ)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)?;
+    columns.map(RecordColumns::decode).transpose()
+}
+
+pub(super) async fn list(
+    connection: &mut PgConnection,
+    filter: Filter,
+    limit: u32,
+) -> Result<Vec<(RecordName, Record)>, StoreError> {
+    let listed: Vec<NamedColumns> = match filter {
+        Filter::Unknown => query_as(LIST_UNKNOWN).bind(i64::from(limit)),
+        Filter::InProgressFor(least) => query_as(LIST_IN_PROGRESS)
+            .bind(i64::from(limit))
+            .bind(micros(least)),
+    }
+    .fetch_all(connection)
+    .await
+    .map_err(failure)?;
+    listed.into_iter().map(NamedColumns::decode).collect()
+}
+
+pub(super) async fn forget(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    seen: Fence,
+) -> Result<Settlement, StoreError> {
+    let done = query(FORGET)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    Ok(match done.rows_affected() {
+        0 => Settlement::Superseded,
+        _ => Settlement::Applied,
+    })
+}
+
+pub(super) async fn purge_expired(
+    connection: &mut PgConnection,
+    limit: u32,
+    unknown_retention: Duration,
+) -> Result<Purged, StoreError> {
+    let (removed, removed_unknown, marked_unknown): (i64, i64, i64) = query_as(PURGE_EXPIRED)
+        .bind(i64::from(limit))
+        .bind(micros(unknown_retention))
+        .fetch_one(connection)
+        .await
+        .map_err(failure)?;
+    let count = i64::unsigned_abs;
+    Ok(Purged::new(
+        count(removed),
+        count(removed_unknown),
+        count(marked_unknown),
+    ))
+}
+
+async fn state(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    witness: Witness,
+) -> Result<Option<i64>, StoreError> {
+    let (token, fence) = sql::witnessed(witness);
+    query_scalar(STATE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token)
+        .bind(fence)
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)
+}
+
+/// The filter keeps a name with a visible record away from `ON CONFLICT`, which
+/// would wait for a transaction that is about to complete it, and from the
+/// sequence. `clock` is read once, so that a completion with the same retention
+/// computes the very same `expires_at`.
+const CLAIM: &str = "
+INSERT INTO idempotency_records
+    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
+     claimed_at, lease_until, expires_at)
+SELECT $1, $2, $3, $4, $5, 1, 1, 0, nextval('idempotency_fences'),
+       clock.now,
+       clock.now + $6 * interval '1 microsecond',
+       clock.now + $7 * interval '1 microsecond'
+FROM (SELECT clock_timestamp() AS now) AS clock
+WHERE NOT EXISTS (SELECT FROM idempotency_records WHERE scope = $1 AND key = $2)
+ON CONFLICT (scope, key) DO NOTHING
+RETURNING operation, fence, attempt::bigint";
+
+/// 1: take over; 2: retry; 3: replace; 4: expired.
+const RECLAIM: &str = "
+UPDATE idempotency_records AS record
+SET operation = CASE WHEN $9 IN (1, 2) THEN record.operation ELSE $3 END,
+    attempt = CASE WHEN $9 IN (1, 2) THEN record.attempt + 1 ELSE 1 END,
+    takeovers = CASE WHEN $9 = 1 THEN record.takeovers + 1 ELSE 0 END,
+    fence = GREATEST(nextval('idempotency_fences'), record.fence + 1),
+    token = $4,
+    fingerprint = $5,
+    state = 1,
+    response = NULL,
+    claimed_at = clock.now,
+    lease_until = clock.now + $6 * interval '1 microsecond',
+    expires_at = clock.now + $7 * interval '1 microsecond'
+FROM (SELECT clock_timestamp() AS now) AS clock
+WHERE record.scope = $1 AND record.key = $2 AND record.fence = $8
+  AND CASE $9
+      WHEN 1 THEN record.state = 1 AND record.lease_until < clock.now
+      WHEN 2 THEN record.state IN (4, 5) AND record.expires_at >= clock.now
+      WHEN 3 THEN record.state = 5 AND record.expires_at >= clock.now
+      WHEN 4 THEN record.state IN (2, 3, 4, 5) AND record.expires_at < clock.now
+      END
+RETURNING record.operation, record.fence, record.attempt::bigint";
+
+const RENEW: &str = "
+UPDATE idempotency_records
+SET lease_until = clock_timestamp() + $4 * interval '1 microsecond'
+WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1";
+
+const COMPLETE: &str = "
+UPDATE idempotency_records
+SET state = 2,
+    response = $4,
+    expires_at = GREATEST(
+        claimed_at + $5 * interval '1 microsecond',
+        clock_timestamp() + $6 * interval '1 microsecond')
+WHERE scope = $1 AND key = $2 AND token = $3 AND state IN (1, 3)";
+
+const RELEASE: &str = "
+UPDATE idempotency_records
+SET state = $4
+WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1";
+
+/// Of the token and the fence one is NULL, and equal to nothing.
+const MARK_UNKNOWN: &str = "
+UPDATE idempotency_records
+SET state = 3,
+    expires_at = clock_timestamp() + $5 * interval '1 microsecond'
+WHERE scope = $1 AND key = $2 AND state = 1
+  AND (token = $3 OR (fence = $4 AND lease_until < clock_timestamp()))";
+
+const RESOLVE: &str = "
+UPDATE idempotency_records
+SET state = $4, response = $5
+WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3";
+
+const STATE: &str = "
+SELECT state::bigint
+FROM idempotency_records
+WHERE scope = $1 AND key = $2 AND (token = $3 OR fence = $4)";
+
+const READ: &str = "
+SELECT operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
+       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
+       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
+       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
+       response
+FROM idempotency_records, (SELECT clock_timestamp() AS now) AS clock
+WHERE scope = $1 AND key = $2";
+
+/// Reads the whole table: an index over the state would be written to by every
+/// completion.
+const LIST_UNKNOWN: &str = "
+SELECT scope, key,
+       operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
+       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
+       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
+       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
+       response
+FROM idempotency_records, (SELECT clock_timestamp() AS now) AS clock
+WHERE state = 3
+ORDER BY claimed_at
+LIMIT $1";
+
+/// As [`LIST_UNKNOWN`].
+const LIST_IN_PROGRESS: &str = "
+SELECT scope, key,
+       operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
+       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
+       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
+       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
+       response
+FROM idempotency_records, (SELECT clock_timestamp() AS now) AS clock
+WHERE state = 1 AND claimed_at < clock.now - $2 * interval '1 microsecond'
+ORDER BY claimed_at
+LIMIT $1";
+
+const FORGET: &str = "
+DELETE FROM idempotency_records
+WHERE scope = $1 AND key = $2 AND fence = $3";
+
+/// The conditions stand twice: a row may be claimed again between the moment
+/// it is seen and the moment it is locked. `statement_timestamp()` can be
+/// compared by the index, `clock_timestamp()` cannot.
+const PURGE_EXPIRED: &str = "
+WITH due AS MATERIALIZED (
+    SELECT scope, key
+    FROM idempotency_records
+    WHERE expires_at < statement_timestamp()
+      AND (state <> 1 OR lease_until < statement_timestamp())
+    ORDER BY expires_at
+    LIMIT $1
+    FOR UPDATE SKIP LOCKED
+), marked AS (
+    UPDATE idempotency_records AS record
+    SET state = 3,
+        expires_at = statement_timestamp() + $2 * interval '1 microsecond'
+    FROM due
+    WHERE record.scope = due.scope AND record.key = due.key
+      AND record.expires_at < statement_timestamp()
+      AND record.state = 1 AND record.lease_until < statement_timestamp()
+    RETURNING 1
+), removed AS (
+    DELETE FROM idempotency_records AS record
+    USING due
+    WHERE record.scope = due.scope AND record.key = due.key
+      AND record.expires_at < statement_timestamp()
+      AND record.state <> 1
+    RETURNING record.state
+)
+SELECT (SELECT count(*) FROM removed),
+       (SELECT count(*) FROM removed WHERE state = 3),
+       (SELECT count(*) FROM marked)";

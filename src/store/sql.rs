@@ -1,0 +1,288 @@
+//! What the SQL stores share: how a record is spelled in columns, and how work
+//! on a connection survives a caller that leaves.
+
+use std::time::Duration;
+
+use sqlx::{
+    ColumnIndex, Decode, Error, FromRow, Row, Type,
+    error::DatabaseError,
+    migrate::{MigrateError, Migration, MigrationType, Migrator},
+};
+
+use super::{
+    Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession, Witness,
+};
+use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token};
+
+/// The columns of one record, not yet trusted.
+pub(super) struct RecordColumns {
+    grant: GrantColumns,
+    state: i64,
+    takeovers: i64,
+    fingerprint: Vec<u8>,
+    token: Vec<u8>,
+    age: i64,
+    expires_in: i64,
+    lease_left: i64,
+    response: Option<Vec<u8>>,
+}
+
+/// The columns that make a grant.
+pub(super) struct GrantColumns {
+    operation: Vec<u8>,
+    fence: i64,
+    attempt: i64,
+}
+
+/// One record with its name.
+pub(super) struct NamedColumns {
+    scope: String,
+    key: String,
+    record: RecordColumns,
+}
+
+impl GrantColumns {
+    pub(super) fn decode(self) -> Result<Grant, StoreError> {
+        Ok(Grant::new(
+            OperationId::from_bytes(exact(&self.operation, "operation")?),
+            self.fence()?,
+            number(self.attempt, "attempt")?,
+        ))
+    }
+
+    fn fence(&self) -> Result<Fence, StoreError> {
+        number(self.fence, "fence").map(Fence::new)
+    }
+}
+
+impl RecordColumns {
+    pub(super) fn decode(self) -> Result<Record, StoreError> {
+        let grant = self.grant.decode()?;
+        let state = match (self.state, self.response) {
+            (IN_PROGRESS, None) => RecordState::InProgress {
+                lease_left: left(self.lease_left),
+            },
+            (COMPLETED, Some(response)) => RecordState::Completed {
+                response: response.into(),
+            },
+            (UNKNOWN, None) => RecordState::Unknown,
+            (RELEASED_BOUND, None) => RecordState::Released(Release::Bound),
+            (RELEASED_FREED, None) => RecordState::Released(Release::Freed),
+            (IN_PROGRESS..=RELEASED_FREED, _) => return Err(StoreError::corrupt("response")),
+            _ => return Err(StoreError::corrupt("state")),
+        };
+        Ok(Record::new(
+            grant.operation,
+            grant.fence,
+            grant.attempt,
+            number(self.takeovers, "takeovers")?,
+            Fingerprint::from_bytes(exact(&self.fingerprint, "fingerprint")?),
+            Token::from_bytes(exact(&self.token, "token")?),
+            // A clock that was set back makes an age negative, not a record corrupt.
+            left(self.age).unwrap_or_default(),
+            left(self.expires_in),
+            state,
+        ))
+    }
+}
+
+impl NamedColumns {
+    pub(super) fn decode(self) -> Result<(RecordName, Record), StoreError> {
+        let name = RecordName::new(Scope::from_stored(self.scope), Key::new(self.key));
+        Ok((name, self.record.decode()?))
+    }
+}
+
+impl<'r, R: Row> FromRow<'r, R> for GrantColumns
+where
+    &'static str: ColumnIndex<R>,
+    i64: Decode<'r, R::Database> + Type<R::Database>,
+    Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    fn from_row(row: &'r R) -> Result<Self, Error> {
+        Ok(Self {
+            operation: row.try_get("operation")?,
+            fence: row.try_get("fence")?,
+            attempt: row.try_get("attempt")?,
+        })
+    }
+}
+
+impl<'r, R: Row> FromRow<'r, R> for RecordColumns
+where
+    &'static str: ColumnIndex<R>,
+    i64: Decode<'r, R::Database> + Type<R::Database>,
+    Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
+    Option<Vec<u8>>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    fn from_row(row: &'r R) -> Result<Self, Error> {
+        Ok(Self {
+            grant: GrantColumns::from_row(row)?,
+            state: row.try_get("state")?,
+            takeovers: row.try_get("takeovers")?,
+            fingerprint: row.try_get("fingerprint")?,
+            token: row.try_get("token")?,
+            age: row.try_get("age")?,
+            expires_in: row.try_get("expires_in")?,
+            lease_left: row.try_get("lease_left")?,
+            response: row.try_get("response")?,
+        })
+    }
+}
+
+impl<'r, R: Row> FromRow<'r, R> for NamedColumns
+where
+    RecordColumns: FromRow<'r, R>,
+    &'static str: ColumnIndex<R>,
+    String: Decode<'r, R::Database> + Type<R::Database>,
+{
+    fn from_row(row: &'r R) -> Result<Self, Error> {
+        Ok(Self {
+            scope: row.try_get("scope")?,
+            key: row.try_get("key")?,
+            record: RecordColumns::from_row(row)?,
+        })
+    }
+}
+
+/// Microseconds for a statement to add to its clock.
+pub(super) fn micros(duration: Duration) -> i64 {
+    duration
+        .min(LONGEST)
+        .as_micros()
+        .try_into()
+        .unwrap_or(i64::MAX)
+}
+
+/// A fence as a column holds it; one too large for any column is no row's.
+pub(super) fn fence(seen: Fence) -> i64 {
+    i64::try_from(seen.get()).unwrap_or(-1)
+}
+
+/// The number by which a statement knows a succession.
+pub(super) fn succession(succession: Succession) -> i64 {
+    match succession {
+        Succession::TakeOver => 1,
+        Succession::Retry => 2,
+        Succession::Replace => 3,
+        Succession::Expired => 4,
+    }
+}
+
+pub(super) fn released(release: Release) -> i64 {
+    match release {
+        Release::Bound => RELEASED_BOUND,
+        Release::Freed => RELEASED_FREED,
+    }
+}
+
+/// The state and the response that a resolution leaves.
+pub(super) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>) {
+    match resolution {
+        Resolution::Happened(response) => (COMPLETED, Some(response)),
+        Resolution::DidNotHappen => (RELEASED_BOUND, None),
+    }
+}
+
+/// The settlement of a transition that changed no row: applied if the same
+/// claim's record is where an earlier call, whose answer got lost, has put it.
+pub(super) fn repeated(state: Option<i64>, goal: &[i64]) -> Result<Settlement, StoreError> {
+    match state {
+        None => Ok(Settlement::Superseded),
+        Some(state) if goal.contains(&state) => Ok(Settlement::Applied),
+        Some(IN_PROGRESS..=RELEASED_FREED) => Ok(Settlement::Superseded),
+        Some(_) => Err(StoreError::corrupt("state")),
+    }
+}
+
+/// How a statement finds the record of a witness: by its token, or by its fence.
+pub(super) fn witnessed(witness: Witness) -> (Option<Vec<u8>>, Option<i64>) {
+    match witness {
+        Witness::Owner(token) => (Some(token.as_bytes().to_vec()), None),
+        Witness::Lapsed(seen) => (None, Some(fence(seen))),
+    }
+}
+
+/// Runs work to its end even if the caller's future is dropped: half a
+/// conversation with a database would be left to its connection's next user.
+pub(super) async fn detached<T: Send + 'static>(
+    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    #[cfg(feature = "tracing")]
+    let work = tracing::Instrument::in_current_span(work);
+    match tokio::spawn(work).await {
+        Ok(answer) => answer,
+        // A panic's message may quote what it was about.
+        Err(gone) if gone.is_panic() => Err(StoreError::unavailable("a call panicked")),
+        Err(_) => Err(StoreError::unavailable("the runtime is shutting down")),
+    }
+}
+
+/// A migrator of the crate's own tables, whose ledger stands beside the
+/// application's: with one ledger, each would refuse the other's migrations.
+pub(super) fn migrator(records: &'static str) -> Migrator {
+    let mut migrator = Migrator::with_migrations(vec![Migration::new(
+        1,
+        "records".into(),
+        MigrationType::Simple,
+        sqlx::SqlSafeStr::into_sql_str(records),
+        false,
+    )]);
+    migrator.dangerous_set_table_name("_idempotency_migrations");
+    migrator
+}
+
+/// What an error of sqlx means to the layer, without a word of what was bound;
+/// `answered` judges what the database itself said.
+pub(super) fn failure(
+    error: Error,
+    answered: impl FnOnce(&dyn DatabaseError) -> StoreError,
+) -> StoreError {
+    match error {
+        Error::Database(error) => answered(&*error),
+        Error::PoolTimedOut => StoreError::timed_out(),
+        Error::PoolClosed => StoreError::unavailable("the store is closed"),
+        Error::Io(error) => StoreError::unavailable(error),
+        Error::Tls(error) | Error::Configuration(error) => StoreError::unavailable(error),
+        Error::ColumnDecode { .. } | Error::Decode(_) => StoreError::corrupt("a column's type"),
+        Error::ColumnNotFound(_) | Error::ColumnIndexOutOfBounds { .. } => {
+            StoreError::corrupt("a missing column")
+        }
+        Error::Protocol(_) => StoreError::unavailable("the database broke its protocol"),
+        Error::WorkerCrashed => StoreError::unavailable("the database's worker is gone"),
+        _ => StoreError::unavailable("the database driver failed"),
+    }
+}
+
+pub(super) fn migration_failure(
+    error: MigrateError,
+    answered: impl FnOnce(&dyn DatabaseError) -> StoreError,
+) -> StoreError {
+    match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
+            failure(error, answered)
+        }
+        error => StoreError::unavailable(error),
+    }
+}
+
+fn left(micros: i64) -> Option<Duration> {
+    u64::try_from(micros).ok().map(Duration::from_micros)
+}
+
+fn exact<const N: usize>(bytes: &[u8], what: &'static str) -> Result<[u8; N], StoreError> {
+    bytes.try_into().map_err(|_| StoreError::corrupt(what))
+}
+
+fn number<T: TryFrom<i64>>(column: i64, what: &'static str) -> Result<T, StoreError> {
+    column.try_into().map_err(|_| StoreError::corrupt(what))
+}
+
+pub(super) const IN_PROGRESS: i64 = 1;
+pub(super) const COMPLETED: i64 = 2;
+pub(super) const UNKNOWN: i64 = 3;
+pub(super) const RELEASED_BOUND: i64 = 4;
+pub(super) const RELEASED_FREED: i64 = 5;
+
+/// What a clock can be moved by without leaving the range of a timestamp.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

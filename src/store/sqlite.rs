@@ -1,0 +1,406 @@
+//! Records in an SQLite file.
+
+mod statements;
+
+use std::{
+    fmt,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::BoxFuture;
+use sqlx::{
+    ConnectOptions as _, Connection as _, SqliteConnection, SqlitePool,
+    error::DatabaseError,
+    query_scalar,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
+};
+
+use super::{
+    Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
+    Store, StoreError, Succession, Witness, sql,
+};
+use crate::{Fence, RecordName, Token};
+
+/// Records in an SQLite file, shared by the processes of one host.
+///
+/// **What is promised.** A call that returns is durable: the file is in WAL mode
+/// with `synchronous = FULL`. Every write is a transaction that has the file's
+/// only write lock from its start, so that nothing is decided on what another
+/// process is changing. A dropped call ends on its own. Durations longer than
+/// 100 years count as 100 years.
+///
+/// **What is not.** The clock is the host's wall clock, in steps of a
+/// millisecond; one that is set back makes leases and retention longer, and one
+/// that is set forward lets them lapse early. A file on a network file system
+/// is not safe, since its locks are not: give each host a file of its own only
+/// if each key always reaches the same host.
+///
+/// A write waits for up to 5 s for the writes of other connections and
+/// processes, and for a transaction of the application on the same file. Reads,
+/// and claims of keys that have a record, wait for nobody. For records that
+/// need not outlive the process there is [`MemoryStore`](crate::MemoryStore);
+/// `:memory:` is refused.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tower_idempotency::StoreError> {
+/// use tower_idempotency::{Key, RecordName, Scope, SqliteStore, Store};
+///
+/// let file = std::env::temp_dir().join(format!("example-{}.db", std::process::id()));
+/// let store = SqliteStore::open(&file).await?;
+/// let name = RecordName::new(Scope::single_tenant(), Key::new("key"));
+/// assert!(store.read(&name).await?.is_none());
+/// store.close().await;
+/// assert!(file.exists());
+/// # std::fs::remove_file(&file).ok();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Clones share the connections. Calls need a Tokio runtime.
+#[derive(Clone)]
+pub struct SqliteStore {
+    writer: SqlitePool,
+    readers: SqlitePool,
+}
+
+impl SqliteStore {
+    /// Opens the file at `path`, makes it if there is none, and makes the
+    /// store's tables in it or brings them up to date.
+    ///
+    /// Safe from several processes at once; a crash on the way leaves the tables
+    /// as they were. In a file of the application's own the store adds
+    /// `idempotency_records` and `idempotency_fences`, with a ledger of its own,
+    /// `_idempotency_migrations`, and turns WAL mode on.
+    ///
+    /// # Errors
+    ///
+    /// If the file cannot be made, read or written, is no database, is locked
+    /// by another process for too long, or was migrated by a later version of
+    /// this crate.
+    pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::open_with(SqliteConnectOptions::new().filename(path)).await
+    }
+
+    /// As [`open`](Self::open), with options of the application's own: the busy
+    /// timeout, the cache, or any other pragma. The journal mode and
+    /// `synchronous` stay the store's.
+    ///
+    /// # Errors
+    ///
+    /// As for [`open`](Self::open).
+    pub async fn open_with(options: SqliteConnectOptions) -> Result<Self, StoreError> {
+        let options = options
+            .create_if_missing(true)
+            .read_only(false)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            // Without these, a flush on macOS ends in the disk's cache.
+            .pragma("fullfsync", "ON")
+            .pragma("checkpoint_fullfsync", "ON");
+        prepare(options.clone()).await?;
+        let pool = |connections| {
+            SqlitePoolOptions::new()
+                .max_connections(connections)
+                .acquire_timeout(PATIENCE)
+                .test_before_acquire(false)
+                .idle_timeout(None)
+                .max_lifetime(None)
+        };
+        Ok(Self {
+            writer: pool(1).connect_lazy_with(options.clone()),
+            readers: pool(READERS).connect_lazy_with(options.pragma("query_only", "ON")),
+        })
+    }
+
+    /// Closes the connections, each after the call that it is busy with. Later
+    /// calls fail.
+    pub async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+
+    /// Runs work in a transaction that can write from its start: one that began
+    /// as a reader fails at once when another process has written meanwhile.
+    async fn write<T, W>(&self, work: W) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>>
+            + Send
+            + 'static,
+    {
+        let writer = self.writer.clone();
+        sql::detached(async move {
+            let mut connection = writer.acquire().await.map_err(failure)?;
+            let done = immediately(&mut connection, work).await;
+            if done.is_err() {
+                // A full disk ends the transaction in SQLite, while sqlx goes on
+                // counting it as open.
+                connection.close_on_drop();
+            }
+            done
+        })
+        .await
+    }
+
+    /// Runs a statement that only reads.
+    async fn look<T, W>(&self, work: W) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>>
+            + Send
+            + 'static,
+    {
+        let readers = self.readers.clone();
+        sql::detached(async move {
+            let mut connection = readers.acquire().await.map_err(failure)?;
+            work(&mut connection).await
+        })
+        .await
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore")
+            .field("closed", &self.writer.is_closed())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for SqliteStore {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        // The many retries of a key that is taken need not queue for the lock.
+        if let Some(record) = self.read(name).await? {
+            return Ok(Claimed::Occupied(record));
+        }
+        let (name, claim) = (name.clone(), *claim);
+        self.write(move |on| Box::pin(async move { statements::claim(on, &name, &claim).await }))
+            .await
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        succession: Succession,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        let (name, claim) = (name.clone(), *claim);
+        self.write(move |on| {
+            Box::pin(async move { statements::reclaim(on, &name, seen, succession, &claim).await })
+        })
+        .await
+    }
+
+    async fn renew(
+        &self,
+        name: &RecordName,
+        token: Token,
+        lease: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let name = name.clone();
+        self.write(move |on| {
+            Box::pin(async move { statements::renew(on, &name, token, lease).await })
+        })
+        .await
+    }
+
+    async fn complete(
+        &self,
+        name: &RecordName,
+        token: Token,
+        completion: &Completion,
+    ) -> Result<Settlement, StoreError> {
+        let (name, completion) = (name.clone(), completion.clone());
+        self.write(move |on| {
+            Box::pin(async move { statements::complete(on, &name, token, &completion).await })
+        })
+        .await
+    }
+
+    async fn release(
+        &self,
+        name: &RecordName,
+        token: Token,
+        release: Release,
+    ) -> Result<Settlement, StoreError> {
+        let name = name.clone();
+        self.write(move |on| {
+            Box::pin(async move { statements::release(on, &name, token, release).await })
+        })
+        .await
+    }
+
+    async fn mark_unknown(
+        &self,
+        name: &RecordName,
+        witness: Witness,
+        retention: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let name = name.clone();
+        self.write(move |on| {
+            Box::pin(async move { statements::mark_unknown(on, &name, witness, retention).await })
+        })
+        .await
+    }
+
+    async fn resolve(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        resolution: &Resolution,
+    ) -> Result<Settlement, StoreError> {
+        let (name, resolution) = (name.clone(), resolution.clone());
+        self.write(move |on| {
+            Box::pin(async move { statements::resolve(on, &name, seen, &resolution).await })
+        })
+        .await
+    }
+
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        let name = name.clone();
+        self.look(move |on| Box::pin(async move { statements::read(on, &name).await }))
+            .await
+    }
+
+    async fn list(
+        &self,
+        filter: Filter,
+        limit: u32,
+    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        self.look(move |on| Box::pin(statements::list(on, filter, limit)))
+            .await
+    }
+
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+        let name = name.clone();
+        self.write(move |on| Box::pin(async move { statements::forget(on, &name, seen).await }))
+            .await
+    }
+
+    async fn purge_expired(
+        &self,
+        limit: u32,
+        unknown_retention: Duration,
+    ) -> Result<Purged, StoreError> {
+        self.write(move |on| Box::pin(statements::purge_expired(on, limit, unknown_retention)))
+            .await
+    }
+}
+
+/// Makes the file ready for the pools, one of several processes at a time.
+async fn prepare(options: SqliteConnectOptions) -> Result<(), StoreError> {
+    sql::detached(async move {
+        let mut connection = connect(&options).await?;
+        let mode: String = query_scalar("PRAGMA journal_mode")
+            .fetch_one(&mut connection)
+            .await
+            .map_err(failure)?;
+        if mode != "wal" {
+            return Err(StoreError::unavailable(
+                "records need a file that can be in WAL mode, not a database in memory",
+            ));
+        }
+        immediately(&mut connection, |on| {
+            Box::pin(async move {
+                // `run` is this with a bound that no `Send` future can meet.
+                sql::migrator(RECORDS)
+                    .run_direct(None, on, false)
+                    .await
+                    .map_err(|error| sql::migration_failure(error, answered))
+            })
+        })
+        .await?;
+        connection.close().await.map_err(failure)
+    })
+    .await
+}
+
+/// Connects although another process may be turning WAL mode on, for which
+/// SQLite does not wait.
+async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, StoreError> {
+    let begun = Instant::now();
+    loop {
+        match options.connect().await {
+            Err(sqlx::Error::Database(error))
+                if primary_code(&*error) == BUSY && begun.elapsed() < PATIENCE =>
+            {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            connected => return connected.map_err(failure),
+        }
+    }
+}
+
+async fn immediately<T, W>(connection: &mut SqliteConnection, work: W) -> Result<T, StoreError>
+where
+    W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>>,
+{
+    let mut transaction = connection
+        .begin_with("BEGIN IMMEDIATE")
+        .await
+        .map_err(failure)?;
+    let answer = work(&mut transaction).await?;
+    transaction.commit().await.map_err(failure)?;
+    Ok(answer)
+}
+
+fn failure(error: sqlx::Error) -> StoreError {
+    sql::failure(error, answered)
+}
+
+/// What SQLite's own error means. Its messages name tables and columns, never
+/// values.
+fn answered(error: &dyn DatabaseError) -> StoreError {
+    match primary_code(error) {
+        BUSY | LOCKED => StoreError::timed_out(),
+        FULL => StoreError::full("the disk, or the bound on the database's pages"),
+        CORRUPT | NOT_A_DATABASE => StoreError::corrupt("the database file"),
+        READ_ONLY => StoreError::unavailable("the database file is read-only"),
+        CANNOT_OPEN => StoreError::unavailable("the database file cannot be opened or made"),
+        code => StoreError::unavailable(format!("{} (SQLite code {code})", error.message())),
+    }
+}
+
+/// The result code without its extension.
+fn primary_code(error: &dyn DatabaseError) -> u8 {
+    error
+        .code()
+        .and_then(|code| code.parse::<i32>().ok())
+        .map_or(0, |code| code.to_le_bytes()[0])
+}
+
+const RECORDS: &str = include_str!("../../migrations/sqlite/0001_records.sql");
+const READERS: u32 = 4;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+const BUSY: u8 = 5;
+const LOCKED: u8 = 6;
+const READ_ONLY: u8 = 8;
+const CORRUPT: u8 = 11;
+const FULL: u8 = 13;
+const CANNOT_OPEN: u8 = 14;
+const NOT_A_DATABASE: u8 = 26;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_may_not_be_written_is_called_so() {
+        let file = std::env::temp_dir().join(format!("read-only-{}.db", std::process::id()));
+        SqliteStore::open(&file).await.unwrap().close().await;
+        let options = SqliteConnectOptions::new().filename(&file).read_only(true);
+        let mut connection = options.connect().await.unwrap();
+        let error = sqlx::query("DELETE FROM idempotency_records")
+            .execute(&mut connection)
+            .await
+            .map_err(failure)
+            .unwrap_err();
+        let source = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(source, "the database file is read-only");
+        std::fs::remove_file(&file).unwrap();
+    }
+}

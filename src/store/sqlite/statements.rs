@@ -1,0 +1,424 @@
+//! Each transition as one statement, keyed by the record's name, with its guard
+//! in the `WHERE` clause. All of them run inside a transaction that holds the
+//! write lock, or only read.
+
+use std::time::Duration;
+
+use sqlx::{SqliteConnection, query, query_as, query_scalar};
+
+use super::failure;
+use crate::{
+    Fence, RecordName, Token,
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
+        StoreError, Succession, Witness,
+        sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
+    },
+};
+
+pub(super) async fn claim(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    claim: &Claim,
+) -> Result<Claimed, StoreError> {
+    let granted: Option<GrantColumns> = query_as(CLAIM)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.operation.as_bytes().as_slice())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(claim.fingerprint.as_bytes().as_slice())
+        .bind(micros(claim.lease))
+        .bind(micros(claim.retention))
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if let Some(granted) = granted {
+        return counted(connection, granted).await.map(Claimed::Acquired);
+    }
+    // Nobody else writes meanwhile, so a missing record is not the reason.
+    read(connection, name)
+        .await?
+        .map(Claimed::Occupied)
+        .ok_or(StoreError::corrupt("the last fence"))
+}
+
+pub(super) async fn reclaim(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    seen: Fence,
+    succession: Succession,
+    claim: &Claim,
+) -> Result<Option<Grant>, StoreError> {
+    let granted: Option<GrantColumns> = query_as(RECLAIM)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.operation.as_bytes().as_slice())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(claim.fingerprint.as_bytes().as_slice())
+        .bind(micros(claim.lease))
+        .bind(micros(claim.retention))
+        .bind(sql::fence(seen))
+        .bind(sql::succession(succession))
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(failure)?;
+    match granted {
+        Some(granted) => counted(connection, granted).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// The grant, once its fence is the last one of the file.
+async fn counted(
+    connection: &mut SqliteConnection,
+    granted: GrantColumns,
+) -> Result<Grant, StoreError> {
+    let grant = granted.decode()?;
+    let done = query(COUNT_FENCE)
+        .bind(sql::fence(grant.fence))
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() == 0 {
+        return Err(StoreError::corrupt("the last fence"));
+    }
+    Ok(grant)
+}
+
+pub(super) async fn renew(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    token: Token,
+    lease: Duration,
+) -> Result<Settlement, StoreError> {
+    let done = query(RENEW)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(micros(lease))
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    Ok(match done.rows_affected() {
+        0 => Settlement::Superseded,
+        _ => Settlement::Applied,
+    })
+}
+
+pub(super) async fn complete(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    token: Token,
+    completion: &Completion,
+) -> Result<Settlement, StoreError> {
+    let done = query(COMPLETE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(&completion.response[..])
+        .bind(micros(completion.retention))
+        .bind(micros(completion.at_least))
+        .execute(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() > 0 {
+        return Ok(Settlement::Applied);
+    }
+    let state = state(connection, name, Witness::Owner(token)).await?;
+    sql::repeated(state, &[sql::COMPLETED])
+}
+
+pub(super) async fn release(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    token: Token,
+    release: Release,
+) -> Result<Settlement, StoreError> {
+    let done = query(RELEASE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(sql::released(release))
+        .execute(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() > 0 {
+        return Ok(Settlement::Applied);
+    }
+    let state = state(connection, name, Witness::Owner(token)).await?;
+    sql::repeated(state, &[sql::RELEASED_BOUND, sql::RELEASED_FREED])
+}
+
+pub(super) async fn mark_unknown(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    witness: Witness,
+    retention: Duration,
+) -> Result<Settlement, StoreError> {
+    let (token, fence) = sql::witnessed(witness);
+    let done = query(MARK_UNKNOWN)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token)
+        .bind(fence)
+        .bind(micros(retention))
+        .execute(&mut *connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() > 0 {
+        return Ok(Settlement::Applied);
+    }
+    let state = state(connection, name, witness).await?;
+    sql::repeated(state, &[sql::UNKNOWN])
+}
+
+pub(super) async fn resolve(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    seen: Fence,
+    resolution: &Resolution,
+) -> Result<Settlement, StoreError> {
+    let (state, response) = sql::resolved(resolution);
+    let done = query(RESOLVE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .bind(state)
+        .bind(response)
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    Ok(match done.rows_affected() {
+        0 => Settlement::Superseded,
+        _ => Settlement::Applied,
+    })
+}
+
+pub(super) async fn read(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+) -> Result<Option<Record>, StoreError> {
+    let columns: Option<RecordColumns> = query_as(READ)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)?;
+    columns.map(RecordColumns::decode).transpose()
+}
+
+pub(super) async fn list(
+    connection: &mut SqliteConnection,
+    filter: Filter,
+    limit: u32,
+) -> Result<Vec<(RecordName, Record)>, StoreError> {
+    let listed: Vec<NamedColumns> = match filter {
+        Filter::Unknown => query_as(LIST_UNKNOWN).bind(i64::from(limit)),
+        Filter::InProgressFor(least) => query_as(LIST_IN_PROGRESS)
+            .bind(i64::from(limit))
+            .bind(micros(least)),
+    }
+    .fetch_all(connection)
+    .await
+    .map_err(failure)?;
+    listed.into_iter().map(NamedColumns::decode).collect()
+}
+
+pub(super) async fn forget(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    seen: Fence,
+) -> Result<Settlement, StoreError> {
+    let done = query(FORGET)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    Ok(match done.rows_affected() {
+        0 => Settlement::Superseded,
+        _ => Settlement::Applied,
+    })
+}
+
+pub(super) async fn purge_expired(
+    connection: &mut SqliteConnection,
+    limit: u32,
+    unknown_retention: Duration,
+) -> Result<Purged, StoreError> {
+    let removed: Vec<i64> = query_scalar(REMOVE_EXPIRED)
+        .bind(i64::from(limit))
+        .fetch_all(&mut *connection)
+        .await
+        .map_err(failure)?;
+    let removed_unknown = removed.iter().filter(|state| **state == sql::UNKNOWN);
+    let (removed, removed_unknown) = (removed.len() as u64, removed_unknown.count() as u64);
+    // After the removal, so that nothing is marked and removed in one sweep.
+    let left = u64::from(limit).saturating_sub(removed);
+    let marked = query(MARK_EXPIRED)
+        .bind(left.cast_signed())
+        .bind(micros(unknown_retention))
+        .execute(connection)
+        .await
+        .map_err(failure)?;
+    Ok(Purged::new(
+        removed,
+        removed_unknown,
+        marked.rows_affected(),
+    ))
+}
+
+async fn state(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    witness: Witness,
+) -> Result<Option<i64>, StoreError> {
+    let (token, fence) = sql::witnessed(witness);
+    query_scalar(STATE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token)
+        .bind(fence)
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)
+}
+
+/// `clock` is the host's, in microseconds, and the same all over a statement.
+/// SQLite's own steps are milliseconds; rounding undoes what a floating-point
+/// second makes of them.
+const CLAIM: &str = "
+INSERT INTO idempotency_records
+    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
+     claimed_at, lease_until, expires_at)
+SELECT ?1, ?2, ?3, ?4, ?5, 1, 1, 0, fences.last + 1,
+       clock.now, clock.now + ?6, clock.now + ?7
+FROM idempotency_fences AS fences,
+     (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE NOT EXISTS (SELECT 1 FROM idempotency_records WHERE scope = ?1 AND key = ?2)
+RETURNING operation, fence, attempt";
+
+const COUNT_FENCE: &str = "
+UPDATE idempotency_fences SET last = ?1 WHERE last < ?1";
+
+/// 1: take over; 2: retry; 3: replace; 4: expired.
+const RECLAIM: &str = "
+UPDATE idempotency_records AS record
+SET operation = CASE WHEN ?9 IN (1, 2) THEN record.operation ELSE ?3 END,
+    attempt = CASE WHEN ?9 IN (1, 2) THEN record.attempt + 1 ELSE 1 END,
+    takeovers = CASE WHEN ?9 = 1 THEN record.takeovers + 1 ELSE 0 END,
+    fence = max(fences.last, record.fence) + 1,
+    token = ?4,
+    fingerprint = ?5,
+    state = 1,
+    response = NULL,
+    claimed_at = clock.now,
+    lease_until = clock.now + ?6,
+    expires_at = clock.now + ?7
+FROM idempotency_fences AS fences,
+     (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE record.scope = ?1 AND record.key = ?2 AND record.fence = ?8
+  AND CASE ?9
+      WHEN 1 THEN record.state = 1 AND record.lease_until < clock.now
+      WHEN 2 THEN record.state IN (4, 5) AND record.expires_at >= clock.now
+      WHEN 3 THEN record.state = 5 AND record.expires_at >= clock.now
+      WHEN 4 THEN record.state IN (2, 3, 4, 5) AND record.expires_at < clock.now
+      END
+RETURNING operation, fence, attempt";
+
+const RENEW: &str = "
+UPDATE idempotency_records
+SET lease_until = clock.now + ?4
+FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state = 1";
+
+const COMPLETE: &str = "
+UPDATE idempotency_records
+SET state = 2,
+    response = ?4,
+    expires_at = max(claimed_at + ?5, clock.now + ?6)
+FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state IN (1, 3)";
+
+const RELEASE: &str = "
+UPDATE idempotency_records
+SET state = ?4
+WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state = 1";
+
+/// Of the token and the fence one is NULL, and equal to nothing.
+const MARK_UNKNOWN: &str = "
+UPDATE idempotency_records
+SET state = 3,
+    expires_at = clock.now + ?5
+FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE scope = ?1 AND key = ?2 AND state = 1
+  AND (token = ?3 OR (fence = ?4 AND lease_until < clock.now))";
+
+const RESOLVE: &str = "
+UPDATE idempotency_records
+SET state = ?4, response = ?5
+WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND state = 3";
+
+const STATE: &str = "
+SELECT state
+FROM idempotency_records
+WHERE scope = ?1 AND key = ?2 AND (token = ?3 OR fence = ?4)";
+
+const READ: &str = "
+SELECT operation, fence, attempt, state, takeovers, fingerprint, token,
+       clock.now - claimed_at AS age,
+       expires_at - clock.now AS expires_in,
+       lease_until - clock.now AS lease_left,
+       response
+FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE scope = ?1 AND key = ?2";
+
+const LIST_UNKNOWN: &str = "
+SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
+       clock.now - claimed_at AS age,
+       expires_at - clock.now AS expires_in,
+       lease_until - clock.now AS lease_left,
+       response
+FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE state = 3
+ORDER BY claimed_at
+LIMIT ?1";
+
+const LIST_IN_PROGRESS: &str = "
+SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
+       clock.now - claimed_at AS age,
+       expires_at - clock.now AS expires_in,
+       lease_until - clock.now AS lease_left,
+       response
+FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE state = 1 AND claimed_at < clock.now - ?2
+ORDER BY claimed_at
+LIMIT ?1";
+
+const FORGET: &str = "
+DELETE FROM idempotency_records
+WHERE scope = ?1 AND key = ?2 AND fence = ?3";
+
+const REMOVE_EXPIRED: &str = "
+DELETE FROM idempotency_records
+WHERE rowid IN (
+    SELECT rowid
+    FROM idempotency_records
+    WHERE expires_at < CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000
+      AND state <> 1
+    ORDER BY expires_at
+    LIMIT ?1)
+RETURNING state";
+
+const MARK_EXPIRED: &str = "
+UPDATE idempotency_records
+SET state = 3,
+    expires_at = clock.now + ?2
+FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+WHERE rowid IN (
+    SELECT rowid
+    FROM idempotency_records
+    WHERE expires_at < clock.now AND state = 1 AND lease_until < clock.now
+    ORDER BY expires_at
+    LIMIT ?1)";

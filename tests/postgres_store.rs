@@ -1,0 +1,1145 @@
+//! The PostgreSQL store against a real server.
+
+mod reference;
+
+use std::{
+    panic::resume_unwind,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use reference::name;
+use tower_idempotency::{
+    Fence, Fingerprint, PostgresStore, Store, StoreError, StoreErrorKind, Token,
+    sqlx::{
+        AssertSqlSafe, Connection as _, PgConnection, Row as _,
+        migrate::{Migration, MigrationType, Migrator},
+        postgres::PgConnectOptions,
+        query, query_scalar, raw_sql,
+    },
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, RecordState, Release, Resolution, Settlement,
+        Succession, Witness,
+    },
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_64_simultaneous_claims_exactly_one_is_acquired() {
+    with_store(async |store, _| {
+        for round in 0..10 {
+            let name = name("caller", &format!("key {round}"));
+            let answers = join_all((0..64).map(|_| {
+                let (store, name) = (store.clone(), name.clone());
+                tokio::spawn(async move { store.claim(&name, &hour()).await.unwrap() })
+            }))
+            .await;
+            let acquired = answers
+                .iter()
+                .filter(|answer| matches!(answer.as_ref().unwrap(), Claimed::Acquired(_)))
+                .count();
+            assert_eq!(acquired, 1);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_answers_as_the_memory_store_does() {
+    with_store(async |store, _| reference::compare(&store, 1, 600).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_transition_asks_for_its_own_guard() {
+    with_store(async |store, _| {
+        use Settlement::{Applied, Superseded};
+        let name = name("caller", "key");
+        let live = hour();
+        let first = acquired(store.claim(&name, &live).await);
+        let other = Token::random();
+
+        // In progress, leased.
+        assert!(
+            taken(&store, &name, first, Succession::TakeOver)
+                .await
+                .is_none()
+        );
+        assert!(
+            taken(&store, &name, first, Succession::Retry)
+                .await
+                .is_none()
+        );
+        assert!(
+            taken(&store, &name, first, Succession::Expired)
+                .await
+                .is_none()
+        );
+        assert_eq!(store.renew(&name, other, HOUR).await.unwrap(), Superseded);
+        assert_eq!(
+            store.complete(&name, other, &done()).await.unwrap(),
+            Superseded
+        );
+        assert_eq!(
+            store.release(&name, other, Release::Freed).await.unwrap(),
+            Superseded
+        );
+        let lapsed = Witness::Lapsed(first.fence);
+        assert_eq!(
+            store.mark_unknown(&name, lapsed, HOUR).await.unwrap(),
+            Superseded
+        );
+        assert_eq!(
+            store
+                .resolve(&name, first.fence, &Resolution::DidNotHappen)
+                .await
+                .unwrap(),
+            Superseded
+        );
+        assert_eq!(
+            store.forget(&name, Fence::new(0)).await.unwrap(),
+            Superseded
+        );
+
+        // Lapsed, and alive again by a late heartbeat of its owner.
+        assert_eq!(
+            store
+                .renew(&name, live.token, Duration::ZERO)
+                .await
+                .unwrap(),
+            Applied
+        );
+        assert!(
+            taken(&store, &name, first, Succession::Expired)
+                .await
+                .is_none()
+        );
+        assert_eq!(store.renew(&name, live.token, HOUR).await.unwrap(), Applied);
+        assert!(
+            taken(&store, &name, first, Succession::TakeOver)
+                .await
+                .is_none()
+        );
+        assert_eq!(
+            store
+                .renew(&name, live.token, Duration::ZERO)
+                .await
+                .unwrap(),
+            Applied
+        );
+        let second_claim = Claim::new(fingerprint(1), Duration::ZERO, HOUR);
+        let second = store
+            .reclaim(&name, first.fence, Succession::TakeOver, &second_claim)
+            .await
+            .unwrap()
+            .unwrap();
+        assert_eq!((second.operation, second.attempt), (first.operation, 2));
+        assert!(second.fence > first.fence);
+
+        // Taken over: nothing of the first owner counts.
+        assert_eq!(
+            store.renew(&name, live.token, HOUR).await.unwrap(),
+            Superseded
+        );
+        assert_eq!(
+            store.complete(&name, live.token, &done()).await.unwrap(),
+            Superseded
+        );
+        assert_eq!(
+            store
+                .mark_unknown(&name, Witness::Owner(live.token), HOUR)
+                .await
+                .unwrap(),
+            Superseded
+        );
+
+        // Unknown, by one who saw the lease lapse; the owner may still complete.
+        let lapsed = Witness::Lapsed(second.fence);
+        assert_eq!(
+            store.mark_unknown(&name, lapsed, HOUR).await.unwrap(),
+            Applied
+        );
+        assert_eq!(
+            store.renew(&name, second_claim.token, HOUR).await.unwrap(),
+            Superseded
+        );
+        assert_eq!(
+            store
+                .release(&name, second_claim.token, Release::Bound)
+                .await
+                .unwrap(),
+            Superseded
+        );
+        assert!(
+            taken(&store, &name, second, Succession::Expired)
+                .await
+                .is_none()
+        );
+        assert_eq!(
+            store
+                .complete(&name, second_claim.token, &done())
+                .await
+                .unwrap(),
+            Applied
+        );
+
+        // Completed: it stays so until it expires.
+        for succession in [
+            Succession::TakeOver,
+            Succession::Retry,
+            Succession::Replace,
+            Succession::Expired,
+        ] {
+            assert!(taken(&store, &name, second, succession).await.is_none());
+        }
+        assert_eq!(
+            store
+                .release(&name, second_claim.token, Release::Freed)
+                .await
+                .unwrap(),
+            Superseded
+        );
+        assert_eq!(store.forget(&name, second.fence).await.unwrap(), Applied);
+        assert!(store.read(&name).await.unwrap().is_none());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
+    with_store(async |store, _| {
+        use Settlement::Applied;
+        let (completed, released, unknown) = (
+            name("s", "completed"),
+            name("s", "released"),
+            name("s", "unknown"),
+        );
+        for _ in 0..2 {
+            let claim = hour();
+            acquired(store.claim(&completed, &claim).await);
+            for response in ["first", "second"] {
+                let completion = Completion::new(response.into(), HOUR, Duration::ZERO);
+                assert_eq!(
+                    store
+                        .complete(&completed, claim.token, &completion)
+                        .await
+                        .unwrap(),
+                    Applied
+                );
+            }
+            let record = store.read(&completed).await.unwrap().unwrap();
+            assert!(matches!(
+                record.state,
+                RecordState::Completed { response } if response == "first"
+            ));
+            assert_eq!(
+                store.forget(&completed, record.fence).await.unwrap(),
+                Applied
+            );
+        }
+
+        let claim = hour();
+        acquired(store.claim(&released, &claim).await);
+        for release in [Release::Bound, Release::Freed] {
+            assert_eq!(
+                store
+                    .release(&released, claim.token, release)
+                    .await
+                    .unwrap(),
+                Applied
+            );
+        }
+        assert!(matches!(
+            store.read(&released).await.unwrap().unwrap().state,
+            RecordState::Released(Release::Bound)
+        ));
+
+        let claim = hour();
+        acquired(store.claim(&unknown, &claim).await);
+        for retention in [HOUR, Duration::ZERO] {
+            let owner = Witness::Owner(claim.token);
+            assert_eq!(
+                store
+                    .mark_unknown(&unknown, owner, retention)
+                    .await
+                    .unwrap(),
+                Applied
+            );
+        }
+        let record = store.read(&unknown).await.unwrap().unwrap();
+        assert!(record.expires_in.is_some());
+
+        // A claim whose answer got lost is recognised by its token.
+        let Claimed::Occupied(record) = store.claim(&unknown, &claim).await.unwrap() else {
+            panic!("claimed twice");
+        };
+        assert_eq!(record.token, claim.token);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fences_grow_over_sweeping_forgetting_and_claiming_again() {
+    with_store(async |store, _| {
+        let name = name("caller", "key");
+        let mut last = Fence::new(0);
+        for round in 0..30 {
+            let claim = Claim::new(fingerprint(1), HOUR, Duration::ZERO);
+            let grant = acquired(store.claim(&name, &claim).await);
+            assert!(grant.fence > last, "{} after {last}", grant.fence);
+            last = grant.fence;
+            match round % 3 {
+                0 => {
+                    let gone = Completion::new(Bytes::new(), Duration::ZERO, Duration::ZERO);
+                    let _ = store.complete(&name, claim.token, &gone).await.unwrap();
+                    past().await;
+                    assert_eq!(store.purge_expired(10, HOUR).await.unwrap().removed, 1);
+                }
+                1 => {
+                    assert_eq!(
+                        store.forget(&name, grant.fence).await.unwrap(),
+                        Settlement::Applied
+                    );
+                }
+                _ => {
+                    let gone = Completion::new(Bytes::new(), Duration::ZERO, Duration::ZERO);
+                    let _ = store.complete(&name, claim.token, &gone).await.unwrap();
+                    past().await;
+                    let again = taken(&store, &name, grant, Succession::Expired)
+                        .await
+                        .unwrap();
+                    assert!(again.fence > last);
+                    last = again.fence;
+                    let _ = store.forget(&name, again.fence).await.unwrap();
+                }
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fence_grows_past_a_sequence_that_was_set_back() {
+    with_store(async |store, url| {
+        let name = name("caller", "key");
+        let claim = Claim::new(fingerprint(1), Duration::ZERO, HOUR);
+        for _ in 0..5 {
+            let grant = acquired(store.claim(&name, &claim).await);
+            let _ = store.forget(&name, grant.fence).await.unwrap();
+        }
+        let grant = acquired(store.claim(&name, &claim).await);
+        run(&url, "ALTER SEQUENCE idempotency_fences RESTART WITH 1").await;
+        past().await;
+        let next = taken(&store, &name, grant, Succession::TakeOver)
+            .await
+            .unwrap();
+        assert_eq!(next.fence.get(), grant.fence.get() + 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_never_deletes_a_record_that_was_claimed_again() {
+    with_store(async |store, url| {
+        // A record whose renewal of life is under way is passed over, not waited for.
+        let held = name("caller", "held");
+        let claim = expired(&store, &held).await;
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let mut reclaiming = connection.begin().await.unwrap();
+        raw_sql(
+            "UPDATE idempotency_records SET state = 1, response = NULL, fence = fence + 1,
+             lease_until = now() + interval '1 hour', expires_at = now() + interval '1 hour'",
+        )
+        .execute(&mut *reclaiming)
+        .await
+        .unwrap();
+        let begun = Instant::now();
+        assert_eq!(store.purge_expired(10, HOUR).await.unwrap().touched(), 0);
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        reclaiming.commit().await.unwrap();
+        let record = store.read(&held).await.unwrap().unwrap();
+        assert_eq!(record.token, claim.token);
+        let _ = store.forget(&held, record.fence).await.unwrap();
+
+        // And in the open: whoever was granted a record still has one.
+        for round in 0..15 {
+            let names: Vec<_> = (0..20)
+                .map(|n| name("caller", &format!("{round} {n}")))
+                .collect();
+            for name in &names {
+                expired(&store, name).await;
+            }
+            let sweepers = (0..3).map(|_| {
+                let store = store.clone();
+                tokio::spawn(async move {
+                    for _ in 0..10 {
+                        store.purge_expired(3, HOUR).await.unwrap();
+                    }
+                })
+            });
+            let claimers = names.iter().cloned().map(|name| {
+                let store = store.clone();
+                tokio::spawn(async move {
+                    let seen = store.read(&name).await.unwrap()?;
+                    store
+                        .reclaim(&name, seen.fence, Succession::Expired, &hour())
+                        .await
+                        .unwrap()
+                        .map(|grant| (name, grant))
+                })
+            });
+            let (granted, _) = tokio::join!(join_all(claimers), join_all(sweepers));
+            for (name, grant) in granted.into_iter().filter_map(Result::unwrap) {
+                let record = store
+                    .read(&name)
+                    .await
+                    .unwrap()
+                    .expect("swept while leased");
+                assert_eq!(record.fence, grant.fence);
+            }
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
+    with_store(async |store, _| {
+        let leased = name("caller", "leased");
+        acquired(
+            store
+                .claim(&leased, &Claim::new(fingerprint(1), HOUR, Duration::ZERO))
+                .await,
+        );
+        for n in 0..5 {
+            expired(&store, &name("done", &n.to_string())).await;
+        }
+        for n in 0..3 {
+            let lapsed = Claim::new(fingerprint(1), Duration::ZERO, Duration::ZERO);
+            acquired(store.claim(&name("lapsed", &n.to_string()), &lapsed).await);
+        }
+        past().await;
+        let mut total = (0, 0);
+        loop {
+            let purged = store.purge_expired(3, HOUR).await.unwrap();
+            assert!(purged.touched() <= 3);
+            total = (total.0 + purged.removed, total.1 + purged.marked_unknown);
+            if purged.touched() == 0 {
+                break;
+            }
+        }
+        assert_eq!(total, (5, 3));
+        assert!(store.read(&leased).await.unwrap().is_some());
+        assert_eq!(store.list(Filter::Unknown, 10).await.unwrap().len(), 3);
+        assert_eq!(store.list(Filter::Unknown, 2).await.unwrap().len(), 2);
+        let old = Filter::InProgressFor(Duration::ZERO);
+        assert_eq!(store.list(old, 10).await.unwrap()[0].0, leased);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_completion_touches_no_index() {
+    with_store(async |store, url| {
+        for burst in 0..20 {
+            let claims: Vec<_> = (0..5)
+                .map(|n| (name("s", &format!("{burst} {n}")), hour()))
+                .collect();
+            for (name, claim) in &claims {
+                acquired(store.claim(name, claim).await);
+            }
+            for (name, claim) in &claims {
+                assert_eq!(
+                    store.renew(name, claim.token, HOUR).await.unwrap(),
+                    Settlement::Applied
+                );
+                assert_eq!(
+                    store.complete(name, claim.token, &done()).await.unwrap(),
+                    Settlement::Applied
+                );
+            }
+        }
+        // A backend's counts are certain once it has gone.
+        store.close().await;
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let mut counts = (0_i64, 0_i64);
+        for _ in 0..100 {
+            let row = query(
+                "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables
+                 WHERE relname = 'idempotency_records'",
+            )
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+            counts = (row.get(0), row.get(1));
+            if counts.0 >= 200 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        assert_eq!(counts, (200, 200));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_s_careless_defaults_do_not_reach_the_store() {
+    with_database(async |url| {
+        // The defaults are of the database, so that other tests keep theirs.
+        for setting in [
+            "default_transaction_isolation = 'serializable'",
+            "synchronous_commit = off",
+            "lock_timeout = 1",
+            "statement_timeout = 1000",
+            "default_transaction_read_only = on",
+        ] {
+            let alter = format!(
+                "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET {}', current_database()); END $$",
+                setting.replace('\'', "''")
+            );
+            run(&url, &alter).await;
+        }
+        let store = PostgresStore::builder(options(&url).application_name("careless"))
+            .max_connections(1)
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        let name = name("caller", "key");
+        let claim = hour();
+        acquired(store.claim(&name, &claim).await);
+        // What is in force is asked of the store's own session, by a trigger.
+        run(
+            &url,
+            "SET transaction_read_only = off;
+             CREATE TABLE seen (setting text, value text);
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 INSERT INTO seen SELECT each, current_setting(each) FROM unnest(ARRAY[
+                     'transaction_isolation', 'transaction_read_only', 'synchronous_commit',
+                     'statement_timeout', 'lock_timeout', 'application_name']) AS each;
+                 RETURN NEW; END $$;
+             CREATE TRIGGER note BEFORE UPDATE ON idempotency_records
+             FOR EACH ROW EXECUTE FUNCTION note()",
+        )
+        .await;
+        let _ = store.complete(&name, claim.token, &done()).await.unwrap();
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let seen: Vec<String> =
+            query_scalar("SELECT setting || ' ' || value FROM seen ORDER BY setting")
+                .fetch_all(&mut connection)
+                .await
+                .unwrap();
+        assert_eq!(
+            seen,
+            [
+                "application_name careless",
+                "lock_timeout 2s",
+                "statement_timeout 5s",
+                "synchronous_commit on",
+                "transaction_isolation read committed",
+                "transaction_read_only off",
+            ]
+        );
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn more_durability_than_asked_for_is_kept() {
+    with_database(async |url| {
+        run(
+            &url,
+            "DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET synchronous_commit = remote_apply',
+             current_database()); END $$",
+        )
+        .await;
+        let store = PostgresStore::connect(&url).await.unwrap();
+        store.migrate().await.unwrap();
+        run(
+            &url,
+            "CREATE TABLE seen (value text);
+             CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 INSERT INTO seen VALUES (current_setting('synchronous_commit'));
+                 RETURN NEW; END $$;
+             CREATE TRIGGER note BEFORE INSERT ON idempotency_records
+             FOR EACH ROW EXECUTE FUNCTION note()",
+        )
+        .await;
+        acquired(store.claim(&name("caller", "key"), &hour()).await);
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let seen: String = query_scalar("SELECT value FROM seen")
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+        assert_eq!(seen, "remote_apply");
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_may_be_dropped_at_any_time() {
+    with_database(async |url| {
+        let store = PostgresStore::builder(options(&url))
+            .max_connections(2)
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        for round in 0..150 {
+            let name = name("caller", &round.to_string());
+            let claim = hour();
+            let patience = Duration::from_micros(40 * (round % 50));
+            let _ = tokio::time::timeout(patience, store.claim(&name, &claim)).await;
+            let _ = tokio::time::timeout(patience, store.read(&name)).await;
+            // Whatever became of the dropped call, asking again is safe, and
+            // what is acknowledged now is there.
+            let token = match store.claim(&name, &claim).await.unwrap() {
+                Claimed::Acquired(_) => claim.token,
+                Claimed::Occupied(record) => record.token,
+                Claimed::Vanished => panic!("nobody sweeps"),
+            };
+            assert_eq!(token, claim.token);
+            let completion = done();
+            let dropped = store.complete(&name, claim.token, &completion);
+            let _ = tokio::time::timeout(patience, dropped).await;
+            assert_eq!(
+                store.complete(&name, claim.token, &done()).await.unwrap(),
+                Settlement::Applied
+            );
+        }
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let completed: i64 =
+            query_scalar("SELECT count(*) FROM idempotency_records WHERE state = 2")
+                .fetch_one(&mut connection)
+                .await
+                .unwrap();
+        assert_eq!(completed, 150);
+        let open: i64 = query_scalar(
+            "SELECT count(*) FROM pg_stat_activity
+             WHERE application_name = 'tower-idempotency' AND state LIKE 'idle in transaction%'
+               AND datname = current_database()",
+        )
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+        assert_eq!(open, 0);
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_call_still_writes() {
+    with_store(async |store, _| {
+        let name = name("caller", "key");
+        let claim = hour();
+        {
+            let mut call = std::pin::pin!(store.claim(&name, &claim));
+            assert!(futures_util::poll!(&mut call).is_pending());
+        }
+        let begun = Instant::now();
+        while store.read(&name).await.unwrap().is_none() {
+            assert!(begun.elapsed() < Duration::from_secs(5));
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn its_ledger_stands_beside_the_application_s_own() {
+    with_store(async |store, url| {
+        let own = Migrator::with_migrations(vec![Migration::new(
+            20_250_101,
+            "accounts".into(),
+            MigrationType::Simple,
+            tower_idempotency::sqlx::SqlSafeStr::into_sql_str("CREATE TABLE accounts (id bigint)"),
+            false,
+        )]);
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        for _ in 0..2 {
+            own.run(&mut connection).await.unwrap();
+            store.migrate().await.unwrap();
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn eight_processes_may_migrate_at_once() {
+    with_database(async |url| {
+        let stores =
+            join_all((0..8).map(|_| async { PostgresStore::connect(&url).await.unwrap() })).await;
+        for migrated in join_all(stores.iter().map(PostgresStore::migrate)).await {
+            migrated.unwrap();
+        }
+        acquired(stores[0].claim(&name("caller", "key"), &hour()).await);
+        for store in stores {
+            store.close().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_stores_on_one_database_share_their_records() {
+    with_store(async |store, url| {
+        let other = PostgresStore::connect(&url).await.unwrap();
+        for round in 0..50 {
+            let name = name("caller", &round.to_string());
+            let (one, two) = (hour(), hour());
+            let (one, two) = tokio::join!(store.claim(&name, &one), other.claim(&name, &two));
+            let acquired = [one.unwrap(), two.unwrap()]
+                .iter()
+                .filter(|answer| matches!(answer, Claimed::Acquired(_)))
+                .count();
+            assert_eq!(acquired, 1);
+        }
+        let name = name("caller", "handed over");
+        let claim = hour();
+        acquired(store.claim(&name, &claim).await);
+        assert_eq!(
+            other.complete(&name, claim.token, &done()).await.unwrap(),
+            Settlement::Applied
+        );
+        other.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_that_other_collations_merge_stay_apart() {
+    with_store(async |store, _| {
+        for key in ["key", "KEY", "ke\u{301}y", "k\u{e9}y", "key ", ""] {
+            acquired(store.claim(&name("caller", key), &hour()).await);
+        }
+        acquired(store.claim(&name("callerk", "ey"), &hour()).await);
+        let longest = name(&"s".repeat(511), &"k".repeat(1_024));
+        acquired(store.claim(&longest, &hour()).await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_cannot_be_read_is_an_error_and_never_absent() {
+    with_store(async |store, url| {
+        let name = name("caller", "key");
+        let claim = hour();
+        for damage in [
+            "state = 9",
+            "state = 0",
+            "state = 2",
+            "response = 'stray'",
+            "token = 'short'",
+            "operation = ''",
+            "fingerprint = 'short'",
+            "fence = -1",
+            "attempt = -1",
+            "takeovers = -1",
+        ] {
+            run(&url, "DROP TABLE IF EXISTS idempotency_records CASCADE").await;
+            run(&url, "DROP SEQUENCE idempotency_fences").await;
+            run(&url, include_str!("../migrations/postgres/0001_records.sql")).await;
+            run(
+                &url,
+                "DO $$ DECLARE each text; BEGIN
+                     FOR each IN SELECT conname FROM pg_constraint
+                         WHERE conrelid = 'idempotency_records'::regclass AND contype = 'c'
+                     LOOP EXECUTE format('ALTER TABLE idempotency_records DROP CONSTRAINT %I', each);
+                     END LOOP; END $$",
+            )
+            .await;
+            // The statements that the connections prepared were for the old table.
+            let store = PostgresStore::connect(&url).await.unwrap();
+            acquired(store.claim(&name, &claim).await);
+            run(&url, &format!("UPDATE idempotency_records SET {damage}")).await;
+            let read = store.read(&name).await.unwrap_err();
+            assert_eq!(read.kind(), StoreErrorKind::Corrupt, "{damage}");
+            let claimed = store.claim(&name, &claim).await.unwrap_err();
+            assert_eq!(claimed.kind(), StoreErrorKind::Corrupt, "{damage}");
+            store.close().await;
+        }
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cut_connection_is_an_error_and_then_forgotten() {
+    with_store(async |store, url| {
+        let name = name("caller", "key");
+        let mut blocker = PgConnection::connect(&url).await.unwrap();
+        acquired(store.claim(&name, &hour()).await);
+        let mut lock = blocker.begin().await.unwrap();
+        raw_sql("SELECT FROM idempotency_records FOR UPDATE")
+            .execute(&mut *lock)
+            .await
+            .unwrap();
+        let call = tokio::spawn({
+            let (store, name) = (store.clone(), name.clone());
+            async move { store.forget(&name, Fence::new(1)).await }
+        });
+        // Cut while it waits for the lock.
+        let mut killer = PgConnection::connect(&url).await.unwrap();
+        let begun = Instant::now();
+        loop {
+            let cut: i64 = query_scalar(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                 WHERE wait_event_type = 'Lock' AND datname = current_database()",
+            )
+            .fetch_one(&mut killer)
+            .await
+            .unwrap();
+            if cut > 0 {
+                break;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(2));
+        }
+        let error = call.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        lock.rollback().await.unwrap();
+        assert!(store.read(&name).await.unwrap().is_some());
+
+        // Cut while idle: noticed at the latest by the call after the next.
+        run(
+            &url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE application_name = 'tower-idempotency' AND datname = current_database()",
+        )
+        .await;
+        let mut failures = 0;
+        while store.read(&name).await.is_err() {
+            failures += 1;
+            assert!(
+                failures <= 10,
+                "every connection of the pool failed and more"
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert!(store.read(&name).await.unwrap().is_some());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_cut_while_nobody_looked_are_not_noticed_at_all() {
+    with_store(async |store, url| {
+        let name = name("caller", "key");
+        acquired(store.claim(&name, &hour()).await);
+        run(
+            &url,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE application_name = 'tower-idempotency' AND datname = current_database()",
+        )
+        .await;
+        tokio::time::sleep(Duration::from_millis(1_200)).await;
+        assert!(store.read(&name).await.unwrap().is_some());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_duplicate_does_not_wait_for_a_completion_under_way() {
+    with_store(async |store, url| {
+        let name = name("caller", "key");
+        acquired(store.claim(&name, &hour()).await);
+        let mut other = PgConnection::connect(&url).await.unwrap();
+        let mut completing = other.begin().await.unwrap();
+        raw_sql("UPDATE idempotency_records SET state = 2, response = ''")
+            .execute(&mut *completing)
+            .await
+            .unwrap();
+        let begun = Instant::now();
+        let Claimed::Occupied(record) = store.claim(&name, &hour()).await.unwrap() else {
+            panic!("claimed twice");
+        };
+        assert!(matches!(record.state, RecordState::InProgress { .. }));
+        assert!(begun.elapsed() < Duration::from_secs(1));
+        completing.rollback().await.unwrap();
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_locked_by_another_transaction_times_out_and_the_store_stays_usable() {
+    with_database(async |url| {
+        let store = PostgresStore::builder(options(&url))
+            .max_connections(1)
+            .acquire_timeout(Duration::from_millis(300))
+            .lock_timeout(Duration::from_millis(800))
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        let name = name("caller", "key");
+        let claim = hour();
+        acquired(store.claim(&name, &claim).await);
+        let mut other = PgConnection::connect(&url).await.unwrap();
+        let mut lock = other.begin().await.unwrap();
+        raw_sql("SELECT FROM idempotency_records FOR UPDATE")
+            .execute(&mut *lock)
+            .await
+            .unwrap();
+        let waiting = tokio::spawn({
+            let (store, name) = (store.clone(), name.clone());
+            async move { store.renew(&name, claim.token, HOUR).await }
+        });
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        // The only connection is taken.
+        let error = store.read(&name).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+        let error = waiting.await.unwrap().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+        lock.rollback().await.unwrap();
+        assert_eq!(
+            store.renew(&name, claim.token, HOUR).await.unwrap(),
+            Settlement::Applied
+        );
+        store.close().await;
+        let error = store.read(&name).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_falls_silent_takes_no_connection_for_ever() {
+    with_database(async |url| {
+        let proxy = Proxy::to(&url).await;
+        let store = PostgresStore::builder(proxy.options(&url))
+            .max_connections(1)
+            .statement_timeout(Duration::from_millis(100))
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        let name = name("caller", "key");
+        acquired(store.claim(&name, &hour()).await);
+        proxy.silence(true);
+        let error = store.read(&name).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+        proxy.silence(false);
+        let begun = Instant::now();
+        while store.read(&name).await.is_err() {
+            assert!(begun.elapsed() < Duration::from_secs(15));
+        }
+        assert!(store.read(&name).await.unwrap().is_some());
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_error_says_a_name_a_token_or_a_response() {
+    with_store(async |store, url| {
+        run(
+            &url,
+            "ALTER TABLE idempotency_records ADD CHECK (length(key) < 5 OR scope = '')",
+        )
+        .await;
+        let secret = name("the-scope", "the-key");
+        let errors = [
+            store.claim(&secret, &hour()).await.unwrap_err(),
+            store
+                .claim(&name("the-scope", "the-key\0"), &hour())
+                .await
+                .unwrap_err(),
+            PostgresStore::connect("postgres://the-key:the-scope@127.0.0.1:1/x")
+                .await
+                .unwrap_err(),
+        ];
+        for error in &errors {
+            let text = told(error);
+            assert!(
+                !text.contains("the-key") && !text.contains("the-scope"),
+                "{text}"
+            );
+        }
+        assert!(!format!("{store:?}").contains("postgres:"));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_is_refused_with_its_reason() {
+    with_database(async |url| {
+        // A server that says of itself what a standby says.
+        run(
+            &url,
+            "CREATE SCHEMA standby;
+             CREATE FUNCTION standby.pg_is_in_recovery() RETURNS boolean
+             LANGUAGE sql AS 'SELECT true';
+             DO $$ BEGIN EXECUTE format(
+                 'ALTER DATABASE %I SET search_path = standby, pg_catalog, public',
+                 current_database()); END $$",
+        )
+        .await;
+        let error = PostgresStore::connect(&url).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(told(&error).contains("standby"), "{}", told(&error));
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_table_and_a_wrong_address_say_what_to_do() {
+    with_database(async |url| {
+        let store = PostgresStore::connect(&url).await.unwrap();
+        let error = store.read(&name("caller", "key")).await.unwrap_err();
+        assert!(told(&error).contains("migrate"), "{}", told(&error));
+        store.close().await;
+        let error = PostgresStore::connect("mysql://localhost")
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    })
+    .await;
+}
+
+/// Runs a test against a new, migrated database.
+async fn with_store(test: impl AsyncFnOnce(PostgresStore, String)) {
+    with_database(async |url| {
+        let store = PostgresStore::connect(&url).await.unwrap();
+        store.migrate().await.unwrap();
+        test(store.clone(), url).await;
+        store.close().await;
+    })
+    .await;
+}
+
+/// Runs a test against a new database, which is dropped whatever comes of it.
+async fn with_database(test: impl AsyncFnOnce(String)) {
+    let server = std::env::var("DATABASE_URL").expect(
+        "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
+         ./tests/run starts one",
+    );
+    let database = format!("idempotency_{:016x}", rand::random::<u64>());
+    run(&server, &format!("CREATE DATABASE {database}")).await;
+    let url = options(&server).database(&database);
+    let url = tower_idempotency::sqlx::ConnectOptions::to_url_lossy(&url).to_string();
+    let outcome =
+        futures_util::FutureExt::catch_unwind(std::panic::AssertUnwindSafe(test(url))).await;
+    run(&server, &format!("DROP DATABASE {database} WITH (FORCE)")).await;
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+}
+
+fn options(url: &str) -> PgConnectOptions {
+    url.parse().unwrap()
+}
+
+async fn run(url: &str, statements: &str) {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    run_on(&mut connection, statements).await;
+    connection.close().await.unwrap();
+}
+
+async fn run_on(connection: &mut PgConnection, statements: &str) {
+    raw_sql(AssertSqlSafe(statements.to_owned()))
+        .execute(connection)
+        .await
+        .unwrap();
+}
+
+fn told(error: &StoreError) -> String {
+    let source = std::error::Error::source(error).map(ToString::to_string);
+    format!("{error}: {} {error:?}", source.unwrap_or_default())
+}
+
+/// A record that was completed and has expired.
+async fn expired(store: &PostgresStore, name: &tower_idempotency::RecordName) -> Claim {
+    let claim = Claim::new(fingerprint(1), HOUR, Duration::ZERO);
+    acquired(store.claim(name, &claim).await);
+    let gone = Completion::new(Bytes::new(), Duration::ZERO, Duration::ZERO);
+    let _ = store.complete(name, claim.token, &gone).await.unwrap();
+    past().await;
+    claim
+}
+
+async fn taken(
+    store: &PostgresStore,
+    name: &tower_idempotency::RecordName,
+    seen: Grant,
+    succession: Succession,
+) -> Option<Grant> {
+    store
+        .reclaim(name, seen.fence, succession, &hour())
+        .await
+        .unwrap()
+}
+
+fn acquired(answer: Result<Claimed, StoreError>) -> Grant {
+    match answer.unwrap() {
+        Claimed::Acquired(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn hour() -> Claim {
+    Claim::new(fingerprint(1), HOUR, HOUR)
+}
+
+fn done() -> Completion {
+    Completion::new(Bytes::from_static(&[7; 300]), HOUR, Duration::ZERO)
+}
+
+fn fingerprint(body: u8) -> Fingerprint {
+    Fingerprint::from_bytes([body; 40])
+}
+
+/// Until what lasted no time is over.
+async fn past() {
+    tokio::time::sleep(Duration::from_millis(2)).await;
+}
+
+/// Stands between a store and its server, and can swallow what the server says.
+struct Proxy {
+    port: u16,
+    silent: Arc<std::sync::atomic::AtomicBool>,
+}
+
+impl Proxy {
+    async fn to(url: &str) -> Self {
+        let server = (options(url).get_host().to_owned(), options(url).get_port());
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let silent = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let swallow = silent.clone();
+        tokio::spawn(async move {
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                let server = tokio::net::TcpStream::connect(&server).await.unwrap();
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let swallow = swallow.clone();
+                tokio::spawn(
+                    async move { tokio::io::copy(&mut from_client, &mut to_server).await },
+                );
+                tokio::spawn(async move {
+                    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+                    let mut said = [0; 8_192];
+                    while let Ok(length @ 1..) = from_server.read(&mut said).await {
+                        let silent = swallow.load(std::sync::atomic::Ordering::Relaxed);
+                        if !silent && to_client.write_all(&said[..length]).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+            }
+        });
+        Self { port, silent }
+    }
+
+    fn options(&self, url: &str) -> PgConnectOptions {
+        options(url).host("127.0.0.1").port(self.port)
+    }
+
+    fn silence(&self, silent: bool) {
+        self.silent
+            .store(silent, std::sync::atomic::Ordering::Relaxed);
+    }
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
