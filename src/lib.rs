@@ -135,6 +135,8 @@ mod jitter;
 
 pub mod store;
 mod protocol;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 #[cfg(feature = "axum")]
 pub mod axum;
 

@@ -51,9 +51,9 @@ impl Row {
             fingerprint: claim.fingerprint,
             token: claim.token,
             claimed_at: now,
-            expires_at: now + claim.retention,
+            expires_at: now.saturating_add(claim.retention),
             state: State::InProgress {
-                lease_until: now + claim.lease,
+                lease_until: now.saturating_add(claim.lease),
             },
         }
     }
@@ -71,7 +71,7 @@ impl Row {
         let expired = self.has_expired(now);
         let allowed = match (&self.state, succession) {
             (State::InProgress { .. }, Succession::TakeOver) => self.has_lapsed(now),
-            (State::Unknown, Succession::Rerun)
+            (State::Unknown, Succession::Rerun | Succession::Reconcile)
             | (State::Released(_), Succession::Retry)
             | (State::Released(Release::Freed), Succession::Replace) => !expired,
             (
@@ -88,6 +88,7 @@ impl Row {
             Succession::TakeOver | Succession::Rerun => {
                 (self.operation, self.attempt + 1, self.takeovers + 1)
             }
+            Succession::Reconcile => (self.operation, self.attempt, self.takeovers),
             Succession::Retry => (self.operation, self.attempt + 1, 0),
             Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
         };
@@ -103,7 +104,7 @@ impl Row {
     pub(crate) fn renew(&mut self, token: Token, lease: Duration, now: Moment) -> Settlement {
         match &mut self.state {
             State::InProgress { lease_until } if self.token == token => {
-                *lease_until = now + lease;
+                *lease_until = now.saturating_add(lease);
                 Settlement::Applied
             }
             _ => Settlement::Superseded,
@@ -122,8 +123,10 @@ impl Row {
                 self.state = State::Completed {
                     response: completion.response.clone(),
                 };
-                self.expires_at =
-                    (self.claimed_at + completion.retention).max(now + completion.at_least);
+                self.expires_at = self
+                    .claimed_at
+                    .saturating_add(completion.retention)
+                    .max(now.saturating_add(completion.at_least));
                 Settlement::Applied
             }
             State::Completed { .. } => Settlement::Applied,
@@ -157,7 +160,7 @@ impl Row {
         match self.state {
             State::InProgress { .. } if known && allowed => {
                 self.state = State::Unknown;
-                self.expires_at = now + retention;
+                self.expires_at = now.saturating_add(retention);
                 Settlement::Applied
             }
             State::Unknown if known => Settlement::Applied,
@@ -186,7 +189,7 @@ impl Row {
             _ if !self.has_expired(now) => Sweep::Kept,
             State::InProgress { .. } if self.has_lapsed(now) => {
                 self.state = State::Unknown;
-                self.expires_at = now + unknown_retention;
+                self.expires_at = now.saturating_add(unknown_retention);
                 Sweep::MarkedUnknown
             }
             State::InProgress { .. } => Sweep::Kept,
@@ -250,4 +253,30 @@ pub(crate) enum Sweep {
     Kept,
     MarkedUnknown,
     Due { unknown: bool },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_for_ever_is_kept() {
+        let for_ever = Duration::MAX;
+        let fingerprint = Fingerprint::from_bytes([0; 40]);
+        let claim = Claim::new(fingerprint, for_ever, for_ever);
+        let now = Moment::from_secs(1);
+        let mut row = Row::claimed(&claim, Fence::new(1), now);
+        assert_eq!(row.renew(claim.token, for_ever, now), Settlement::Applied);
+        let witness = Witness::Owner(claim.token);
+        assert_eq!(
+            row.mark_unknown(witness, for_ever, now),
+            Settlement::Applied
+        );
+        let completion = Completion::new(Bytes::new(), for_ever, for_ever);
+        assert_eq!(
+            row.complete(claim.token, &completion, now),
+            Settlement::Applied
+        );
+        assert!(row.snapshot(now).expires_in.is_some());
+    }
 }

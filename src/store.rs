@@ -238,6 +238,9 @@ pub enum Succession {
     /// Unknown and not expired: the same operation, its next attempt, and one
     /// more takeover.
     Rerun,
+    /// Unknown and not expired: the same operation and attempt, for a hook that
+    /// finds out what became of it.
+    Reconcile,
     /// Released and not expired: the same operation, its next attempt.
     Retry,
     /// Released for any request and not expired: a new operation.

@@ -268,10 +268,12 @@ impl Store for MemoryStore {
         limit: u32,
     ) -> Result<Vec<(RecordName, Record)>, StoreError> {
         let inner = &*self.inner;
+        // One moment for all shards: ages that were taken at different times
+        // would not be in the order of the claims.
+        let now = inner.now();
         let mut chosen = Vec::new();
         for shard in &inner.shards {
             let shard = lock(shard);
-            let now = inner.now();
             chosen.extend(
                 shard
                     .iter()

@@ -166,6 +166,8 @@ pub(super) fn succession(succession: Succession) -> i64 {
         Succession::Retry => 2,
         Succession::Replace => 3,
         Succession::Expired => 4,
+        Succession::Rerun => 5,
+        Succession::Reconcile => 6,
     }
 }
 

@@ -305,9 +305,15 @@ UPDATE idempotency_fences SET last = ?1 WHERE last < ?1";
 /// 1: take over; 2: retry; 3: replace; 4: expired.
 const RECLAIM: &str = "
 UPDATE idempotency_records AS record
-SET operation = CASE WHEN ?9 IN (1, 2) THEN record.operation ELSE ?3 END,
-    attempt = CASE WHEN ?9 IN (1, 2) THEN record.attempt + 1 ELSE 1 END,
-    takeovers = CASE WHEN ?9 = 1 THEN record.takeovers + 1 ELSE 0 END,
+SET operation = CASE WHEN ?9 IN (1, 2, 5, 6) THEN record.operation ELSE ?3 END,
+    attempt = CASE
+        WHEN ?9 IN (1, 2, 5) THEN record.attempt + 1
+        WHEN ?9 = 6 THEN record.attempt
+        ELSE 1 END,
+    takeovers = CASE
+        WHEN ?9 IN (1, 5) THEN record.takeovers + 1
+        WHEN ?9 = 6 THEN record.takeovers
+        ELSE 0 END,
     fence = max(fences.last, record.fence) + 1,
     token = ?4,
     fingerprint = ?5,
@@ -324,6 +330,8 @@ WHERE record.scope = ?1 AND record.key = ?2 AND record.fence = ?8
       WHEN 2 THEN record.state IN (4, 5) AND record.expires_at >= clock.now
       WHEN 3 THEN record.state = 5 AND record.expires_at >= clock.now
       WHEN 4 THEN record.state IN (2, 3, 4, 5) AND record.expires_at < clock.now
+      WHEN 5 THEN record.state = 3 AND record.expires_at >= clock.now
+      WHEN 6 THEN record.state = 3 AND record.expires_at >= clock.now
       END
 RETURNING operation, fence, attempt";
 

@@ -1,0 +1,409 @@
+//! A store written against nothing but the public contract, checked by the
+//! conformance suite: the place to start a fourth store from.
+//!
+//! One mutex around one map makes every call atomic. A store on a server says
+//! the same guards in its own language, a `WHERE` clause or a script.
+//!
+//! ```sh
+//! cargo run --example custom_store
+//! ```
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tokio::time::Instant;
+use tower_idempotency::{
+    Fence, Fingerprint, OperationId, RecordName, Store, StoreError, Token,
+    conformance::{Subject, promises},
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
+        Resolution, Settlement, Succession, Witness,
+    },
+};
+
+#[tokio::main(flavor = "current_thread", start_paused = true)]
+async fn main() {
+    check().await;
+}
+
+/// Says each promise once it is kept; panics at the first that is not.
+#[expect(clippy::print_stdout, reason = "a report for whoever runs it")]
+async fn check() {
+    let promises = promises();
+    for promise in &promises {
+        promise.check(Maps).await;
+        println!("kept: {}", promise.name().replace('_', " "));
+    }
+    println!("all {} promises are kept", promises.len());
+}
+
+/// What the suite needs to know: how to get a fresh store, and how its time
+/// passes. This one reads Tokio's clock, which `main` has paused.
+struct Maps;
+
+impl Subject for Maps {
+    type Store = MapStore;
+    const TICK: Option<Duration> = Some(Duration::from_nanos(1));
+
+    async fn store(&self) -> MapStore {
+        MapStore::default()
+    }
+
+    async fn pass(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+}
+
+/// Records in one ordered map.
+#[derive(Clone, Default)]
+struct MapStore(Arc<Mutex<Table>>);
+
+#[derive(Default)]
+struct Table {
+    rows: BTreeMap<RecordName, Row>,
+    /// Outlives every record, so that fences grow over removals too.
+    last_fence: u64,
+}
+
+struct Row {
+    operation: OperationId,
+    fence: Fence,
+    attempt: u32,
+    takeovers: u32,
+    fingerprint: Fingerprint,
+    token: Token,
+    claimed_at: Instant,
+    expires_at: Instant,
+    state: State,
+}
+
+enum State {
+    InProgress { lease_until: Instant },
+    Completed(Bytes),
+    Unknown,
+    Released(Release),
+}
+
+impl MapStore {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.lock().expect("no call panics with the table locked")
+    }
+
+    /// One transition: `Superseded` unless there is a row and `apply` did it.
+    fn settle(
+        &self,
+        name: &RecordName,
+        apply: impl FnOnce(&mut Row, Instant) -> bool,
+    ) -> Result<Settlement, StoreError> {
+        let mut table = self.table();
+        // The clock is read under the lock: time spent waiting counts.
+        let now = Instant::now();
+        let applied = table.rows.get_mut(name).is_some_and(|row| apply(row, now));
+        Ok(if applied {
+            Settlement::Applied
+        } else {
+            Settlement::Superseded
+        })
+    }
+}
+
+impl Table {
+    fn next_fence(&mut self) -> Fence {
+        self.last_fence += 1;
+        Fence::new(self.last_fence)
+    }
+}
+
+impl Row {
+    fn new(claim: &Claim, fence: Fence, now: Instant) -> Self {
+        Self {
+            operation: claim.operation,
+            fence,
+            attempt: 1,
+            takeovers: 0,
+            fingerprint: claim.fingerprint,
+            token: claim.token,
+            claimed_at: now,
+            expires_at: now + claim.retention,
+            state: State::InProgress {
+                lease_until: now + claim.lease,
+            },
+        }
+    }
+
+    fn grant(&self) -> Grant {
+        Grant::new(self.operation, self.fence, self.attempt)
+    }
+
+    fn has_lapsed(&self, now: Instant) -> bool {
+        matches!(self.state, State::InProgress { lease_until } if lease_until < now)
+    }
+
+    fn has_expired(&self, now: Instant) -> bool {
+        self.expires_at < now
+    }
+
+    fn allows(&self, succession: Succession, now: Instant) -> bool {
+        match succession {
+            Succession::TakeOver => self.has_lapsed(now),
+            Succession::Rerun | Succession::Reconcile => {
+                matches!(self.state, State::Unknown) && !self.has_expired(now)
+            }
+            Succession::Retry => matches!(self.state, State::Released(_)) && !self.has_expired(now),
+            Succession::Replace => {
+                matches!(self.state, State::Released(Release::Freed)) && !self.has_expired(now)
+            }
+            Succession::Expired => {
+                !matches!(self.state, State::InProgress { .. }) && self.has_expired(now)
+            }
+        }
+    }
+
+    fn record(&self, now: Instant) -> Record {
+        // At its last moment nothing is over: `None` is for the past alone.
+        let left = |until: Instant| until.checked_duration_since(now);
+        Record::new(
+            self.operation,
+            self.fence,
+            self.attempt,
+            self.takeovers,
+            self.fingerprint,
+            self.token,
+            now - self.claimed_at,
+            left(self.expires_at),
+            match &self.state {
+                State::InProgress { lease_until } => RecordState::InProgress {
+                    lease_left: left(*lease_until),
+                },
+                State::Completed(response) => RecordState::Completed {
+                    response: response.clone(),
+                },
+                State::Unknown => RecordState::Unknown,
+                State::Released(release) => RecordState::Released(*release),
+            },
+        )
+    }
+}
+
+impl Store for MapStore {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        let mut table = self.table();
+        let now = Instant::now();
+        if let Some(row) = table.rows.get(name) {
+            return Ok(Claimed::Occupied(row.record(now)));
+        }
+        let row = Row::new(claim, table.next_fence(), now);
+        let grant = row.grant();
+        table.rows.insert(name.clone(), row);
+        Ok(Claimed::Acquired(grant))
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        succession: Succession,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        let mut table = self.table();
+        let now = Instant::now();
+        let fence = table.next_fence();
+        let Some(row) = table.rows.get_mut(name) else {
+            return Ok(None);
+        };
+        if row.fence != seen || !row.allows(succession, now) {
+            return Ok(None);
+        }
+        let (operation, attempt, takeovers) = match succession {
+            Succession::TakeOver | Succession::Rerun => {
+                (row.operation, row.attempt + 1, row.takeovers + 1)
+            }
+            Succession::Reconcile => (row.operation, row.attempt, row.takeovers),
+            Succession::Retry => (row.operation, row.attempt + 1, 0),
+            Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
+        };
+        *row = Row {
+            operation,
+            attempt,
+            takeovers,
+            ..Row::new(claim, fence, now)
+        };
+        Ok(Some(row.grant()))
+    }
+
+    async fn renew(
+        &self,
+        name: &RecordName,
+        token: Token,
+        lease: Duration,
+    ) -> Result<Settlement, StoreError> {
+        self.settle(name, |row, now| match &mut row.state {
+            State::InProgress { lease_until } if row.token == token => {
+                *lease_until = now + lease;
+                true
+            }
+            _ => false,
+        })
+    }
+
+    async fn complete(
+        &self,
+        name: &RecordName,
+        token: Token,
+        completion: &Completion,
+    ) -> Result<Settlement, StoreError> {
+        self.settle(name, |row, now| match row.state {
+            _ if row.token != token => false,
+            State::InProgress { .. } | State::Unknown => {
+                row.state = State::Completed(completion.response.clone());
+                row.expires_at =
+                    (row.claimed_at + completion.retention).max(now + completion.at_least);
+                true
+            }
+            State::Completed(_) => true,
+            State::Released(_) => false,
+        })
+    }
+
+    async fn release(
+        &self,
+        name: &RecordName,
+        token: Token,
+        release: Release,
+    ) -> Result<Settlement, StoreError> {
+        self.settle(name, |row, _| match row.state {
+            _ if row.token != token => false,
+            State::InProgress { .. } => {
+                row.state = State::Released(release);
+                true
+            }
+            State::Released(_) => true,
+            State::Completed(_) | State::Unknown => false,
+        })
+    }
+
+    async fn mark_unknown(
+        &self,
+        name: &RecordName,
+        witness: Witness,
+        retention: Duration,
+    ) -> Result<Settlement, StoreError> {
+        self.settle(name, |row, now| {
+            let (known, allowed) = match witness {
+                Witness::Owner(token) => (row.token == token, true),
+                Witness::Lapsed(seen) => (row.fence == seen, row.has_lapsed(now)),
+            };
+            match row.state {
+                State::InProgress { .. } if known && allowed => {
+                    row.state = State::Unknown;
+                    row.expires_at = now + retention;
+                    true
+                }
+                State::Unknown => known,
+                _ => false,
+            }
+        })
+    }
+
+    async fn resolve(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        resolution: &Resolution,
+    ) -> Result<Settlement, StoreError> {
+        self.settle(name, |row, _| match row.state {
+            State::Unknown if row.fence == seen => {
+                row.state = match resolution {
+                    Resolution::Happened(response) => State::Completed(response.clone()),
+                    Resolution::DidNotHappen => State::Released(Release::Bound),
+                };
+                true
+            }
+            _ => false,
+        })
+    }
+
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        let table = self.table();
+        let now = Instant::now();
+        Ok(table.rows.get(name).map(|row| row.record(now)))
+    }
+
+    async fn list(
+        &self,
+        filter: Filter,
+        limit: u32,
+    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        let table = self.table();
+        let now = Instant::now();
+        let mut listed = Vec::new();
+        for (name, row) in &table.rows {
+            let record = row.record(now);
+            let chosen = match filter {
+                Filter::Unknown => matches!(record.state, RecordState::Unknown),
+                Filter::InProgressFor(least) => {
+                    matches!(record.state, RecordState::InProgress { .. }) && record.age > least
+                }
+                // A later version of the contract may ask for more than this
+                // store knows; it says so instead of showing too much.
+                _ => return Err(StoreError::unavailable("this filter is not supported")),
+            };
+            if chosen {
+                listed.push((name.clone(), record));
+            }
+        }
+        listed.sort_by_key(|(_, record)| std::cmp::Reverse(record.age));
+        listed.truncate(limit as usize);
+        Ok(listed)
+    }
+
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+        let mut table = self.table();
+        Ok(match table.rows.get(name) {
+            Some(row) if row.fence == seen => {
+                table.rows.remove(name);
+                Settlement::Applied
+            }
+            _ => Settlement::Superseded,
+        })
+    }
+
+    async fn purge_expired(
+        &self,
+        limit: u32,
+        unknown_retention: Duration,
+    ) -> Result<Purged, StoreError> {
+        let mut table = self.table();
+        let now = Instant::now();
+        let mut purged = Purged::default();
+        table.rows.retain(|_, row| {
+            if purged.touched() >= u64::from(limit) || !row.has_expired(now) {
+                return true;
+            }
+            match row.state {
+                State::InProgress { .. } => {
+                    if row.has_lapsed(now) {
+                        row.state = State::Unknown;
+                        row.expires_at = now + unknown_retention;
+                        purged.marked_unknown += 1;
+                    }
+                    true
+                }
+                State::Unknown => {
+                    purged.removed += 1;
+                    purged.removed_unknown += 1;
+                    false
+                }
+                State::Completed(_) | State::Released(_) => {
+                    purged.removed += 1;
+                    false
+                }
+            }
+        });
+        Ok(purged)
+    }
+}

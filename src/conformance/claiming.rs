@@ -1,0 +1,408 @@
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use super::{
+    CROWD, HOUR, Subject, Trial, fingerprint, good, name, response,
+    situation::{Call, Situation, Status, applied, lease_left, response_of, status_of, superseded},
+};
+use crate::{
+    Fence, OperationId, Store, Token,
+    store::{Claim, Claimed, Completion, RecordState, Release, Succession},
+};
+
+/// # Claiming
+impl<S: Subject> Trial<S> {
+    /// A name without a record is granted, and the record says all of it.
+    pub async fn a_name_without_a_record_is_acquired(&self) {
+        let name = name("free");
+        let began = Instant::now();
+        let claim = Claim::new(fingerprint(7), HOUR, HOUR * 2);
+        let Claimed::Acquired(grant) = good(self.store.claim(&name, &claim).await) else {
+            panic!("claim: a name without a record is acquired");
+        };
+        assert_eq!(
+            (grant.operation, grant.attempt),
+            (claim.operation, 1),
+            "claim: the first attempt of the operation that the claim brings"
+        );
+
+        let record = good(self.peer.read(&name).await)
+            .expect("claim: leaves a record that every way to the store sees");
+        assert_eq!(
+            (
+                record.operation,
+                record.fence,
+                record.attempt,
+                record.takeovers
+            ),
+            (grant.operation, grant.fence, 1, 0),
+            "claim: the record says what was granted"
+        );
+        assert_eq!(
+            (record.token, record.fingerprint),
+            (claim.token, claim.fingerprint),
+            "claim: the record keeps the claim's token and fingerprint"
+        );
+        assert!(
+            record.age <= began.elapsed() + Self::grain(),
+            "claim: its age counts from the claim, and is {:?}",
+            record.age
+        );
+        let (Some(lease), Some(retention)) = (lease_left(&record), record.expires_in) else {
+            panic!("claim: is in progress and live for an hour, and was {record:?}");
+        };
+        assert!(
+            Self::close(record.age + lease, HOUR),
+            "claim: lives for its lease from the claim, and for {lease:?} more"
+        );
+        assert!(
+            Self::close(record.age + retention, HOUR * 2),
+            "claim: is kept for its retention from the claim, and for {retention:?} more"
+        );
+    }
+
+    /// A claim of a name that has a record, in whatever state and expired or
+    /// not, gets that record and changes nothing.
+    pub async fn a_claim_of_an_occupied_name_gets_the_record_that_is_there(&self) {
+        for case in self.cases(Situation::all()).await {
+            let Some(record) = self.peek(&case.held.name).await else {
+                continue;
+            };
+            let what = format!("claim of {:?}", case.situation);
+            let claim = Claim::new(fingerprint(3), HOUR, HOUR);
+            let Claimed::Occupied(seen) = good(self.peer.claim(&case.held.name, &claim).await)
+            else {
+                panic!("{what}: gets the record that is there");
+            };
+            Self::unchanged(Some(&record), Some(&seen), &what);
+            let after = self.peek(&case.held.name).await;
+            Self::unchanged(Some(&record), after.as_ref(), &what);
+        }
+    }
+
+    /// A record reads as what was done to it, expired or not.
+    pub async fn a_record_reads_as_what_was_done_to_it_expired_or_not(&self) {
+        for case in self.cases(Situation::all()).await {
+            let Some(record) = good(self.peer.read(&case.held.name).await) else {
+                assert_eq!(
+                    case.situation.status,
+                    Status::Absent,
+                    "read: a record is there until it is swept or forgotten"
+                );
+                continue;
+            };
+            let what = format!("read of {:?}", case.situation);
+            assert_eq!(
+                status_of(&record),
+                case.situation.status,
+                "{what}: its state"
+            );
+            assert_eq!(
+                record.expires_in.is_none(),
+                case.situation.expired,
+                "{what}: `expires_in` is `None` once it has expired, and only then"
+            );
+            let held = &case.held;
+            assert_eq!(
+                (record.operation, record.fence, record.attempt),
+                (held.grant.operation, held.grant.fence, held.grant.attempt),
+                "{what}: the grant of the last claim"
+            );
+            assert_eq!(
+                (record.token, record.fingerprint),
+                (held.token, held.claim.fingerprint),
+                "{what}: the token and fingerprint of the last claim"
+            );
+            assert!(
+                record.age + Self::grain() >= S::SHORT * 2,
+                "{what}: its age grows, and is {:?}",
+                record.age
+            );
+            if case.situation.status == Status::Completed {
+                assert_eq!(
+                    response_of(&record),
+                    Some(&response()),
+                    "{what}: the response"
+                );
+            }
+        }
+    }
+
+    /// No call makes a record of nothing.
+    pub async fn without_a_record_every_call_is_superseded(&self) {
+        let name = name("nothing");
+        assert!(
+            self.peek(&name).await.is_none(),
+            "read: nothing is there before the first claim"
+        );
+        for call in Call::ALL {
+            let settlement = call
+                .make(&self.store, &name, Token::random(), Fence::new(1))
+                .await;
+            superseded(settlement, &format!("{call:?} without a record"));
+        }
+        for succession in SUCCESSIONS {
+            let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+            let reclaimed = self
+                .store
+                .reclaim(&name, Fence::new(1), succession, &claim)
+                .await;
+            assert_eq!(
+                good(reclaimed),
+                None,
+                "reclaim: nothing can be claimed again without a record"
+            );
+        }
+        assert!(
+            self.peek(&name).await.is_none(),
+            "a call without a record leaves none"
+        );
+    }
+
+    /// Of 32 simultaneous claims, one is acquired; the others get its record.
+    pub async fn one_of_all_simultaneous_claims_is_acquired(&self) {
+        for round in 0..4 {
+            let name = name(round);
+            let calls = (0..CROWD).map(|turn| {
+                let (store, name) = (self.either(turn).clone(), name.clone());
+                async move {
+                    let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                    let mut claimed = good(store.claim(&name, &claim).await);
+                    if matches!(claimed, Claimed::Vanished) {
+                        claimed = good(store.claim(&name, &claim).await);
+                    }
+                    (claim.token, claimed)
+                }
+            });
+            let answers = self.at_once(calls).await;
+            let acquired: Vec<_> = answers
+                .iter()
+                .filter_map(|(token, claimed)| match claimed {
+                    Claimed::Acquired(grant) => Some((*token, *grant)),
+                    Claimed::Occupied(_) | Claimed::Vanished => None,
+                })
+                .collect();
+            let [(token, grant)] = acquired[..] else {
+                panic!(
+                    "claim: one of all simultaneous calls is acquired, and {} were",
+                    acquired.len()
+                );
+            };
+            for (_, claimed) in answers {
+                match claimed {
+                    Claimed::Acquired(_) => {}
+                    Claimed::Occupied(record) => assert!(
+                        record.token == token && record.fence == grant.fence,
+                        "claim: the others get the record of the one that was acquired"
+                    ),
+                    Claimed::Vanished => {
+                        panic!("claim: a record that nobody removes does not vanish twice")
+                    }
+                }
+            }
+        }
+    }
+
+    /// A claim whose answer got lost is recognised when it is asked again.
+    pub async fn i1_claiming_again_with_the_same_token_grants_nothing_and_shows_the_token(&self) {
+        let held = self.hold(&name("again"), HOUR, HOUR).await;
+        for store in [&self.store, &self.peer] {
+            match good(store.claim(&held.name, &held.claim).await) {
+                Claimed::Occupied(record) => assert!(
+                    record.token == held.token && record.fence == held.grant.fence,
+                    "claim: asked again, it finds its own token and fence"
+                ),
+                other => panic!("claim: each token is granted once, and again as {other:?}"),
+            }
+        }
+        applied(
+            Call::Renew
+                .make(&self.store, &held.name, held.token, held.grant.fence)
+                .await,
+            "renew after a repeated claim",
+        );
+    }
+
+    /// The same for a claim of a record that was there.
+    pub async fn i1_reclaiming_again_with_the_same_token_grants_nothing_and_shows_the_token(&self) {
+        let held = self.hold(&name("again"), HOUR, HOUR).await;
+        let released = self.store.release(&held.name, held.token, Release::Bound);
+        applied(good(released.await), "release by the owner");
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let next = self.hold_again(&held, Succession::Retry, claim).await;
+        for seen in [held.grant.fence, next.grant.fence] {
+            let again = self
+                .peer
+                .reclaim(&held.name, seen, Succession::Retry, &claim)
+                .await;
+            assert_eq!(good(again), None, "reclaim: each token is granted once");
+        }
+        let record = self.record(&held.name).await;
+        assert!(
+            record.token == claim.token && record.fence == next.grant.fence,
+            "reclaim: asked again, the record shows its own token and fence"
+        );
+    }
+
+    /// Whatever ends a claim, the next one of this name has a larger fence.
+    pub async fn i2_fences_strictly_increase_over_release_expiry_sweep_and_forget(&self) {
+        let name = name("fences");
+        let short = || Claim::new(fingerprint(1), S::SHORT, S::SHORT);
+        let long = || Claim::new(fingerprint(1), HOUR, HOUR);
+        let mut last = Fence::new(0);
+        let mut grows = |fence: Fence, over: &str| {
+            assert!(
+                fence > last,
+                "the fences of a name grow over {over}: {fence} came after {last}"
+            );
+            last = fence;
+        };
+
+        let mut held = self.hold(&name, HOUR, HOUR).await;
+        grows(held.grant.fence, "nothing: the first one is not zero");
+        for succession in [Succession::Retry, Succession::Replace] {
+            let released = self.store.release(&name, held.token, Release::Freed).await;
+            applied(good(released), "release by the owner");
+            held = self.hold_again(&held, succession, long()).await;
+            grows(held.grant.fence, "a release");
+        }
+        let released = self.store.release(&name, held.token, Release::Freed).await;
+        applied(good(released), "release by the owner");
+        held = self.hold_again(&held, Succession::Retry, short()).await;
+        grows(held.grant.fence, "a release");
+        self.lapse().await;
+        held = self.hold_again(&held, Succession::TakeOver, short()).await;
+        grows(held.grant.fence, "a lapse");
+        let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
+        let completed = self.store.complete(&name, held.token, &completion).await;
+        applied(good(completed), "complete by the owner");
+        self.lapse().await;
+        held = self.hold_again(&held, Succession::Expired, short()).await;
+        grows(held.grant.fence, "an expiry");
+        let released = self.store.release(&name, held.token, Release::Bound).await;
+        applied(good(released), "release by the owner");
+        self.lapse().await;
+        let purged = good(self.peer.purge_expired(10, HOUR).await);
+        assert_eq!(purged.removed, 1, "purge_expired: removes what is released");
+        for turn in 0..4 {
+            held = self
+                .hold_through(self.either(turn), &name, HOUR, HOUR)
+                .await;
+            grows(held.grant.fence, "a removal, in whichever process");
+            let forgotten = self.store.forget(&name, held.grant.fence).await;
+            applied(good(forgotten), "forget with the fence seen");
+        }
+    }
+
+    /// While many claim, forget and claim again, no fence is granted twice, and
+    /// each is larger than the one before.
+    pub async fn i2_fences_strictly_increase_while_claims_and_removals_race(&self) {
+        let name = name("contended");
+        // Whoever holds the name writes its fence down before it lets go, so
+        // the list is in the order of the grants.
+        let granted = Arc::new(Mutex::new(Vec::new()));
+        let calls = (0..8).map(|turn| {
+            let (store, name) = (self.either(turn).clone(), name.clone());
+            let granted = granted.clone();
+            async move {
+                for _ in 0..10 {
+                    let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                    if let Claimed::Acquired(grant) = good(store.claim(&name, &claim).await) {
+                        let write = |fence| granted.lock().expect("unpoisoned").push(fence);
+                        write(grant.fence);
+                        applied(
+                            good(store.forget(&name, grant.fence).await),
+                            "forget by the only owner",
+                        );
+                    }
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+        self.at_once(calls).await;
+        let granted = granted.lock().expect("unpoisoned");
+        assert!(
+            !granted.is_empty() && granted.is_sorted_by(|one, next| one < next),
+            "claim: each fence is larger than all before it, and they came as {granted:?}"
+        );
+    }
+
+    /// A process that dies after its claim leaves a record whose lease lapses.
+    pub async fn a_claim_that_nobody_continues_lapses_and_stays_in_progress(&self) {
+        let held = self.hold(&name("dead"), S::SHORT, HOUR).await;
+        self.lapse().await;
+        let record = self.record(&held.name).await;
+        assert!(
+            matches!(record.state, RecordState::InProgress { lease_left: None }),
+            "claim: after a crash it is in progress with a lapsed lease, and was {record:?}"
+        );
+        let claim = Claim::new(fingerprint(1), S::SHORT, HOUR);
+        let held = self.hold_again(&held, Succession::TakeOver, claim).await;
+        self.lapse().await;
+        let record = self.record(&held.name).await;
+        assert!(
+            matches!(record.state, RecordState::InProgress { lease_left: None }),
+            "reclaim: after a crash it is in progress with a lapsed lease, and was {record:?}"
+        );
+    }
+
+    /// Any forgotten name is free.
+    pub async fn forget_removes_a_record_in_any_state_with_its_fence_and_frees_the_name(&self) {
+        self.guard_holds(Call::Forget).await;
+        let held = self.hold(&name("forgotten"), HOUR, HOUR).await;
+        let settlement = Call::Forget
+            .make(&self.peer, &held.name, held.token, held.grant.fence)
+            .await;
+        applied(settlement, "forget with the fence seen");
+        let next = self.hold(&held.name, HOUR, HOUR).await;
+        assert!(
+            next.grant.operation == next.claim.operation
+                && next.grant.operation != held.grant.operation
+                && next.grant.attempt == 1,
+            "forget: the next claim begins a new operation"
+        );
+        let record = self.peek(&held.name).await;
+        for call in Call::ALL {
+            let settlement = call
+                .make(&self.store, &held.name, held.token, held.grant.fence)
+                .await;
+            let what = format!("{call:?} by the owner of a forgotten claim");
+            superseded(settlement, &what);
+            let after = self.peek(&held.name).await;
+            Self::unchanged(record.as_ref(), after.as_ref(), &what);
+        }
+    }
+
+    /// Operations are told apart by their whole id.
+    pub async fn ids_and_tokens_come_back_whole(&self) {
+        for (index, byte) in [0x00, 0x7f, 0x80, 0xff].into_iter().enumerate() {
+            let mut claim = Claim::new(fingerprint(byte), HOUR, HOUR);
+            claim.operation = OperationId::from_bytes([byte; 16]);
+            claim.token = Token::from_bytes([byte ^ 1; 16]);
+            let name = name(index);
+            let claimed = good(self.store.claim(&name, &claim).await);
+            let Claimed::Acquired(grant) = claimed else {
+                panic!("claim: a name without a record is acquired");
+            };
+            let record = self.record(&name).await;
+            assert!(
+                grant.operation == claim.operation
+                    && record.operation == claim.operation
+                    && record.token == claim.token
+                    && record.fingerprint == claim.fingerprint,
+                "claim: every bit of operation, token and fingerprint comes back"
+            );
+        }
+    }
+}
+
+pub(super) const SUCCESSIONS: [Succession; 6] = [
+    Succession::TakeOver,
+    Succession::Rerun,
+    Succession::Reconcile,
+    Succession::Retry,
+    Succession::Replace,
+    Succession::Expired,
+];

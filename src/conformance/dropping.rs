@@ -1,0 +1,260 @@
+use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
+
+use super::{
+    CROWD, HOUR, Held, Subject, Trial, fingerprint, good, name,
+    situation::{Call, Effect, Situation, Status, applied, response_of, same_claim, status_of},
+};
+use crate::{
+    RecordName, Store,
+    store::{Claim, Claimed, Filter, Release, Settlement, Succession},
+};
+
+/// # Dropped calls
+///
+/// Each call is dropped after its first poll, its second, and so on. Then the
+/// record is in one of the two states that are legal, the same call can be made
+/// again, and the store works as before.
+impl<S: Subject> Trial<S> {
+    /// Acquired or not; never half.
+    pub async fn i15_a_dropped_claim_happens_or_does_not(&self) {
+        for polls in POLLS {
+            let name = name(polls);
+            let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+            dropped(polls, self.store.claim(&name, &claim)).await;
+            if let Some(record) = self.peek(&name).await {
+                assert!(
+                    record.token == claim.token && status_of(&record) == Status::Live,
+                    "claim: dropped, it leaves its whole claim or nothing, and not {record:?}"
+                );
+            }
+            match in_time(self.store.claim(&name, &claim)).await {
+                Claimed::Acquired(_) => {}
+                Claimed::Occupied(record) => assert!(
+                    record.token == claim.token,
+                    "claim: dropped and asked again, it finds its own token"
+                ),
+                Claimed::Vanished => panic!("claim: a record that nobody removes stays"),
+            }
+            self.belongs_to(&name, &claim).await;
+        }
+        self.works_as_before().await;
+    }
+
+    /// Granted or not; never half.
+    pub async fn i15_a_dropped_reclaim_happens_or_does_not(&self) {
+        for polls in POLLS {
+            let held = self.hold(&name(polls), HOUR, HOUR).await;
+            let released = self.store.release(&held.name, held.token, Release::Bound);
+            applied(good(released.await), "release by the owner");
+            let claim = Claim::new(fingerprint(2), HOUR, HOUR);
+            let (name, seen) = (&held.name, held.grant.fence);
+            let reclaim = || self.store.reclaim(name, seen, Succession::Retry, &claim);
+            dropped(polls, reclaim()).await;
+            // None if the dropped one was granted: the record says by its token.
+            let _ = in_time(reclaim()).await;
+            self.belongs_to(name, &claim).await;
+            let record = self.record(name).await;
+            assert!(
+                record.attempt == 2 && record.fence > seen,
+                "reclaim: dropped and asked again, it is granted once, and not {record:?}"
+            );
+        }
+        self.works_as_before().await;
+    }
+
+    /// Renewed or not; never half.
+    pub async fn i15_a_dropped_renew_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::Renew, Status::Lapsed).await;
+    }
+
+    /// Completed or not; never half.
+    pub async fn i15_a_dropped_complete_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::Complete, Status::Live).await;
+    }
+
+    /// Released or not; never half.
+    pub async fn i15_a_dropped_release_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::ReleaseFreed, Status::Live)
+            .await;
+    }
+
+    /// Marked or not; never half.
+    pub async fn i15_a_dropped_mark_unknown_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::MarkAsWitness, Status::Lapsed)
+            .await;
+    }
+
+    /// Resolved or not; never half.
+    pub async fn i15_a_dropped_resolve_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::ResolveHappened, Status::Unknown)
+            .await;
+    }
+
+    /// Forgotten or not; never half.
+    pub async fn i15_a_dropped_forget_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::Forget, Status::Completed)
+            .await;
+    }
+
+    async fn happens_or_does_not(&self, call: Call, status: Status) {
+        let situation = Situation {
+            status,
+            expired: false,
+        };
+        let Effect::Becomes(after) = call.effect(situation) else {
+            unreachable!("{call:?} changes {situation:?}");
+        };
+        let cases = self.cases(POLLS.map(|_| situation)).await;
+        for (case, polls) in cases.into_iter().zip(POLLS) {
+            let Held {
+                name, token, grant, ..
+            } = case.held;
+            let make = || call.make(&self.store, &name, token, grant.fence);
+            let before = self.record(&name).await;
+            let what = format!("{call:?}, dropped after {polls} polls");
+            dropped(polls, make()).await;
+            let seen = self.peek(&name).await;
+            let status_seen = seen.as_ref().map_or(Status::Absent, status_of);
+            assert!(
+                status_seen == status || status_seen == after,
+                "{what}: happens or does not, and made {seen:?}"
+            );
+            if let Some(seen) = &seen {
+                same_claim(&before, seen, &what);
+            }
+
+            let settlement = tokio::time::timeout(PATIENCE, make())
+                .await
+                .unwrap_or_else(|_| panic!("{what}: does not block the next call"));
+            // These have no token by which to recognise that they happened.
+            let once = matches!(call, Call::ResolveHappened | Call::Forget);
+            assert!(
+                once || settlement == Settlement::Applied,
+                "{what}: asked again with the same token it is applied"
+            );
+            let record = self.peek(&name).await;
+            assert_eq!(
+                record.as_ref().map_or(Status::Absent, status_of),
+                after,
+                "{what}: asked again the record is as asked"
+            );
+            assert!(
+                after != Status::Completed
+                    || record.as_ref().is_some_and(|record| {
+                        response_of(record).is_some_and(|response| !response.is_empty())
+                    }),
+                "{what}: keeps the whole response"
+            );
+        }
+        self.works_as_before().await;
+    }
+
+    /// Each record is swept or not; never half.
+    pub async fn i15_a_dropped_sweep_happens_or_does_not(&self) {
+        let situations = [Status::Completed, Status::Lapsed].map(|status| Situation {
+            status,
+            expired: true,
+        });
+        let cases = self
+            .cases(situations.into_iter().cycle().take(POLLS.count() * 4))
+            .await;
+        for polls in POLLS {
+            dropped(polls, self.store.purge_expired(3, HOUR)).await;
+        }
+        while in_time(self.store.purge_expired(100, HOUR)).await.touched() > 0 {}
+        for case in cases {
+            let after = self.peek(&case.held.name).await;
+            assert_eq!(
+                after.as_ref().map_or(Status::Absent, status_of),
+                if case.situation.status == Status::Lapsed {
+                    Status::Unknown
+                } else {
+                    Status::Absent
+                },
+                "purge_expired: dropped and asked again, it did what one does"
+            );
+        }
+        self.works_as_before().await;
+    }
+
+    /// Looking on changes nothing, dropped or not.
+    pub async fn i15_a_dropped_read_or_list_changes_nothing(&self) {
+        let held = self.hold(&name("looked at"), HOUR, HOUR).await;
+        let before = self.peek(&held.name).await;
+        for polls in POLLS {
+            dropped(polls, self.store.read(&held.name)).await;
+            dropped(
+                polls,
+                self.store.list(Filter::InProgressFor(Duration::ZERO), 10),
+            )
+            .await;
+            let after = in_time(self.store.read(&held.name)).await;
+            Self::unchanged(before.as_ref(), after.as_ref(), "a dropped read or list");
+        }
+        self.works_as_before().await;
+    }
+
+    async fn belongs_to(&self, name: &RecordName, claim: &Claim) {
+        let record = self.record(name).await;
+        assert!(
+            record.token == claim.token && record.fingerprint == claim.fingerprint,
+            "a dropped claim that was asked again is its caller's, and was {record:?}"
+        );
+        let renewed = in_time(self.store.renew(name, claim.token, HOUR)).await;
+        applied(renewed, "renew by the owner");
+    }
+
+    /// No connection was left in an odd state: many callers get what they ask
+    /// for, and what one was told is what another sees.
+    async fn works_as_before(&self) {
+        let calls = (0..CROWD).map(|turn| {
+            let (store, other) = (self.store.clone(), self.either(turn).clone());
+            async move {
+                let name = name(format!("after {turn}"));
+                let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                let claimed = in_time(store.claim(&name, &claim)).await;
+                let Claimed::Acquired(grant) = claimed else {
+                    panic!("claim: after dropped calls a free name is acquired");
+                };
+                let settlement = Call::Complete
+                    .make(&store, &name, claim.token, grant.fence)
+                    .await;
+                applied(settlement, "complete after dropped calls");
+                let record = in_time(other.read(&name)).await;
+                assert!(
+                    record.is_some_and(|record| {
+                        record.token == claim.token && status_of(&record) == Status::Completed
+                    }),
+                    "complete: what was acknowledged after dropped calls is there"
+                );
+            }
+        });
+        self.at_once(calls).await;
+    }
+}
+
+/// Polls a call up to so many times, and drops it.
+async fn dropped(polls: usize, call: impl Future) {
+    let mut call = pin!(call);
+    let mut polled = 0;
+    let last = poll_fn(|cx| {
+        polled += 1;
+        match call.as_mut().poll(cx) {
+            Poll::Pending if polled < polls => Poll::Pending,
+            _ => Poll::Ready(()),
+        }
+    });
+    // A call that waits for something that does not come is dropped too.
+    let _ = tokio::time::timeout(PATIENCE, last).await;
+}
+
+/// A call after a dropped one, which may not wait for it for ever.
+async fn in_time<T>(call: impl Future<Output = Result<T, crate::StoreError>>) -> T {
+    let answer = tokio::time::timeout(PATIENCE, call).await;
+    good(answer.unwrap_or_else(|_| panic!("a dropped call does not block the next ones")))
+}
+
+/// After how many polls calls are dropped: enough for a statement or two.
+const POLLS: std::ops::RangeInclusive<usize> = 1..=8;
+/// How long the suite waits before it says that a call never ends.
+const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,333 @@
+use std::time::Instant;
+
+use super::{
+    CROWD, HOUR, Held, Subject, Trial, beyond,
+    claiming::SUCCESSIONS,
+    fingerprint, good, name,
+    situation::{
+        Call, Case, Situation, Status, applied, lease_left, same_claim, status_of, superseded,
+    },
+};
+use crate::{
+    Store,
+    store::{Claim, Record, RecordState, Release, Settlement, Succession},
+};
+
+/// # Claiming again
+impl<S: Subject> Trial<S> {
+    /// In progress and lapsed, and in no other state.
+    pub async fn i3_take_over_is_granted_for_a_lapsed_lease_only(&self) {
+        self.succession_is_guarded(Succession::TakeOver).await;
+    }
+
+    /// Unknown and not expired, and in no other state.
+    pub async fn rerun_is_granted_for_a_live_unknown_record_only(&self) {
+        self.succession_is_guarded(Succession::Rerun).await;
+    }
+
+    /// Unknown and not expired, and in no other state.
+    pub async fn reconcile_is_granted_for_a_live_unknown_record_only(&self) {
+        self.succession_is_guarded(Succession::Reconcile).await;
+    }
+
+    /// Released and not expired, and in no other state.
+    pub async fn retry_is_granted_for_a_live_released_record_only(&self) {
+        self.succession_is_guarded(Succession::Retry).await;
+    }
+
+    /// Released for any request and not expired, and in no other state.
+    pub async fn replace_is_granted_for_a_live_freed_record_only(&self) {
+        self.succession_is_guarded(Succession::Replace).await;
+    }
+
+    /// Completed, unknown or released, and expired, and in no other state.
+    pub async fn expired_is_granted_for_an_expired_record_that_is_not_in_progress_only(&self) {
+        self.succession_is_guarded(Succession::Expired).await;
+    }
+
+    async fn succession_is_guarded(&self, succession: Succession) {
+        for case in self.cases(Situation::all()).await {
+            let Case {
+                situation,
+                held,
+                former,
+            } = case;
+            let what = format!("reclaim by {succession:?} of {situation:?}");
+            let claim = Claim::new(fingerprint(3), HOUR, HOUR);
+            let before = self.peek(&held.name).await;
+            for seen in [former.grant.fence, beyond(held.grant.fence)] {
+                let reclaimed = self
+                    .store
+                    .reclaim(&held.name, seen, succession, &claim)
+                    .await;
+                assert_eq!(good(reclaimed), None, "{what}: not with another fence");
+                let after = self.peek(&held.name).await;
+                Self::unchanged(before.as_ref(), after.as_ref(), &what);
+            }
+
+            let reclaimed = self
+                .peer
+                .reclaim(&held.name, held.grant.fence, succession, &claim)
+                .await;
+            let grant = good(reclaimed);
+            assert_eq!(
+                grant.is_some(),
+                situation.allows(succession),
+                "{what}: is granted in the state that it names, and in no other"
+            );
+            let after = self.peek(&held.name).await;
+            let Some(grant) = grant else {
+                Self::unchanged(before.as_ref(), after.as_ref(), &what);
+                continue;
+            };
+            let after = after.unwrap_or_else(|| panic!("{what}: leaves a record"));
+            assert!(
+                grant.fence > held.grant.fence && after.fence == grant.fence,
+                "{what}: has a larger fence than before"
+            );
+            let (operation, attempt, takeovers) = match succession {
+                Succession::TakeOver | Succession::Rerun => {
+                    (held.grant.operation, held.grant.attempt + 1, 1)
+                }
+                Succession::Reconcile => (held.grant.operation, held.grant.attempt, 0),
+                Succession::Retry => (held.grant.operation, held.grant.attempt + 1, 0),
+                Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
+            };
+            assert_eq!(
+                (grant.operation, grant.attempt),
+                (operation, attempt),
+                "{what}: grants the operation and attempt that follow"
+            );
+            assert_eq!(
+                (after.operation, after.attempt, after.takeovers),
+                (operation, attempt, takeovers),
+                "{what}: the record says what was granted"
+            );
+            assert!(
+                after.token == claim.token
+                    && after.fingerprint == claim.fingerprint
+                    && lease_left(&after).is_some(),
+                "{what}: is in progress for the new claim, and was {after:?}"
+            );
+        }
+    }
+
+    /// Of 32 simultaneous take-overs, one is granted.
+    pub async fn one_of_all_simultaneous_take_overs_is_granted(&self) {
+        self.one_succeeds(Succession::TakeOver, Status::Lapsed, false)
+            .await;
+    }
+
+    /// Of 32 simultaneous reruns, one is granted.
+    pub async fn one_of_all_simultaneous_reruns_is_granted(&self) {
+        self.one_succeeds(Succession::Rerun, Status::Unknown, false)
+            .await;
+    }
+
+    /// Of 32 simultaneous reconciliations, one is granted.
+    pub async fn one_of_all_simultaneous_reconciliations_is_granted(&self) {
+        self.one_succeeds(Succession::Reconcile, Status::Unknown, false)
+            .await;
+    }
+
+    /// Of 32 simultaneous retries, one is granted.
+    pub async fn one_of_all_simultaneous_retries_is_granted(&self) {
+        self.one_succeeds(Succession::Retry, Status::Bound, false)
+            .await;
+    }
+
+    /// Of 32 simultaneous replacements, one is granted.
+    pub async fn one_of_all_simultaneous_replacements_is_granted(&self) {
+        self.one_succeeds(Succession::Replace, Status::Freed, false)
+            .await;
+    }
+
+    /// Of 32 simultaneous claims of an expired record, one is granted.
+    pub async fn one_of_all_simultaneous_claims_of_an_expired_record_is_granted(&self) {
+        self.one_succeeds(Succession::Expired, Status::Completed, true)
+            .await;
+    }
+
+    async fn one_succeeds(&self, succession: Succession, status: Status, expired: bool) {
+        let situation = Situation { status, expired };
+        for case in self.cases([situation; 4].into_iter()).await {
+            let held = case.held;
+            let calls = (0..CROWD).map(|turn| {
+                let (store, held) = (self.either(turn).clone(), held.clone());
+                async move {
+                    let claim = Claim::new(fingerprint(3), HOUR, HOUR);
+                    let reclaimed = store
+                        .reclaim(&held.name, held.grant.fence, succession, &claim)
+                        .await;
+                    good(reclaimed).map(|grant| (claim.token, grant))
+                }
+            });
+            let granted: Vec<_> = self.at_once(calls).await.into_iter().flatten().collect();
+            let [(token, grant)] = granted[..] else {
+                panic!(
+                    "reclaim: one of all simultaneous calls by {succession:?} is granted, and {} were",
+                    granted.len()
+                );
+            };
+            let record = self.record(&held.name).await;
+            assert!(
+                record.token == token
+                    && record.fence == grant.fence
+                    && record.attempt == grant.attempt,
+                "reclaim: the record is that of the one that was granted"
+            );
+        }
+    }
+
+    /// Over a life of lapses and retries.
+    pub async fn take_overs_in_a_row_are_counted_and_a_retry_counts_from_zero(&self) {
+        let name = name("takeovers");
+        let short = || Claim::new(fingerprint(1), S::SHORT, HOUR);
+        let mut held = self.hold(&name, S::SHORT, HOUR).await;
+        let operation = held.grant.operation;
+        let expect = |record: &Record, attempt: u32, takeovers: u32| {
+            assert_eq!(
+                (record.operation, record.attempt, record.takeovers),
+                (operation, attempt, takeovers),
+                "reclaim: the operation stays, attempts are counted, and take-overs in a row"
+            );
+        };
+        for count in 1..=2 {
+            self.lapse().await;
+            held = self.hold_again(&held, Succession::TakeOver, short()).await;
+            expect(&self.record(&name).await, count + 1, count);
+        }
+        let released = self.store.release(&name, held.token, Release::Bound).await;
+        applied(good(released), "release by the owner");
+        expect(&self.record(&name).await, 3, 2);
+        held = self.hold_again(&held, Succession::Retry, short()).await;
+        expect(&self.record(&name).await, 4, 0);
+        self.lapse().await;
+        self.hold_again(&held, Succession::TakeOver, short()).await;
+        expect(&self.record(&name).await, 5, 1);
+    }
+
+    /// Lease, retention and age begin again; nothing of the claim before stays.
+    pub async fn a_record_claimed_again_lives_by_its_new_claim(&self) {
+        for case in self.cases(Situation::all()).await {
+            let Some(succession) = SUCCESSIONS
+                .into_iter()
+                .find(|succession| case.situation.allows(*succession))
+            else {
+                continue;
+            };
+            let what = format!("reclaim by {succession:?} of {:?}", case.situation);
+            let began = Instant::now();
+            let claim = Claim::new(fingerprint(4), HOUR * 5, HOUR * 7);
+            self.hold_again(&case.held, succession, claim).await;
+            let record = self.record(&case.held.name).await;
+            assert!(
+                record.age <= began.elapsed() + Self::grain(),
+                "{what}: its age counts from the new claim, and is {:?}",
+                record.age
+            );
+            let (Some(lease), Some(retention)) = (lease_left(&record), record.expires_in) else {
+                panic!("{what}: is live for hours, and was {record:?}");
+            };
+            assert!(
+                Self::close(record.age + lease, HOUR * 5),
+                "{what}: lives for the new lease, and for {lease:?} more"
+            );
+            assert!(
+                Self::close(record.age + retention, HOUR * 7),
+                "{what}: is kept for the new retention, and for {retention:?} more"
+            );
+        }
+    }
+
+    /// Neither the token nor the fence of a claim that was succeeded is good
+    /// for anything.
+    pub async fn a_superseded_owner_changes_nothing(&self) {
+        for case in self.cases(Situation::all()).await {
+            let Some(succession) = SUCCESSIONS
+                .into_iter()
+                .find(|succession| case.situation.allows(*succession))
+            else {
+                continue;
+            };
+            let claim = Claim::new(fingerprint(4), S::SHORT, HOUR);
+            self.hold_again(&case.held, succession, claim).await;
+            self.nobody_else_changes(&case.held, &format!("{succession:?}"))
+                .await;
+        }
+    }
+
+    /// Every call by the owner `former` of `held`'s name is refused.
+    async fn nobody_else_changes(&self, former: &Held, succession: &str) {
+        let before = self.record(&former.name).await;
+        for call in Call::ALL {
+            let what = format!("{call:?} by an owner superseded by {succession}");
+            let settlement = call
+                .make(&self.peer, &former.name, former.token, former.grant.fence)
+                .await;
+            superseded(settlement, &what);
+            let after = self.record(&former.name).await;
+            same_claim(&before, &after, &what);
+            assert!(
+                matches!(after.state, RecordState::InProgress { .. }),
+                "{what}: changes nothing, and made {after:?}"
+            );
+        }
+    }
+
+    /// A lapsed owner that completes, and others that take over: either the
+    /// completion is kept, or one of the others owns the record.
+    pub async fn of_a_late_completion_and_take_overs_one_wins(&self) {
+        self.one_wins(Call::Complete, Status::Completed).await;
+    }
+
+    /// A lapsed owner whose heartbeat comes late, and others that take over:
+    /// either the lease is extended, or one of the others owns the record.
+    pub async fn of_a_late_heartbeat_and_take_overs_one_wins(&self) {
+        self.one_wins(Call::Renew, Status::Live).await;
+    }
+
+    async fn one_wins(&self, call: Call, status: Status) {
+        let lapsed = Situation {
+            status: Status::Lapsed,
+            expired: false,
+        };
+        let cases = self.cases([lapsed; 9].into_iter()).await;
+        // The owner is the first to arrive, the last, and everything between.
+        for (owner, case) in cases.into_iter().enumerate() {
+            let held = case.held;
+            let (name, fence) = (held.name.clone(), held.grant.fence);
+            let calls = (0..9).map(|turn| {
+                let (store, held) = (self.either(turn).clone(), held.clone());
+                async move {
+                    if turn == owner {
+                        let settlement = call.make(&store, &held.name, held.token, fence).await;
+                        return (settlement == Settlement::Applied).then_some(held.token);
+                    }
+                    let claim = Claim::new(fingerprint(3), HOUR, HOUR);
+                    let reclaimed = store
+                        .reclaim(&held.name, fence, Succession::TakeOver, &claim)
+                        .await;
+                    good(reclaimed).map(|_| claim.token)
+                }
+            });
+            let winners: Vec<_> = self.at_once(calls).await.into_iter().flatten().collect();
+            let [winner] = winners[..] else {
+                panic!(
+                    "of {call:?} by a lapsed owner and take-overs one wins, and {} did",
+                    winners.len()
+                );
+            };
+            let record = self.record(&name).await;
+            let expected = if winner == held.token {
+                status
+            } else {
+                Status::Live
+            };
+            assert!(
+                record.token == winner && status_of(&record) == expected,
+                "of {call:?} by a lapsed owner and take-overs the winner's stays, and not {record:?}"
+            );
+        }
+    }
+}

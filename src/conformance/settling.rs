@@ -1,0 +1,308 @@
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::{
+    HOUR, Subject, Trial, beyond,
+    claiming::SUCCESSIONS,
+    fingerprint, good, name, response,
+    situation::{Call, Situation, Status, applied, response_of, same_claim, status_of},
+};
+use crate::{
+    RecordName, Store, Token,
+    store::{Claim, Claimed, Completion, Record, Release, Resolution, Settlement, Witness},
+};
+
+/// # Renewing, completing, releasing
+impl<S: Subject> Trial<S> {
+    /// In progress and the token's, lapsed or not; nobody else's, and in no
+    /// other state.
+    pub async fn renew_is_for_the_claim_in_progress_with_this_token_only(&self) {
+        self.guard_holds(Call::Renew).await;
+    }
+
+    /// In progress or unknown and the token's, lapsed or not; nobody else's,
+    /// and in no other state.
+    pub async fn complete_is_for_the_last_claim_in_progress_or_unknown_only(&self) {
+        self.guard_holds(Call::Complete).await;
+    }
+
+    /// In progress and the token's, lapsed or not; nobody else's, and in no
+    /// other state.
+    pub async fn release_for_the_same_request_is_for_the_claim_in_progress_with_this_token_only(
+        &self,
+    ) {
+        self.guard_holds(Call::ReleaseBound).await;
+    }
+
+    /// In progress and the token's, lapsed or not; nobody else's, and in no
+    /// other state.
+    pub async fn release_for_any_request_is_for_the_claim_in_progress_with_this_token_only(&self) {
+        self.guard_holds(Call::ReleaseFreed).await;
+    }
+
+    /// A completion whose answer got lost may be sent again; the response that
+    /// was kept first stays.
+    pub async fn completing_again_is_applied_and_changes_nothing(&self) {
+        self.repeating_changes_nothing(Status::Completed, &[Call::Complete])
+            .await;
+    }
+
+    /// A release whose answer got lost may be sent again, even with another
+    /// word.
+    pub async fn releasing_again_is_applied_and_changes_nothing(&self) {
+        let releases = [Call::ReleaseBound, Call::ReleaseFreed];
+        self.repeating_changes_nothing(Status::Bound, &releases)
+            .await;
+        self.repeating_changes_nothing(Status::Freed, &releases)
+            .await;
+    }
+
+    /// A marking whose answer got lost may be sent again, and does not prolong
+    /// its retention.
+    pub async fn marking_again_is_applied_and_changes_nothing(&self) {
+        self.repeating_changes_nothing(Status::Unknown, &[Call::MarkAsOwner, Call::MarkAsWitness])
+            .await;
+    }
+
+    /// The calls bring another response and retention than the record has.
+    async fn repeating_changes_nothing(&self, status: Status, again: &[Call]) {
+        let key = name(format!("repeated {status:?}"));
+        let situation = Situation {
+            status,
+            expired: false,
+        };
+        let held = self.case(key, situation).await.held;
+        self.lapse().await;
+        let before = self.record(&held.name).await;
+        for call in again {
+            let what = format!("{call:?} of a record that is {status:?} already");
+            for store in [&self.store, &self.peer] {
+                let settlement = call
+                    .make(store, &held.name, held.token, held.grant.fence)
+                    .await;
+                applied(settlement, &what);
+                Self::unchanged(Some(&before), Some(&self.record(&held.name).await), &what);
+            }
+        }
+    }
+
+    /// Once completed and until it expires, no call but `forget` changes it.
+    pub async fn i4_a_completed_record_never_changes_before_it_expires(&self) {
+        let held = self.hold(&name("final"), S::SHORT, HOUR).await;
+        let completion = Completion::new(response(), HOUR, Duration::ZERO);
+        let completed = self
+            .store
+            .complete(&held.name, held.token, &completion)
+            .await;
+        applied(good(completed), "complete by the owner");
+        self.lapse().await;
+        let before = self.record(&held.name).await;
+        let (own, fence) = (held.token, held.grant.fence);
+        for (token, fence) in [(own, fence), (Token::random(), beyond(fence))] {
+            for call in Call::ALL {
+                let settlement = if call == Call::Forget && token == own {
+                    continue;
+                } else {
+                    call.make(&self.peer, &held.name, token, fence).await
+                };
+                let what = format!("{call:?} of a completed record");
+                let repeated = call == Call::Complete && token == own;
+                assert_eq!(
+                    settlement == Settlement::Applied,
+                    repeated,
+                    "{what}: only a repeated completion is applied"
+                );
+                self.stays(&before, &what).await;
+            }
+            for succession in SUCCESSIONS {
+                let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                let reclaimed = self
+                    .peer
+                    .reclaim(&held.name, fence, succession, &claim)
+                    .await;
+                let what = format!("reclaim by {succession:?} of a completed record");
+                assert_eq!(good(reclaimed), None, "{what}: is not granted");
+                self.stays(&before, &what).await;
+            }
+        }
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let claimed = good(self.peer.claim(&held.name, &claim).await);
+        assert!(
+            matches!(claimed, Claimed::Occupied(_)),
+            "claim: a completed record is shown"
+        );
+        self.stays(&before, "claim of a completed record").await;
+        let purged = good(self.peer.purge_expired(10, HOUR).await);
+        assert_eq!(purged.touched(), 0, "purge_expired: it has not expired");
+        self.stays(&before, "a sweep over a completed record").await;
+    }
+
+    async fn stays(&self, before: &Record, what: &str) {
+        let after = self.peek(&name("final")).await;
+        Self::unchanged(Some(before), after.as_ref(), what);
+    }
+
+    /// Any bytes, from none to a MiB, by the owner's word and by an operator's.
+    pub async fn a_response_comes_back_byte_for_byte(&self) {
+        let every_byte: Bytes = (0..=u8::MAX).chain((0..=u8::MAX).rev()).collect();
+        let large: Bytes = (0..1_u32 << 20)
+            .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8)
+            .collect();
+        let text = Bytes::from_static(b"'; DROP TABLE \\x00 \\\\ \" \r\n \0 end ");
+        for (index, response) in [Bytes::new(), every_byte, text, large]
+            .into_iter()
+            .enumerate()
+        {
+            let held = self
+                .hold(&name(format!("completed {index}")), HOUR, HOUR)
+                .await;
+            let completion = Completion::new(response.clone(), HOUR, Duration::ZERO);
+            let completed = self
+                .store
+                .complete(&held.name, held.token, &completion)
+                .await;
+            applied(good(completed), "complete by the owner");
+            self.shows(&held.name, &response, "complete").await;
+
+            let held = self
+                .hold(&name(format!("resolved {index}")), HOUR, HOUR)
+                .await;
+            let owner = Witness::Owner(held.token);
+            let marked = self.store.mark_unknown(&held.name, owner, HOUR).await;
+            applied(good(marked), "mark_unknown by the owner");
+            let happened = Resolution::Happened(response.clone());
+            let resolved = self
+                .store
+                .resolve(&held.name, held.grant.fence, &happened)
+                .await;
+            applied(good(resolved), "resolve with the fence seen");
+            self.shows(&held.name, &response, "resolve").await;
+        }
+    }
+
+    async fn shows(&self, name: &RecordName, response: &Bytes, call: &str) {
+        let read = self.record(name).await;
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let Claimed::Occupied(occupied) = good(self.peer.claim(name, &claim).await) else {
+            panic!("claim: a completed record is shown");
+        };
+        for record in [read, occupied] {
+            assert!(
+                response_of(&record) == Some(response),
+                "{call}: a response of {} bytes comes back byte for byte, and not as {record:?}",
+                response.len()
+            );
+        }
+    }
+
+    /// An owner that completes while others mark its record as unknown and
+    /// sweep: its response is kept, whoever comes first.
+    pub async fn i11_a_late_completion_is_kept_whoever_marks_the_record_unknown(&self) {
+        let lapsed = Situation {
+            status: Status::Lapsed,
+            expired: true,
+        };
+        let cases = self.cases([lapsed; 9].into_iter()).await;
+        // The owner is the first to arrive, the last, and everything between.
+        for (owner, case) in cases.into_iter().enumerate() {
+            let (name, fence, token) = (
+                case.held.name.clone(),
+                case.held.grant.fence,
+                case.held.token,
+            );
+            let calls = (0..9).map(|turn| {
+                let (store, name) = (self.either(turn).clone(), name.clone());
+                async move {
+                    match turn {
+                        turn if turn == owner => applied(
+                            Call::Complete.make(&store, &name, token, fence).await,
+                            "complete: in progress or unknown, by the last owner",
+                        ),
+                        turn if turn % 3 == 0 => {
+                            good(store.purge_expired(100, HOUR).await);
+                        }
+                        _ => {
+                            // Too late if it is completed by then.
+                            let _ = Call::MarkAsWitness.make(&store, &name, token, fence).await;
+                        }
+                    }
+                }
+            });
+            self.at_once(calls).await;
+            let record = self.record(&name).await;
+            assert_eq!(
+                status_of(&record),
+                Status::Completed,
+                "complete: is kept, whoever marked the record as unknown"
+            );
+        }
+    }
+
+    /// Of simultaneous completions by an owner and an operator's resolutions,
+    /// the first is kept, and every other finds its guard broken or repeated.
+    pub async fn simultaneous_completions_keep_one_response(&self) {
+        let unknown = Situation {
+            status: Status::Unknown,
+            expired: false,
+        };
+        for case in self.cases([unknown; 8].into_iter()).await {
+            let held = case.held;
+            let (name, fence, token) = (held.name.clone(), held.grant.fence, held.token);
+            let calls = (0..8_u8).map(|turn| {
+                let (store, name) = (self.either(turn.into()).clone(), name.clone());
+                async move {
+                    let response = Bytes::from(vec![turn; 8]);
+                    let applied = if turn % 2 == 0 {
+                        let completion = Completion::new(response, HOUR, Duration::ZERO);
+                        store.complete(&name, token, &completion).await
+                    } else {
+                        let happened = Resolution::Happened(response);
+                        store.resolve(&name, fence, &happened).await
+                    };
+                    let seen = good(store.read(&name).await);
+                    (turn, good(applied), seen)
+                }
+            });
+            let answers = self.at_once(calls).await;
+            let last = self.record(&name).await;
+            let resolved = answers
+                .iter()
+                .filter(|(turn, settlement, _)| turn % 2 == 1 && *settlement == Settlement::Applied)
+                .count();
+            assert!(
+                resolved <= 1,
+                "resolve: ends an unknown record once, and did {resolved} times"
+            );
+            for (turn, settlement, seen) in answers {
+                assert!(
+                    turn % 2 == 1 || settlement == Settlement::Applied,
+                    "complete: by the last owner is applied or repeats"
+                );
+                assert!(
+                    seen.as_ref().and_then(response_of) == response_of(&last),
+                    "complete: the first response that is kept is the only one ever seen"
+                );
+            }
+        }
+    }
+
+    /// A record stays when it is released, with all that a retry needs.
+    pub async fn a_released_record_keeps_its_claim_and_its_retention(&self) {
+        for release in [Release::Bound, Release::Freed] {
+            let held = self
+                .hold(&name(format!("{release:?}")), HOUR, HOUR * 2)
+                .await;
+            let before = self.record(&held.name).await;
+            let released = self.store.release(&held.name, held.token, release).await;
+            applied(good(released), "release by the owner");
+            let after = self.record(&held.name).await;
+            same_claim(&before, &after, "release");
+            let expires_in = after.expires_in.unwrap_or_default();
+            assert!(
+                Self::close(after.age + expires_in, HOUR * 2),
+                "release: leaves the retention, and made it {expires_in:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,247 @@
+use std::time::Duration;
+
+use super::{
+    CROWD, HOUR, Subject, Trial, fingerprint, good, name, response,
+    situation::{Case, Situation, Status, applied, same_claim, status_of},
+};
+use crate::{
+    Store,
+    store::{Claim, Completion, Purged, Succession},
+};
+
+/// # Sweeping
+impl<S: Subject> Trial<S> {
+    /// Completed, released and unknown records go once they have expired; a
+    /// lapsed one in progress is shown as unknown first; all others stay.
+    pub async fn a_sweep_removes_what_has_expired_and_touches_nothing_else(&self) {
+        let mut cases = Vec::new();
+        for case in self.cases(Situation::all()).await {
+            let before = self.peek(&case.held.name).await;
+            cases.push((case, before));
+        }
+        let purged = good(self.store.purge_expired(100, HOUR).await);
+        assert_eq!(
+            purged,
+            Purged::new(4, 1, 1),
+            "purge_expired: removed completed, unknown and released records, and marked one"
+        );
+        for (case, before) in cases {
+            let Case {
+                situation, held, ..
+            } = case;
+            let what = format!("purge_expired over {situation:?}");
+            let after = self.peek(&held.name).await;
+            match situation.status {
+                Status::Lapsed if situation.expired => {
+                    let (Some(before), Some(after)) = (before, after) else {
+                        panic!("{what}: a record in progress is never removed");
+                    };
+                    same_claim(&before, &after, &what);
+                    let left = after.expires_in.unwrap_or_default();
+                    assert!(
+                        status_of(&after) == Status::Unknown
+                            && after.age + left + Self::grain() >= before.age + HOUR
+                            && left <= HOUR + Self::grain(),
+                        "{what}: is unknown for the given retention from now, and was {after:?}"
+                    );
+                }
+                Status::Completed | Status::Unknown | Status::Bound | Status::Freed
+                    if situation.expired =>
+                {
+                    assert!(after.is_none(), "{what}: is removed, and was {after:?}");
+                }
+                _ => Self::unchanged(before.as_ref(), after.as_ref(), &what),
+            }
+        }
+        let purged = good(self.peer.purge_expired(100, HOUR).await);
+        assert_eq!(
+            purged,
+            Purged::default(),
+            "purge_expired: nothing is due after a sweep"
+        );
+    }
+
+    /// An expired claim whose owner is at work is not even marked.
+    pub async fn i3_a_live_lease_is_never_swept(&self) {
+        let held = self.hold(&name("at work"), HOUR, S::SHORT).await;
+        self.lapse().await;
+        let before = self.peek(&held.name).await;
+        for store in [&self.store, &self.peer] {
+            let purged = good(store.purge_expired(10, HOUR).await);
+            assert_eq!(
+                purged,
+                Purged::default(),
+                "purge_expired: a record with a live lease is never touched"
+            );
+            let after = self.peek(&held.name).await;
+            Self::unchanged(before.as_ref(), after.as_ref(), "a sweep over a live lease");
+        }
+        let completion = Completion::new(response(), HOUR, Duration::ZERO);
+        let completed = self
+            .store
+            .complete(&held.name, held.token, &completion)
+            .await;
+        applied(good(completed), "complete by the owner after a sweep");
+    }
+
+    /// A lost owner leaves an unknown outcome, which is shown for its retention
+    /// and counted when it goes.
+    pub async fn i11_a_lapsed_record_is_swept_as_unknown_and_counted_when_it_goes(&self) {
+        let held = self.hold(&name("lost"), S::SHORT, S::SHORT).await;
+        self.lapse().await;
+        let purged = good(self.store.purge_expired(10, S::SHORT).await);
+        assert_eq!(
+            purged,
+            Purged::new(0, 0, 1),
+            "purge_expired: a lapsed claim becomes unknown, and is not removed"
+        );
+        assert_eq!(
+            status_of(&self.record(&held.name).await),
+            Status::Unknown,
+            "purge_expired: a lapsed claim becomes unknown"
+        );
+        self.lapse().await;
+        let purged = good(self.peer.purge_expired(10, S::SHORT).await);
+        assert_eq!(
+            purged,
+            Purged::new(1, 1, 0),
+            "purge_expired: an unknown record goes after its retention, and is counted as unknown"
+        );
+        assert!(
+            self.peek(&held.name).await.is_none(),
+            "purge_expired: an unknown record goes after its retention"
+        );
+    }
+
+    /// No batch is larger than asked, and a smaller one means that no more is
+    /// due, whatever live leases are in the way.
+    pub async fn a_sweep_keeps_to_its_limit_and_less_means_that_no_more_is_due(&self) {
+        // Live leases whose records expired before all others.
+        let at_work: Vec<_> = [Situation {
+            status: Status::Live,
+            expired: true,
+        }; 5]
+            .into();
+        let all: Vec<_> = Situation::all().collect();
+        let due = all
+            .into_iter()
+            .filter(|situation| situation.expired && situation.status != Status::Live)
+            .cycle()
+            .take(10);
+        let cases = self.cases(at_work.into_iter().chain(due)).await;
+        let none = good(self.store.purge_expired(0, HOUR).await);
+        assert_eq!(
+            none,
+            Purged::default(),
+            "purge_expired: a limit of none touches none"
+        );
+        let mut touched = Vec::new();
+        loop {
+            let purged = good(self.store.purge_expired(3, HOUR).await);
+            touched.push(purged.touched());
+            assert!(
+                purged.touched() <= 3,
+                "purge_expired: looks at no more than the limit of 3, and touched {touched:?}"
+            );
+            if purged.touched() < 3 {
+                break;
+            }
+        }
+        assert_eq!(
+            touched,
+            [3, 3, 3, 1],
+            "purge_expired: touches as many as the limit while that many are due"
+        );
+        for case in cases {
+            let after = self.peek(&case.held.name).await;
+            assert_eq!(
+                after.as_ref().map_or(Status::Absent, status_of),
+                match case.situation.status {
+                    Status::Live => Status::Live,
+                    Status::Lapsed => Status::Unknown,
+                    _ => Status::Absent,
+                },
+                "purge_expired: less than the limit means that no more are due"
+            );
+        }
+    }
+
+    /// Several processes may sweep: together they count each record once.
+    pub async fn simultaneous_sweeps_count_each_record_once(&self) {
+        let situations = [Status::Completed, Status::Unknown, Status::Lapsed]
+            .map(|status| Situation {
+                status,
+                expired: true,
+            })
+            .into_iter()
+            .cycle()
+            .take(60);
+        let cases = self.cases(situations).await;
+        let calls = (0..4).map(|turn| {
+            let store = self.either(turn).clone();
+            async move {
+                let mut sum = Purged::default();
+                for _ in 0..4 {
+                    add(&mut sum, good(store.purge_expired(7, HOUR).await));
+                }
+                sum
+            }
+        });
+        let mut sum = Purged::default();
+        for purged in self.at_once(calls).await {
+            add(&mut sum, purged);
+        }
+        // A sweep may pass over what another one has its hands on.
+        add(&mut sum, good(self.store.purge_expired(100, HOUR).await));
+        assert_eq!(
+            sum,
+            Purged::new(40, 20, 20),
+            "purge_expired: several sweeps count each record once"
+        );
+        for case in cases {
+            let left = self.peek(&case.held.name).await;
+            assert_eq!(
+                left.is_some(),
+                case.situation.status == Status::Lapsed,
+                "purge_expired: several sweeps do what one does"
+            );
+        }
+    }
+
+    /// A sweep that saw an expired record looks again before it removes it.
+    pub async fn i1_a_sweep_never_removes_a_record_that_was_claimed_again(&self) {
+        let expired = Situation {
+            status: Status::Completed,
+            expired: true,
+        };
+        let cases = self.cases([expired; CROWD].into_iter()).await;
+        let calls = cases.iter().enumerate().flat_map(|(turn, case)| {
+            let reclaim = (self.either(turn).clone(), Some(case.held.clone()));
+            let sweep = (self.either(turn + 1).clone(), None);
+            [reclaim, sweep].map(|(store, held)| async move {
+                let Some(held) = held else {
+                    good(store.purge_expired(CROWD as u32, HOUR).await);
+                    return None;
+                };
+                let claim = Claim::new(fingerprint(3), HOUR, HOUR);
+                let reclaimed = store
+                    .reclaim(&held.name, held.grant.fence, Succession::Expired, &claim)
+                    .await;
+                good(reclaimed).map(|grant| (held.name, claim.token, grant))
+            })
+        });
+        for (name, token, grant) in self.at_once(calls).await.into_iter().flatten() {
+            let record = self.peek(&name).await;
+            assert!(
+                record.is_some_and(|record| record.token == token && record.fence == grant.fence),
+                "purge_expired: a record that was claimed again has a live lease and stays"
+            );
+        }
+    }
+}
+
+fn add(sum: &mut Purged, purged: Purged) {
+    sum.removed += purged.removed;
+    sum.removed_unknown += purged.removed_unknown;
+    sum.marked_unknown += purged.marked_unknown;
+}

@@ -1,0 +1,301 @@
+use std::time::Duration;
+
+use super::{
+    HOUR, Subject, Trial, fingerprint, good, name, response,
+    situation::{Call, Status, applied, lease_left, status_of, superseded},
+};
+use crate::{
+    Store,
+    store::{Claim, Completion, Filter, Release, Settlement, Succession},
+};
+
+/// # Time
+impl<S: Subject> Trial<S> {
+    /// `lease` is counted from the call, be it longer or shorter than what was
+    /// left, and even if nothing was left.
+    pub async fn renew_extends_the_lease_from_now_even_if_it_has_lapsed(&self) {
+        let name = name("renewed");
+        let held = self.hold(&name, S::SHORT, HOUR).await;
+        self.lapse().await;
+        for (lease, store) in [
+            (HOUR, &self.store),
+            (HOUR * 3, &self.peer),
+            (HOUR, &self.store),
+        ] {
+            let before = self.record(&name).await;
+            let renewed = store.renew(&name, held.token, lease).await;
+            applied(good(renewed), "renew by the owner, even if it has lapsed");
+            let record = self.record(&name).await;
+            let left = lease_left(&record)
+                .unwrap_or_else(|| panic!("renew: the lease is live, and was {record:?}"));
+            // Renewed after `before` was read, and before `record` was.
+            assert!(
+                record.age + left + Self::grain() >= before.age + lease
+                    && left <= lease + Self::grain(),
+                "renew: leaves {lease:?} from now, and left {left:?}"
+            );
+            let retention = record.expires_in.unwrap_or_default();
+            assert!(
+                Self::close(record.age + retention, HOUR),
+                "renew: the retention counts from the claim still, and left {retention:?}"
+            );
+        }
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let taken = self
+            .peer
+            .reclaim(&name, held.grant.fence, Succession::TakeOver, &claim)
+            .await;
+        assert_eq!(
+            good(taken),
+            None,
+            "renew: a lease that was extended is not taken over"
+        );
+    }
+
+    /// Longer, shorter or the same as at the claim.
+    pub async fn the_retention_of_a_completion_counts_from_the_claim(&self) {
+        for retention in [HOUR, HOUR * 2, HOUR * 4] {
+            let name = name(format!("kept for {retention:?}"));
+            let held = self.hold(&name, HOUR, HOUR * 2).await;
+            self.lapse().await;
+            let completion = Completion::new(response(), retention, Duration::ZERO);
+            let completed = self.store.complete(&name, held.token, &completion).await;
+            applied(good(completed), "complete by the owner");
+            let record = self.record(&name).await;
+            let left = record.expires_in.unwrap_or_default();
+            assert!(
+                Self::close(record.age + left, retention),
+                "complete: is kept for {retention:?} from its claim, and for {left:?} more after {:?}",
+                record.age
+            );
+        }
+    }
+
+    /// A long handler leaves time to replay what it did.
+    pub async fn at_least_counts_from_the_completion(&self) {
+        let name = name("kept at least");
+        let held = self.hold(&name, HOUR, S::SHORT).await;
+        self.lapse().await;
+        let before = self.record(&name).await;
+        let completion = Completion::new(response(), S::SHORT, HOUR);
+        let completed = self.store.complete(&name, held.token, &completion).await;
+        applied(good(completed), "complete by the owner");
+        let record = self.record(&name).await;
+        let left = record.expires_in.unwrap_or_else(|| {
+            panic!("complete: is kept for `at_least` from now, and had expired at once")
+        });
+        assert!(
+            record.age + left + Self::grain() >= before.age + HOUR && left <= HOUR + Self::grain(),
+            "complete: is kept for {HOUR:?} from now, and for {left:?}"
+        );
+    }
+
+    /// The longer of the two counts.
+    pub async fn at_least_does_not_shorten_the_retention(&self) {
+        let name = name("kept for longer");
+        let held = self.hold(&name, HOUR, HOUR * 3).await;
+        let completion = Completion::new(response(), HOUR * 3, HOUR);
+        let completed = self.store.complete(&name, held.token, &completion).await;
+        applied(good(completed), "complete by the owner");
+        let record = self.record(&name).await;
+        let left = record.expires_in.unwrap_or_default();
+        assert!(
+            Self::close(record.age + left, HOUR * 3),
+            "complete: is kept for the longer of both, and for {left:?}"
+        );
+    }
+
+    /// Nothing expires early because a number did not fit.
+    pub async fn a_retention_of_a_century_is_kept(&self) {
+        let century = Duration::from_secs(100 * 365 * 24 * 3600);
+        let name = name("century");
+        let held = self.hold(&name, century, century).await;
+        let record = self.record(&name).await;
+        assert!(
+            lease_left(&record).is_some_and(|left| left > century / 2)
+                && record.expires_in.is_some_and(|left| left > century / 2),
+            "claim: lives and is kept for as long as asked, and was {record:?}"
+        );
+        let completion = Completion::new(response(), century, century);
+        let completed = self.store.complete(&name, held.token, &completion).await;
+        applied(good(completed), "complete by the owner");
+        let record = self.record(&name).await;
+        assert!(
+            record.expires_in.is_some_and(|left| left > century / 2),
+            "complete: is kept for as long as asked, and was {record:?}"
+        );
+    }
+
+    /// A claim without a lease or retention is lapsed and expired right after.
+    pub async fn nothing_is_kept_for_no_time(&self) {
+        let name = name("no time");
+        let held = self.hold(&name, Duration::ZERO, Duration::ZERO).await;
+        self.subject.pass(S::SHORT).await;
+        let record = self.record(&name).await;
+        assert!(
+            status_of(&record) == Status::Lapsed && record.expires_in.is_none(),
+            "claim: lapses and expires after no time, and was {record:?}"
+        );
+        let completion = Completion::new(response(), Duration::ZERO, Duration::ZERO);
+        let completed = self.store.complete(&name, held.token, &completion).await;
+        applied(good(completed), "complete by the owner");
+        self.subject.pass(S::SHORT).await;
+        let record = self.record(&name).await;
+        assert!(
+            status_of(&record) == Status::Completed && record.expires_in.is_none(),
+            "complete: expires after no time, and was {record:?}"
+        );
+    }
+
+    /// At its last moment it is live; one tick later it is not. Tested with an
+    /// exact clock only.
+    pub async fn i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after(&self) {
+        let Some(tick) = S::TICK else { return };
+        let name = name("moment");
+        let held = self.hold(&name, S::SHORT, HOUR).await;
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let take_over = || {
+            self.store
+                .reclaim(&name, held.grant.fence, Succession::TakeOver, &claim)
+        };
+        self.subject.pass(S::SHORT).await;
+        let record = self.record(&name).await;
+        assert_eq!(
+            lease_left(&record),
+            Some(Duration::ZERO),
+            "a lease has not lapsed at the moment itself"
+        );
+        assert_eq!(
+            good(take_over().await),
+            None,
+            "reclaim: a lease has not lapsed at the moment itself"
+        );
+        superseded(
+            Call::MarkAsWitness
+                .make(&self.store, &name, held.token, held.grant.fence)
+                .await,
+            "mark_unknown by a witness at the very end of a lease",
+        );
+        self.subject.pass(tick).await;
+        assert_eq!(
+            status_of(&self.record(&name).await),
+            Status::Lapsed,
+            "a lease has lapsed once its end lies in the past"
+        );
+        assert!(
+            good(take_over().await).is_some(),
+            "reclaim: a lease has lapsed once its end lies in the past"
+        );
+    }
+
+    /// At its last moment it is there; one tick later it is not. Tested with an
+    /// exact clock only.
+    pub async fn i4_a_record_is_live_at_its_very_end_and_expired_right_after(&self) {
+        let Some(tick) = S::TICK else { return };
+        let completed = self.hold(&name("completed"), HOUR, S::SHORT).await;
+        let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
+        let settlement = self
+            .store
+            .complete(&completed.name, completed.token, &completion)
+            .await;
+        applied(good(settlement), "complete by the owner");
+        let released = self.hold(&name("released"), HOUR, S::SHORT).await;
+        let settlement = self
+            .store
+            .release(&released.name, released.token, Release::Freed)
+            .await;
+        applied(good(settlement), "release by the owner");
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let expired = |held: &super::Held| {
+            let (name, fence) = (held.name.clone(), held.grant.fence);
+            async move {
+                self.store
+                    .reclaim(&name, fence, Succession::Expired, &claim)
+                    .await
+            }
+        };
+
+        self.subject.pass(S::SHORT).await;
+        let purged = good(self.store.purge_expired(10, HOUR).await);
+        assert_eq!(
+            purged.touched(),
+            0,
+            "purge_expired: a record has not expired at the moment itself"
+        );
+        for held in [&completed, &released] {
+            assert_eq!(
+                self.record(&held.name).await.expires_in,
+                Some(Duration::ZERO),
+                "a record has not expired at the moment itself"
+            );
+            assert_eq!(
+                good(expired(held).await),
+                None,
+                "reclaim: a record has not expired at the moment itself"
+            );
+        }
+        self.subject.pass(tick).await;
+        for succession in [Succession::Retry, Succession::Replace] {
+            let reclaimed = self
+                .store
+                .reclaim(&released.name, released.grant.fence, succession, &claim)
+                .await;
+            assert_eq!(
+                good(reclaimed),
+                None,
+                "reclaim: a released record has expired once its end lies in the past"
+            );
+        }
+        for held in [&completed, &released] {
+            assert_eq!(
+                self.record(&held.name).await.expires_in,
+                None,
+                "a record has expired once its end lies in the past"
+            );
+        }
+        assert!(
+            good(expired(&completed).await).is_some(),
+            "reclaim: a record has expired once its end lies in the past"
+        );
+        let purged = good(self.store.purge_expired(10, HOUR).await);
+        assert_eq!(
+            purged.removed, 1,
+            "purge_expired: a record has expired once its end lies in the past"
+        );
+    }
+
+    /// A released record may be tried again until its very end. Tested with an
+    /// exact clock only.
+    pub async fn a_released_record_may_be_retried_at_its_very_end(&self) {
+        if S::TICK.is_none() {
+            return;
+        }
+        let held = self.hold(&name("retried"), HOUR, S::SHORT).await;
+        let released = self
+            .store
+            .release(&held.name, held.token, Release::Bound)
+            .await;
+        assert_eq!(good(released), Settlement::Applied, "release by the owner");
+        self.subject.pass(S::SHORT).await;
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        self.hold_again(&held, Succession::Retry, claim).await;
+    }
+
+    /// *Older than this*, not as old. Tested with an exact clock only.
+    pub async fn a_claim_as_old_as_the_filter_says_is_not_older(&self) {
+        let Some(tick) = S::TICK else { return };
+        self.hold(&name("as old"), HOUR, HOUR).await;
+        self.subject.pass(S::SHORT).await;
+        let filter = Filter::InProgressFor(S::SHORT);
+        assert!(
+            good(self.store.list(filter, 10).await).is_empty(),
+            "list: a claim as old as the filter says is not older"
+        );
+        self.subject.pass(tick).await;
+        assert_eq!(
+            good(self.store.list(filter, 10).await).len(),
+            1,
+            "list: a claim older than the filter says is listed"
+        );
+    }
+}

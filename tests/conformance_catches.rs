@@ -1,0 +1,549 @@
+//! The conformance suite can fail: stores that break one promise each are
+//! caught, by the test that is named for it.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::Bytes;
+use tower_idempotency::{
+    Fence, Key, MemoryStore, RecordName, Scope, Store, StoreError, Token,
+    conformance::{Subject, promises},
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
+        Resolution, Settlement, Succession, Witness,
+    },
+};
+
+/// What is wrong with a store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Defect {
+    Nothing,
+    ReadsThenClaims,
+    ForgetsItsLastFence,
+    TakesOverLiveLeases,
+    ReclaimsWithAnyFence,
+    ReplacesWhatIsBound,
+    BeginsANewOperationForEachRetry,
+    CountsNoTakeovers,
+    RenewsForAnybody,
+    RenewsNothingThatHasLapsed,
+    TurnsLateOwnersAway,
+    KeepsTheLastResponse,
+    CutsResponsesAtNul,
+    CountsRetentionFromTheCompletion,
+    RemovesWhatIsReleased,
+    MarksLiveLeasesUnknown,
+    ResolvesWithAnyFence,
+    SweepsLiveLeases,
+    SweepsLapsedLeasesWithoutAWord,
+    SweepsMoreThanItsLimit,
+    JoinsScopeAndKey,
+    FoldsCase,
+    ListsTheNewestFirst,
+    LapsesAtTheMomentItself,
+    CompletesInTwoSteps,
+    ComparesTheTokenAMomentBefore,
+    RemovesWhatHadExpiredAMomentBefore,
+    IsWedgedByADroppedCall,
+}
+
+/// The memory store with one defect.
+#[derive(Clone)]
+struct Broken {
+    defect: Defect,
+    inner: Arc<Mutex<MemoryStore>>,
+    last_responses: Arc<Mutex<HashMap<RecordName, Bytes>>>,
+    names: Arc<Mutex<Vec<RecordName>>>,
+    busy: Arc<AtomicBool>,
+}
+
+impl Broken {
+    fn has(&self, defect: Defect) -> bool {
+        self.defect == defect
+    }
+
+    fn inner(&self) -> MemoryStore {
+        self.inner.lock().unwrap().clone()
+    }
+
+    fn named(&self, name: &RecordName) -> RecordName {
+        let (scope, key) = (name.scope().as_str(), name.key().as_str());
+        match self.defect {
+            Defect::JoinsScopeAndKey => {
+                RecordName::new(Scope::single_tenant(), Key::new(format!("{scope}:{key}")))
+            }
+            Defect::FoldsCase => RecordName::new(
+                Scope::from_stored(scope.to_lowercase()),
+                Key::new(key.to_lowercase()),
+            ),
+            _ => name.clone(),
+        }
+    }
+
+    /// The record as this store shows it.
+    fn shown(&self, name: &RecordName, mut record: Record) -> Record {
+        if self.has(Defect::CountsNoTakeovers) {
+            record.takeovers = 0;
+        }
+        match &mut record.state {
+            RecordState::InProgress { lease_left } if self.has(Defect::LapsesAtTheMomentItself) => {
+                *lease_left = lease_left.filter(|left| !left.is_zero());
+            }
+            RecordState::Completed { response } if self.has(Defect::KeepsTheLastResponse) => {
+                if let Some(last) = self.last_responses.lock().unwrap().get(name) {
+                    *response = last.clone();
+                }
+            }
+            _ => {}
+        }
+        record
+    }
+
+    async fn seen(&self, name: &RecordName) -> Option<Record> {
+        self.inner().read(name).await.unwrap()
+    }
+}
+
+impl Store for Broken {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        let name = &self.named(name);
+        self.names.lock().unwrap().push(name.clone());
+        let free = self.seen(name).await.is_none();
+        if self.has(Defect::ReadsThenClaims) {
+            tokio::task::yield_now().await;
+        }
+        Ok(match self.inner().claim(name, claim).await? {
+            Claimed::Occupied(record) if free && self.has(Defect::ReadsThenClaims) => {
+                Claimed::Acquired(Grant::new(claim.operation, record.fence, 1))
+            }
+            Claimed::Occupied(record) => Claimed::Occupied(self.shown(name, record)),
+            claimed => claimed,
+        })
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        mut seen: Fence,
+        mut succession: Succession,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        let name = &self.named(name);
+        let mut claim = *claim;
+        if let Some(record) = self.seen(name).await {
+            if self.has(Defect::ReclaimsWithAnyFence) {
+                seen = record.fence;
+            }
+            let live = matches!(
+                record.state,
+                RecordState::InProgress {
+                    lease_left: Some(_)
+                }
+            );
+            if self.has(Defect::TakesOverLiveLeases)
+                && live
+                && succession == Succession::TakeOver
+                && seen == record.fence
+            {
+                let _ = self.release(name, record.token, Release::Bound).await?;
+                succession = Succession::Retry;
+            }
+            if self.has(Defect::ReplacesWhatIsBound) && succession == Succession::Replace {
+                succession = Succession::Retry;
+                claim.operation = record.operation;
+            }
+        }
+        let grant = self.inner().reclaim(name, seen, succession, &claim).await?;
+        Ok(grant.map(|grant| {
+            if self.has(Defect::BeginsANewOperationForEachRetry) {
+                Grant::new(claim.operation, grant.fence, grant.attempt)
+            } else {
+                grant
+            }
+        }))
+    }
+
+    async fn renew(
+        &self,
+        name: &RecordName,
+        mut token: Token,
+        lease: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let name = &self.named(name);
+        if let Some(record) = self.seen(name).await {
+            if self.has(Defect::RenewsForAnybody) {
+                token = record.token;
+            }
+            let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
+            if self.has(Defect::RenewsNothingThatHasLapsed) && lapsed {
+                return Ok(Settlement::Superseded);
+            }
+        }
+        self.inner().renew(name, token, lease).await
+    }
+
+    async fn complete(
+        &self,
+        name: &RecordName,
+        mut token: Token,
+        completion: &Completion,
+    ) -> Result<Settlement, StoreError> {
+        let name = &self.named(name);
+        let mut completion = completion.clone();
+        match self.defect {
+            Defect::ComparesTheTokenAMomentBefore => {
+                let mine = |record: &Record| record.token == token;
+                if self.seen(name).await.as_ref().is_some_and(mine) {
+                    tokio::task::yield_now().await;
+                    token = self.seen(name).await.map_or(token, |record| record.token);
+                }
+            }
+            Defect::IsWedgedByADroppedCall => {
+                if self.busy.swap(true, Ordering::Relaxed) {
+                    return Err(StoreError::unavailable("the connection is busy"));
+                }
+                tokio::task::yield_now().await;
+                self.busy.store(false, Ordering::Relaxed);
+            }
+            Defect::TurnsLateOwnersAway => {
+                let record = self.seen(name).await;
+                if record.is_some_and(|record| {
+                    matches!(record.state, RecordState::InProgress { lease_left: None })
+                }) {
+                    return Ok(Settlement::Superseded);
+                }
+            }
+            Defect::CutsResponsesAtNul => {
+                let end = completion.response.iter().position(|byte| *byte == 0);
+                completion.response.truncate(end.unwrap_or(usize::MAX));
+            }
+            Defect::CountsRetentionFromTheCompletion => {
+                completion.at_least = completion.retention;
+            }
+            Defect::CompletesInTwoSteps => {
+                let owner = Witness::Owner(token);
+                let _ = self
+                    .inner()
+                    .mark_unknown(name, owner, completion.retention)
+                    .await?;
+                tokio::task::yield_now().await;
+            }
+            _ => {}
+        }
+        let settlement = self.inner().complete(name, token, &completion).await?;
+        if settlement == Settlement::Applied {
+            let mut responses = self.last_responses.lock().unwrap();
+            responses.insert(name.clone(), completion.response);
+        }
+        Ok(settlement)
+    }
+
+    async fn release(
+        &self,
+        name: &RecordName,
+        token: Token,
+        release: Release,
+    ) -> Result<Settlement, StoreError> {
+        let name = &self.named(name);
+        let settlement = self.inner().release(name, token, release).await?;
+        if self.has(Defect::RemovesWhatIsReleased)
+            && settlement == Settlement::Applied
+            && let Some(record) = self.seen(name).await
+        {
+            return self.inner().forget(name, record.fence).await;
+        }
+        Ok(settlement)
+    }
+
+    async fn mark_unknown(
+        &self,
+        name: &RecordName,
+        mut witness: Witness,
+        retention: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let name = &self.named(name);
+        if let (Witness::Lapsed(fence), Some(record)) = (witness, self.seen(name).await)
+            && self.has(Defect::MarksLiveLeasesUnknown)
+            && record.fence == fence
+        {
+            witness = Witness::Owner(record.token);
+        }
+        self.inner().mark_unknown(name, witness, retention).await
+    }
+
+    async fn resolve(
+        &self,
+        name: &RecordName,
+        mut seen: Fence,
+        resolution: &Resolution,
+    ) -> Result<Settlement, StoreError> {
+        let name = &self.named(name);
+        if let Some(record) = self.seen(name).await
+            && self.has(Defect::ResolvesWithAnyFence)
+        {
+            seen = record.fence;
+        }
+        self.inner().resolve(name, seen, resolution).await
+    }
+
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        let name = &self.named(name);
+        let record = self.inner().read(name).await?;
+        Ok(record.map(|record| self.shown(name, record)))
+    }
+
+    async fn list(
+        &self,
+        filter: Filter,
+        limit: u32,
+    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        let mut listed = self.inner().list(filter, limit).await?;
+        if self.has(Defect::ListsTheNewestFirst) {
+            listed.reverse();
+        }
+        Ok(listed
+            .into_iter()
+            .map(|(name, record)| (name.clone(), self.shown(&name, record)))
+            .collect())
+    }
+
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+        let name = &self.named(name);
+        let settlement = self.inner().forget(name, seen).await?;
+        if self.has(Defect::ForgetsItsLastFence) && self.inner().is_empty() {
+            *self.inner.lock().unwrap() = MemoryStore::new();
+        }
+        Ok(settlement)
+    }
+
+    async fn purge_expired(
+        &self,
+        mut limit: u32,
+        unknown_retention: Duration,
+    ) -> Result<Purged, StoreError> {
+        let inner = self.inner();
+        let mut removed = 0;
+        let sweeps_live = self.has(Defect::SweepsLiveLeases);
+        let sweeps_lapsed = self.has(Defect::SweepsLapsedLeasesWithoutAWord);
+        let in_progress = Filter::InProgressFor(Duration::ZERO);
+        for (name, record) in inner.list(in_progress, u32::MAX).await? {
+            let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
+            let swept = if lapsed { sweeps_lapsed } else { sweeps_live };
+            if swept && record.expires_in.is_none() {
+                let _ = inner.forget(&name, record.fence).await?;
+                removed += 1;
+            }
+        }
+        if self.has(Defect::RemovesWhatHadExpiredAMomentBefore) {
+            let mut due = Vec::new();
+            let names = self.names.lock().unwrap().clone();
+            for name in names {
+                due.extend(
+                    self.seen(&name)
+                        .await
+                        .filter(|record| record.expires_in.is_none())
+                        .map(|_| name),
+                );
+            }
+            tokio::task::yield_now().await;
+            for name in due {
+                if let Some(record) = self.seen(&name).await {
+                    let _ = inner.forget(&name, record.fence).await?;
+                    removed += 1;
+                }
+            }
+        }
+        if self.has(Defect::SweepsMoreThanItsLimit) && limit > 0 {
+            limit = u32::MAX;
+        }
+        let mut purged = inner.purge_expired(limit, unknown_retention).await?;
+        purged.removed += removed;
+        Ok(purged)
+    }
+}
+
+/// Makes stores with a defect.
+#[derive(Clone, Copy)]
+struct With(Defect);
+
+impl Subject for With {
+    type Store = Broken;
+    const TICK: Option<Duration> = Some(Duration::from_nanos(1));
+
+    async fn store(&self) -> Broken {
+        Broken {
+            defect: self.0,
+            inner: Arc::default(),
+            last_responses: Arc::default(),
+            names: Arc::default(),
+            busy: Arc::default(),
+        }
+    }
+
+    async fn pass(&self, time: Duration) {
+        tokio::time::advance(time).await;
+    }
+}
+
+/// The promises that a store with this defect breaks, with what the suite says.
+async fn broken_by(defect: Defect) -> Vec<(&'static str, String)> {
+    let mut broken = Vec::new();
+    for promise in promises() {
+        let name = promise.name();
+        let check = tokio::spawn(async move { promise.check(With(defect)).await });
+        if let Err(error) = check.await {
+            let message = error.into_panic();
+            let message = message
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| message.downcast_ref::<&str>().map(ToString::to_string));
+            broken.push((name, message.expect("the suite says what is wrong")));
+        }
+    }
+    broken
+}
+
+/// The promise `named` is among those found broken, for the reason `because`,
+/// and the others are not all blamed for it.
+async fn is_caught(defect: Defect, named: &str, because: &str) {
+    let broken = broken_by(defect).await;
+    let Some((_, message)) = broken.iter().find(|(name, _)| *name == named) else {
+        panic!("{defect:?} does not break {named:?}, and breaks {broken:#?}");
+    };
+    assert!(
+        message.contains(because),
+        "{defect:?} breaks {named:?} because {because:?}, and the suite says {message:?}"
+    );
+    assert!(
+        broken.len() < promises::<With>().len() / 2,
+        "{defect:?} breaks some promises, and {} were blamed",
+        broken.len()
+    );
+}
+
+macro_rules! catches {
+    ($($test:ident: $defect:ident breaks $promise:ident because $because:literal;)*) => {
+        $(
+            #[tokio::test(start_paused = true)]
+            async fn $test() {
+                is_caught(Defect::$defect, stringify!($promise), $because).await;
+            }
+        )*
+    };
+}
+
+catches! {
+    a_second_owner_is_caught:
+        ReadsThenClaims breaks one_of_all_simultaneous_claims_is_acquired
+        because "one of all simultaneous calls is acquired, and";
+    a_fence_that_was_granted_before_is_caught:
+        ForgetsItsLastFence
+        breaks i2_fences_strictly_increase_over_release_expiry_sweep_and_forget
+        because "the fences of a name grow over a removal";
+    fences_that_begin_again_in_a_race_are_caught:
+        ForgetsItsLastFence breaks i2_fences_strictly_increase_while_claims_and_removals_race
+        because "each fence is larger than all before it";
+    a_live_lease_that_is_taken_over_is_caught:
+        TakesOverLiveLeases breaks i3_take_over_is_granted_for_a_lapsed_lease_only
+        because "is granted in the state that it names, and in no other";
+    a_fence_that_is_not_compared_is_caught:
+        ReclaimsWithAnyFence breaks retry_is_granted_for_a_live_released_record_only
+        because "not with another fence";
+    a_bound_record_that_is_replaced_is_caught:
+        ReplacesWhatIsBound breaks replace_is_granted_for_a_live_freed_record_only
+        because "is granted in the state that it names, and in no other";
+    a_retry_under_another_operation_is_caught:
+        BeginsANewOperationForEachRetry
+        breaks retry_is_granted_for_a_live_released_record_only
+        because "grants the operation and attempt that follow";
+    takeovers_that_are_not_counted_are_caught:
+        CountsNoTakeovers breaks take_overs_in_a_row_are_counted_and_a_retry_counts_from_zero
+        because "take-overs in a row";
+    a_lease_that_anybody_renews_is_caught:
+        RenewsForAnybody breaks renew_is_for_the_claim_in_progress_with_this_token_only
+        because "by a stranger on";
+    a_lapsed_lease_that_its_owner_cannot_renew_is_caught:
+        RenewsNothingThatHasLapsed
+        breaks renew_extends_the_lease_from_now_even_if_it_has_lapsed
+        because "even if it has lapsed";
+    a_late_completion_that_is_refused_is_caught:
+        TurnsLateOwnersAway breaks complete_is_for_the_last_claim_in_progress_or_unknown_only
+        because "is applied";
+    a_response_that_is_overwritten_is_caught:
+        KeepsTheLastResponse breaks completing_again_is_applied_and_changes_nothing
+        because "already: changes nothing";
+    a_completed_record_that_changes_is_caught:
+        KeepsTheLastResponse breaks i4_a_completed_record_never_changes_before_it_expires
+        because "Complete of a completed record: changes nothing";
+    bytes_that_are_cut_are_caught:
+        CutsResponsesAtNul breaks a_response_comes_back_byte_for_byte
+        because "comes back byte for byte";
+    a_retention_from_the_completion_is_caught:
+        CountsRetentionFromTheCompletion
+        breaks the_retention_of_a_completion_counts_from_the_claim
+        because "from its claim";
+    a_live_lease_that_is_marked_unknown_is_caught:
+        MarksLiveLeasesUnknown
+        breaks i3_anybody_may_mark_a_claim_unknown_once_its_lease_has_lapsed
+        because "its guard does not hold";
+    an_operators_word_on_another_claim_is_caught:
+        ResolvesWithAnyFence breaks an_operators_word_that_it_happened_ends_an_unknown_record_only
+        because "its guard does not hold";
+    a_live_lease_that_is_swept_is_caught:
+        SweepsLiveLeases breaks i3_a_live_lease_is_never_swept
+        because "a record with a live lease is never touched";
+    an_unknown_outcome_that_is_swept_away_is_caught:
+        SweepsLapsedLeasesWithoutAWord
+        breaks i11_a_lapsed_record_is_swept_as_unknown_and_counted_when_it_goes
+        because "becomes unknown, and is not removed";
+    a_sweep_beyond_its_limit_is_caught:
+        SweepsMoreThanItsLimit
+        breaks a_sweep_keeps_to_its_limit_and_less_means_that_no_more_is_due
+        because "looks at no more than the limit";
+    scopes_that_run_into_keys_are_caught:
+        JoinsScopeAndKey breaks i9_names_that_look_alike_name_different_records
+        because "a name without a record is acquired";
+    keys_without_case_are_caught:
+        FoldsCase breaks i9_names_that_look_alike_name_different_records
+        because "a name without a record is acquired";
+    a_list_that_begins_at_its_end_is_caught:
+        ListsTheNewestFirst breaks a_list_has_the_oldest_claim_first
+        because "the oldest claims";
+    a_lease_that_ends_a_moment_early_is_caught:
+        LapsesAtTheMomentItself
+        breaks i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after
+        because "has not lapsed at the moment itself";
+    a_completion_in_two_steps_is_caught:
+        CompletesInTwoSteps breaks i15_a_dropped_complete_happens_or_does_not
+        because "happens or does not";
+    an_owner_that_completes_anothers_claim_is_caught:
+        ComparesTheTokenAMomentBefore breaks of_a_late_completion_and_take_overs_one_wins
+        because "by a lapsed owner and take-overs one wins";
+    a_sweep_that_does_not_look_again_is_caught:
+        RemovesWhatHadExpiredAMomentBefore
+        breaks i1_a_sweep_never_removes_a_record_that_was_claimed_again
+        because "a record that was claimed again has a live lease and stays";
+    a_store_that_a_dropped_call_wedges_is_caught:
+        IsWedgedByADroppedCall breaks i15_a_dropped_complete_happens_or_does_not
+        because "a store that can be reached answers";
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_released_record_that_is_removed_is_caught() {
+    // Nearly every trial releases something to begin with, so that this one is
+    // blamed for more than its own.
+    let broken = broken_by(Defect::RemovesWhatIsReleased).await;
+    let named = "a_released_record_keeps_its_claim_and_its_retention";
+    assert!(broken.iter().any(|(name, _)| *name == named));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_without_a_defect_breaks_no_promise() {
+    assert_eq!(broken_by(Defect::Nothing).await, []);
+}
