@@ -3,7 +3,7 @@
 //! | variable | value | default |
 //! |---|---|---|
 //! | `PORT` | 0 picks one | 0 |
-//! | `STORE` | `memory` | `memory` |
+//! | `STORE` | `memory`, `sqlite:PATH`, `postgres://…` | `memory` |
 //! | `RUNS` | the file that each run of a handler adds a line to | in memory |
 //! | `KEY` | `required`, `optional` | `required` |
 //! | `SYNTAX` | `compat`, `strict` | `compat` |
