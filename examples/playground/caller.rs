@@ -1,0 +1,47 @@
+//! Who calls: found out before the idempotency layer, which asks for it.
+
+use axum::{
+    extract::Request,
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use http::{StatusCode, header::AUTHORIZATION, request};
+use tower_idempotency::Scope;
+
+/// The caller, as the authentication found it.
+#[derive(Clone)]
+pub(crate) struct Account(String);
+
+impl Account {
+    /// The name for the list of runs; `-` where there is no caller.
+    pub(crate) fn name(extensions: &http::Extensions) -> &str {
+        extensions.get::<Self>().map_or("-", |account| &account.0)
+    }
+}
+
+/// Takes the account from `Bearer ACCOUNT.SUFFIX`, and turns away `revoked`.
+/// Whoever shows nothing passes without an account.
+pub(crate) async fn authenticate(mut request: Request, next: Next) -> Response {
+    let account = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| std::str::from_utf8(value.as_bytes()).ok())
+        .and_then(|value| value.strip_prefix("Bearer "))
+        .map(|token| token.split_once('.').map_or(token, |(account, _)| account))
+        .map(str::to_owned);
+    match account {
+        Some(account) if account == "revoked" => {
+            return (StatusCode::FORBIDDEN, "this account is revoked").into_response();
+        }
+        Some(account) => {
+            request.extensions_mut().insert(Account(account));
+        }
+        None => {}
+    }
+    next.run(request).await
+}
+
+/// The account, not its token: tokens are refreshed between two tries.
+pub(crate) fn scope(parts: &request::Parts) -> Option<Scope> {
+    Scope::new(&parts.extensions.get::<Account>()?.0)
+}

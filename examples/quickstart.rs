@@ -1,0 +1,115 @@
+//! Payments that are safe to send twice.
+//!
+//! ```text
+//! cargo run --example quickstart
+//! ```
+//!
+//! It prints what to try. `PORT` and `DB` choose another port and another file
+//! for the records.
+
+#![allow(clippy::print_stdout, reason = "it tells its reader what to try")]
+
+use std::{env, error::Error, net::Ipv4Addr, path::PathBuf, time::Duration};
+
+use axum::{Json, Router, response::IntoResponse, routing::post};
+use http::{StatusCode, header::LOCATION};
+use serde::Deserialize;
+use serde_json::json;
+use tokio::{net::TcpListener, signal, time};
+use tower_idempotency::{IdempotencyLayer, Operation, Scope, SqliteStore};
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let file =
+        env::var_os("DB").map_or_else(|| env::temp_dir().join("quickstart.db"), PathBuf::from);
+    let store = SqliteStore::open(&file).await?;
+
+    // Whose key is it? Here all callers are one; `axum_postgres.rs` has accounts.
+    let idempotency =
+        IdempotencyLayer::required(store, |_| Some(Scope::single_tenant())).build()?;
+
+    let app = Router::new()
+        .route("/payments", post(pay))
+        .layer(idempotency.clone());
+
+    let port = env::var("PORT").map_or(Ok(3000), |port| port.parse())?;
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+    println!("Records are kept in {}.", file.display());
+    print_what_to_try(&format!("http://{}/payments", listener.local_addr()?));
+
+    axum::serve(listener, app)
+        .with_graceful_shutdown(stop_signal())
+        .await?;
+    // A payment whose client has left is still being made.
+    let _ = idempotency.drain(Duration::from_secs(25)).await;
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Payment {
+    amount: u64,
+    #[serde(default)]
+    slow: bool,
+}
+
+async fn pay(operation: Operation, Json(payment): Json<Payment>) -> impl IntoResponse {
+    if payment.slow {
+        time::sleep(Duration::from_secs(10)).await;
+    }
+    println!("charged {}", payment.amount);
+
+    // The same in every attempt of this payment, unlike a random id.
+    let id = operation.derive("payment");
+    let location = [(LOCATION, format!("/payments/{id}"))];
+    let body = Json(json!({ "id": id, "amount": payment.amount }));
+    (StatusCode::CREATED, location, body)
+}
+
+fn print_what_to_try(url: &str) {
+    let json = "-H 'Content-Type: application/json'";
+    // New in each run, since the file remembers the keys of the last one.
+    let key = format!("order-{}", std::process::id());
+    println!(
+        "\
+Try, in another terminal:
+
+1. A payment: 201, and \"charged 500\" appears here.
+   curl -i {url} {json} -H 'Idempotency-Key: {key}' -d '{{\"amount\":500}}'
+
+2. The same line again: the same 201 with \"idempotent-replayed: true\", and no
+   second charge.
+
+3. The same key for another amount: 422, nothing runs.
+   curl -i {url} {json} -H 'Idempotency-Key: {key}' -d '{{\"amount\":900}}'
+
+4. No key: 400, nothing runs.
+   curl -i {url} {json} -d '{{\"amount\":500}}'
+
+5. A payment that takes ten seconds: twice within them, the second is answered 409
+   with a Retry-After; once more after them, it is replayed.
+   curl -i {url} {json} -H 'Idempotency-Key: {key}-slow' -d '{{\"amount\":700,\"slow\":true}}'
+
+6. Stop this server with Ctrl-C and start it again: line 1 is still replayed.
+"
+    );
+}
+
+/// Ends with Ctrl-C or SIGTERM.
+async fn stop_signal() {
+    let interrupt = async {
+        signal::ctrl_c().await.expect("Ctrl-C can be caught");
+    };
+    #[cfg(unix)]
+    let terminate = async {
+        signal::unix::signal(signal::unix::SignalKind::terminate())
+            .expect("SIGTERM can be caught")
+            .recv()
+            .await;
+    };
+    #[cfg(not(unix))]
+    let terminate = std::future::pending();
+    tokio::select! {
+        () = interrupt => {}
+        () = terminate => {}
+    }
+}
