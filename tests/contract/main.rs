@@ -11,4 +11,5 @@ mod stores;
 mod concurrency;
 mod fidelity;
 mod identity;
+mod life;
 mod syntax;

@@ -1,6 +1,6 @@
 //! The stores that the rules hold for, each test on a fresh one.
 
-use std::{path::PathBuf, sync::Mutex};
+use std::{path::PathBuf, sync::Mutex, time::Duration};
 
 use futures_util::FutureExt as _;
 use tower_idempotency::{
@@ -130,12 +130,12 @@ pub(crate) use on_each_store;
 
 /// Runs a rule, and removes its records even if it fails.
 pub(crate) async fn check(place: Place, rule: impl AsyncFnOnce(&Place)) {
-    let ended = std::panic::AssertUnwindSafe(rule(&place))
-        .catch_unwind()
-        .await;
+    let bounded = tokio::time::timeout(LONGEST_TEST, rule(&place));
+    let ended = std::panic::AssertUnwindSafe(bounded).catch_unwind().await;
     place.remove().await;
-    if let Err(panic) = ended {
-        std::panic::resume_unwind(panic);
+    match ended {
+        Ok(in_time) => in_time.expect("a rule that hangs is a rule that fails"),
+        Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
@@ -173,3 +173,5 @@ async fn run(server: &str, statement: String) {
         .unwrap();
     connection.close().await.unwrap();
 }
+
+const LONGEST_TEST: Duration = Duration::from_secs(120);
