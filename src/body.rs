@@ -386,13 +386,14 @@ async fn read_to_end<B: Body<Data = Bytes>>(
             Some(Err(error)) => return End::Broken { error },
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => {
-                    let fits = room(data.len());
+                    let length = data.len();
                     read.push(data);
-                    if !fits {
-                        return End::Crowded;
-                    }
+                    // First: no room would ever be enough for it.
                     if read.len() > limit {
                         return End::Outgrown;
+                    }
+                    if !room(length) {
+                        return End::Crowded;
                     }
                 }
                 Err(frame) => trailers = frame.into_trailers().ok(),
