@@ -782,9 +782,8 @@ async fn rule_53_the_handlers_word_says_how_long_the_response_is_kept() {
     let store = memory();
     let minute = Duration::from_secs(60);
     let on_the_response: Says = |_, response| {
-        _ = response
-            .extensions_mut()
-            .insert(Word::keep_for(Duration::from_secs(60)))
+        let word = Word::keep_for(Duration::from_secs(60));
+        response.extensions_mut().insert(word);
     };
     let on_the_operation: Says = |run, _| run.operation().keep_for(Duration::from_secs(60));
     let with_a_verdict: Says = |_, response| {
@@ -1042,25 +1041,21 @@ async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place:
     let slow = Api::new(slow, &probe);
     let other = required(place.open().await).recovery(Recovery::Rerun);
     let other = Api::new(other, &probe);
-    let take_over = async |key: &'static str| {
-        eventually(async || {
-            // Refused while the lease lives; then one comes to the gate.
-            let asked = other.spawn(keyed(key));
-            tokio::select! {
-                () = gate.arrival() => Some(asked),
-                () = tokio::time::sleep(Duration::from_millis(400)) => {
-                    asked.await.unwrap().assert_problem(409, "request-in-progress");
-                    None
-                }
-            }
-        })
-        .await
-    };
 
     // While the winner runs, the loser's client is told that it runs.
     let loser = slow.spawn(keyed("K"));
     gate.arrival().await;
-    let winner = take_over("K").await;
+    let winner = loop {
+        // Refused while the lease lives; then one comes to the gate.
+        let mut asked = other.spawn(keyed("K"));
+        tokio::select! {
+            () = gate.arrival() => break asked,
+            refused = &mut asked => {
+                refused.unwrap().assert_problem(409, "request-in-progress");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    };
     gate.let_one_pass();
     let lost = loser.await.unwrap();
     lost.assert_problem(409, "request-in-progress");

@@ -62,7 +62,13 @@ pub(crate) struct Faulty<S> {
 #[derive(Default)]
 struct Plan {
     calls: Vec<Call>,
-    faults: Vec<(Call, Box<dyn Fn(usize) -> bool + Send>, Fault)>,
+    faults: Vec<Planned>,
+}
+
+struct Planned {
+    call: Call,
+    chosen: Box<dyn Fn(usize) -> bool + Send>,
+    fault: Fault,
 }
 
 impl<S> Faulty<S> {
@@ -81,7 +87,11 @@ impl<S> Faulty<S> {
         fault: Fault,
     ) {
         let chosen = Box::new(move |number| numbers.contains(&number));
-        self.plan().faults.push((call, chosen, fault));
+        self.plan().faults.push(Planned {
+            call,
+            chosen,
+            fault,
+        });
     }
 
     /// Every call from now on.
@@ -116,8 +126,8 @@ impl<S> Faulty<S> {
         let number = plan.calls.iter().filter(|c| **c == call).count();
         plan.faults
             .iter()
-            .find(|(broken, chosen, _)| *broken == call && chosen(number))
-            .map(|(_, _, fault)| fault.clone())
+            .find(|planned| planned.call == call && (planned.chosen)(number))
+            .map(|planned| planned.fault.clone())
     }
 
     async fn around<T>(

@@ -949,7 +949,7 @@ async fn an_allow_list_keeps_what_it_names_and_what_the_body_needs() {
         let api = Api::new(required(memory()).kept_headers(kept), &probe);
         api.send(keyed("K")).await;
         let replay = api.send(keyed("K")).await;
-        let mut names: Vec<_> = replay.headers.keys().map(|name| name.to_string()).collect();
+        let mut names: Vec<_> = replay.headers.keys().map(ToString::to_string).collect();
         names.sort();
         names
     };

@@ -12,4 +12,6 @@ mod concurrency;
 mod fidelity;
 mod identity;
 mod life;
+mod operator;
+mod service;
 mod syntax;

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Mutex, time::Duration};
 
-use futures_util::FutureExt as _;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use tower_idempotency::{
     MemoryStore, PostgresStore, SharedStore, SqliteStore,
     sqlx::{
@@ -16,18 +16,15 @@ use tower_idempotency::{
 pub(crate) struct Place {
     kind: Kind,
     /// To be closed before the place is removed.
-    opened: Mutex<Vec<Opened>>,
+    opened: Mutex<Vec<Closing>>,
 }
+
+type Closing = BoxFuture<'static, ()>;
 
 enum Kind {
     Memory(MemoryStore),
     Sqlite(PathBuf),
     Postgres(Database),
-}
-
-enum Opened {
-    Sqlite(SqliteStore),
-    Postgres(PostgresStore),
 }
 
 impl Place {
@@ -62,26 +59,27 @@ impl Place {
             Kind::Memory(store) => SharedStore::new(store.clone()),
             Kind::Sqlite(path) => {
                 let store = SqliteStore::open(path).await.unwrap();
-                let opened = Opened::Sqlite(store.clone());
-                self.opened.lock().unwrap().push(opened);
+                let opened = store.clone();
+                self.closed_with(async move { opened.close().await });
                 SharedStore::new(store)
             }
             Kind::Postgres(database) => {
                 let store = PostgresStore::connect(&database.url).await.unwrap();
-                let opened = Opened::Postgres(store.clone());
-                self.opened.lock().unwrap().push(opened);
+                let opened = store.clone();
+                self.closed_with(async move { opened.close().await });
                 SharedStore::new(store)
             }
         }
     }
 
+    fn closed_with(&self, closing: impl Future<Output = ()> + Send + 'static) {
+        self.opened.lock().unwrap().push(Box::pin(closing));
+    }
+
     /// Leaves nothing behind.
     async fn remove(self) {
-        for opened in self.opened.into_inner().unwrap() {
-            match opened {
-                Opened::Sqlite(store) => store.close().await,
-                Opened::Postgres(store) => store.close().await,
-            }
+        for closing in self.opened.into_inner().unwrap() {
+            closing.await;
         }
         match self.kind {
             Kind::Memory(_) => {}
