@@ -17,7 +17,7 @@ use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{
     Dispositions, MemoryStore, Outcome, Recovery, RejectionKind, SharedStore, Store, StoreFailure,
     Word,
-    store::{Claim, Claimed, RecordState, Release},
+    store::{Claim, Claimed, RecordState, Release, Settlement},
 };
 
 use crate::{
@@ -398,6 +398,26 @@ async fn rule_45_a_waiter_is_told_at_once_when_the_outcome_becomes_unknown() {
     assert_eq!(probe.runs(), 1);
 }
 
+#[tokio::test(start_paused = true)]
+async fn rule_45_a_waiter_whose_key_goes_to_another_request_is_told_of_the_mismatch() {
+    let store = memory();
+    let probe = Probe::counting();
+    let waiting = required(store.clone()).wait(Duration::from_secs(60));
+    let api = Api::new(waiting, &probe);
+    let claim = claimed_by_a_dead_process(&store, Duration::from_secs(60)).await;
+    let waiter = api.spawn(keyed("K"));
+    settle().await;
+    // Freed elsewhere, which wakes nobody here; then another request is quicker.
+    let freed = store
+        .release(&named("K"), claim.token, Release::Freed)
+        .await;
+    assert_eq!(freed.unwrap(), Settlement::Applied);
+    let other = api.send(keyed("K").body("{}")).await;
+    other.assert_run(1);
+    waiter.await.unwrap().assert_problem(422, "key-reused");
+    assert_eq!(probe.runs(), 1);
+}
+
 #[tokio::test]
 async fn rule_45_waiters_do_not_hold_the_readiness_that_the_owner_needs() {
     let store = memory();
@@ -504,25 +524,30 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
     let api = Api::new(required(SharedStore::new(store.clone())), &probe);
     let server = api.serve().await;
 
+    // Whether the server drops the request first, or the end of its body comes
+    // first, is not said: either way nothing may come of it.
     let mut wire = Wire::open(&server).await;
     let all = post("/count", "Idempotency-Key: K\r\n", "{\"amount\":1}");
     wire.write(&all[..all.len() - 5]).await;
-    // Nothing says that the server has begun to read, but whichever comes first
-    // must do: the request's future or the end of its body.
+    server.start_of_a_request().await;
     drop(wire);
+    server.end_of_a_request().await;
 
     let mut wire = Wire::open(&server).await;
     let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: K\r\n\r\n5\r\n{\"amo\r\n";
     wire.write(head).await;
+    server.start_of_a_request().await;
     drop(wire);
+    server.end_of_a_request().await;
 
     let (frames, body) = streamed();
     frames.send(Ok(data("{\"amo"))).unwrap();
     let mut http2 = Http2::open(&server).await;
     let asked = tokio::spawn(async move { http2.respond(keyed("K").body(body).0).await.status() });
-    settle().await;
-    asked.abort();
+    server.start_of_a_request().await;
     frames.send(Err(Failure("the client is gone"))).unwrap();
+    server.end_of_a_request().await;
+    asked.abort();
 
     // Without a socket, dropped while it reads.
     let (frames, body) = streamed();
@@ -530,9 +555,13 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
     let asked = api.spawn(keyed("K").body(body));
     settle().await;
     asked.abort();
-    let _ = asked.await;
+    assert!(asked.await.unwrap_err().is_cancelled());
+    assert!(
+        frames.send(Ok(data("unt\":1}"))).is_err(),
+        "the body was dropped"
+    );
 
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    settle().await;
     assert_eq!((probe.runs(), store.calls()), (0, vec![]));
     // The key is free for any request.
     api.send(keyed("K").body("another")).await.assert_run(1);
@@ -939,6 +968,9 @@ async fn rule_56_with_rerun_exactly_one_of_fifty_retries_runs(place: &Place) {
         matches!(record.state, RecordState::InProgress { lease_left: None }).then_some(())
     })
     .await;
+    // To take over is for the same request alone.
+    let other = api.send(keyed("K").body("{}")).await;
+    other.assert_problem(422, "key-reused");
     let mut asked: Vec<_> = (0..50).map(|_| api.spawn(keyed("K"))).collect();
     gate.arrival().await;
     let mut refused = 0;
@@ -1129,8 +1161,13 @@ async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
                 required(SharedStore::new(faulty.clone())).wait(wait),
                 &probe,
             );
+            let start = tokio::time::Instant::now();
             let refused = api.send(keyed("K")).await;
             refused.assert_problem(503, "store-unavailable");
+            assert!(
+                start.elapsed() <= Duration::from_secs(10),
+                "on the paused clock"
+            );
             assert!(refused.retry_after() >= Some(1));
         }
         assert_eq!(probe.runs(), 0);
@@ -1221,7 +1258,12 @@ async fn rule_59_a_response_that_cannot_be_recorded_goes_out_and_is_recorded_lat
         faulty.breaks(Call::Complete, .., fault);
         let probe = Probe::counting();
         let api = Api::new(required(SharedStore::new(faulty.clone())), &probe);
+        let start = tokio::time::Instant::now();
         let mut first = api.send(keyed("K")).await;
+        assert!(
+            start.elapsed() <= Duration::from_secs(6),
+            "on the paused clock"
+        );
         assert_eq!(
             (first.status.as_u16(), &*first.body),
             (201, &b"{\"n\":1}"[..])

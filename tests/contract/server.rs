@@ -23,15 +23,31 @@ use tower::{Service, ServiceExt as _};
 /// A server that ends with the test.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
-    abandoned: Arc<Semaphore>,
+    progress: Arc<Progress>,
     accepting: JoinHandle<()>,
 }
 
 impl Server {
     /// Until one more request has been dropped before it was answered.
     pub(crate) async fn abandonment(&self) {
-        self.abandoned.acquire().await.unwrap().forget();
+        self.progress.abandoned.acquire().await.unwrap().forget();
     }
+
+    /// Until the head of one more request has come.
+    pub(crate) async fn start_of_a_request(&self) {
+        self.progress.started.acquire().await.unwrap().forget();
+    }
+
+    /// Until the server is done with one more request, answered or not.
+    pub(crate) async fn end_of_a_request(&self) {
+        self.progress.any.acquire().await.unwrap().forget();
+    }
+}
+
+struct Progress {
+    started: Semaphore,
+    any: Semaphore,
+    abandoned: Semaphore,
 }
 
 impl Drop for Server {
@@ -50,17 +66,25 @@ where
 {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
-    let abandoned = Arc::new(Semaphore::new(0));
-    let watch = Arc::clone(&abandoned);
+    let progress = Arc::new(Progress {
+        started: Semaphore::new(0),
+        any: Semaphore::new(0),
+        abandoned: Semaphore::new(0),
+    });
+    let watch = Arc::clone(&progress);
     let accepting = tokio::spawn(async move {
         loop {
             let (stream, _) = listener.accept().await.unwrap();
             let service = service.clone();
             let watch = Arc::clone(&watch);
             tokio::spawn(async move {
-                let service = service_fn(move |request: Request<hyper::body::Incoming>| Watched {
-                    answer: Box::pin(service.clone().oneshot(request.map(Body::new))),
-                    unanswered: Some(Arc::clone(&watch)),
+                let service = service_fn(move |request: Request<hyper::body::Incoming>| {
+                    watch.started.add_permits(1);
+                    Watched {
+                        answer: Box::pin(service.clone().oneshot(request.map(Body::new))),
+                        progress: Arc::clone(&watch),
+                        answered: false,
+                    }
                 });
                 // A connection that breaks is what some tests are about.
                 let _ = auto::Builder::new(TokioExecutor::new())
@@ -71,33 +95,33 @@ where
     });
     Server {
         address,
-        abandoned,
+        progress,
         accepting,
     }
 }
 
-/// Tells when a request is dropped before it was answered.
+/// Tells when a request ends, and whether it was answered.
 struct Watched<F> {
     answer: Pin<Box<F>>,
-    unanswered: Option<Arc<Semaphore>>,
+    progress: Arc<Progress>,
+    answered: bool,
 }
 
 impl<F: Future> Future for Watched<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
-        let answered = self.answer.as_mut().poll(cx);
-        if answered.is_ready() {
-            self.unanswered = None;
-        }
-        answered
+        let answer = self.answer.as_mut().poll(cx);
+        self.answered = answer.is_ready();
+        answer
     }
 }
 
 impl<F> Drop for Watched<F> {
     fn drop(&mut self) {
-        if let Some(abandoned) = self.unanswered.take() {
-            abandoned.add_permits(1);
+        self.progress.any.add_permits(1);
+        if !self.answered {
+            self.progress.abandoned.add_permits(1);
         }
     }
 }
