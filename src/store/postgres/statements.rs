@@ -205,13 +205,14 @@ pub(super) async fn resolve(
     seen: Fence,
     resolution: &Resolution,
 ) -> Result<Settlement, StoreError> {
-    let (state, response) = sql::resolved(resolution);
+    let (state, response, at_least) = sql::resolved(resolution);
     let done = query(RESOLVE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
         .bind(state)
         .bind(response)
+        .bind(at_least)
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -389,7 +390,12 @@ WHERE scope = $1 AND key = $2 AND state = 1
 
 const RESOLVE: &str = "
 UPDATE idempotency_records
-SET state = $4, response = $5
+SET state = $4,
+    response = $5,
+    expires_at = CASE $4
+        WHEN 2 THEN GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
+        ELSE expires_at
+        END
 WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3";
 
 const STATE: &str = "
