@@ -24,7 +24,8 @@ use crate::{
     policy::{Conclusion, Disconnect},
     reply::{Answer, Reply, say_unrecorded},
     settle::{Ending, Owned},
-    store::{Claim, Grant, Settlement},
+    store::{Claim, Grant, Release, Settlement},
+    transaction::{AsCommitted, Transacted},
 };
 
 /// Answers a guarded request. The body is read here, so that a client which
@@ -125,7 +126,8 @@ where
             self.run_unguarded(inner, request).await;
             return self.withdraw(&owned).await;
         };
-        let operation = Operation::new(name, grant);
+        let config = Arc::clone(&owned.host.config);
+        let operation = Operation::new(config, name, owned.token, grant);
         request.extensions_mut().insert(operation.clone());
         let heartbeats = Heartbeats::start(
             &owned.host,
@@ -137,15 +139,56 @@ where
         let Some(answered) = self.attended(call(inner, request)).await else {
             return self.lose_unattended(&owned).await;
         };
-        match answered {
-            Ok(Ok(response)) => self.record(&owned, &operation, response).await,
-            Ok(Err(error)) => self.lose(&owned, Err(error)).await,
-            Err(_panic) => {
-                let response = self.host.config.refuse(&Rejection::handler_panicked());
-                self.lose(&owned, Ok(response)).await;
-            }
+        let answered = answered.map_err(|_panic| Rejection::handler_panicked());
+        match operation.transacted().await {
+            Transacted::Committed { response } => self.reply_committed(&owned, answered, response),
+            Transacted::Superseded => self.answer_as_loser(&owned).await,
+            Transacted::Unknown => self.lose_commit(&owned).await,
+            Transacted::Aborted if claims_success(&answered) => self.deny_success(&owned).await,
+            Transacted::Aborted | Transacted::Not | Transacted::Pending => match answered {
+                Ok(Ok(response)) => self.record(&owned, &operation, response).await,
+                Ok(Err(error)) => self.lose(&owned, Err(error)).await,
+                Err(rejection) => {
+                    let response = self.host.config.refuse(&rejection);
+                    self.lose(&owned, Ok(response)).await;
+                }
+            },
         }
         drop(heartbeats);
+    }
+
+    /// The response was committed in the handler's transaction: it is the
+    /// answer, whatever the handler made of it.
+    fn reply_committed(
+        &mut self,
+        owned: &Owned<S>,
+        answered: Result<Result<Response<R>, E>, Rejection>,
+        recorded: Bytes,
+    ) {
+        owned.host.waiters.wake(&owned.name);
+        match answered {
+            Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
+                let response = self.host.config.cleaned(response);
+                let response = response.map(ResponseBody::streamed);
+                self.reply
+                    .finish(Ok(response), Outcome::Recorded, owned.operation);
+            }
+            _ => self.reply.answer_recorded(recorded, owned.operation),
+        }
+    }
+
+    /// The answer to COMMIT got lost, and nobody could say what became of it.
+    async fn lose_commit(&mut self, owned: &Owned<S>) {
+        let response = self.host.config.refuse(&Rejection::commit_unknown());
+        self.lose(owned, Ok(response)).await;
+    }
+
+    /// The transaction was rolled back, and the handler has not noticed.
+    async fn deny_success(&mut self, owned: &Owned<S>) {
+        let response = self.host.config.refuse(&Rejection::rolled_back());
+        let ending = Ending::Released(Release::Bound);
+        self.settle(owned, &ending, Outcome::Released, Ok(response))
+            .await;
     }
 
     /// Runs the handler, to its end or, if the layer wants that, until its client
@@ -441,6 +484,11 @@ where
     AssertUnwindSafe(async move { inner.call(request).await })
         .catch_unwind()
         .await
+}
+
+/// Whether a handler says that it did its work.
+fn claims_success<R, E, X>(answered: &Result<Result<Response<R>, E>, X>) -> bool {
+    matches!(answered, Ok(Ok(response)) if response.status().as_u16() < 400)
 }
 
 /// Gives the readiness of `inner` back: a clone has none.

@@ -120,6 +120,7 @@ mod claim;
 mod waiting;
 mod lease;
 mod operation;
+mod transaction;
 mod policy;
 mod keeping;
 mod headers;
@@ -163,6 +164,8 @@ pub use self::{
     store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
 };
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use self::transaction::{CommitError, CommitErrorKind, CommitResponse, Committed};
 /// The sqlx that the SQL stores are built on, so that an application names the
 /// same version of its types.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -3,6 +3,7 @@
 mod builder;
 mod session;
 mod statements;
+mod transaction;
 
 use std::{fmt, time::Duration};
 
@@ -65,6 +66,7 @@ use crate::{Fence, RecordName, Token};
 #[derive(Clone)]
 pub struct PostgresStore {
     pool: PgPool,
+    transactions: PgPool,
     options: PgConnectOptions,
     deadline: Duration,
 }
@@ -124,6 +126,7 @@ impl PostgresStore {
     /// Closes the connections, each after the call that it is busy with. Later
     /// calls fail.
     pub async fn close(&self) {
+        self.transactions.close().await;
         self.pool.close().await;
     }
 

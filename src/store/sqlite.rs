@@ -1,6 +1,7 @@
 //! Records in an SQLite file.
 
 mod statements;
+mod transaction;
 
 use std::{
     fmt,
@@ -63,6 +64,7 @@ use crate::{Fence, RecordName, Token};
 pub struct SqliteStore {
     writer: SqlitePool,
     readers: SqlitePool,
+    transactions: SqlitePool,
 }
 
 impl SqliteStore {
@@ -110,6 +112,11 @@ impl SqliteStore {
         };
         Ok(Self {
             writer: pool(1).connect_lazy_with(options.clone()),
+            // Used once: a transaction that failed may have ended in SQLite, while
+            // sqlx goes on counting it as open.
+            transactions: pool(TRANSACTIONS)
+                .after_release(|_, _| Box::pin(async { Ok(false) }))
+                .connect_lazy_with(options.clone()),
             readers: pool(READERS).connect_lazy_with(options.pragma("query_only", "ON")),
         })
     }
@@ -117,6 +124,7 @@ impl SqliteStore {
     /// Closes the connections, each after the call that it is busy with. Later
     /// calls fail.
     pub async fn close(&self) {
+        self.transactions.close().await;
         self.readers.close().await;
         self.writer.close().await;
     }
@@ -373,6 +381,9 @@ fn primary_code(error: &dyn DatabaseError) -> u8 {
 }
 
 const RECORDS: &str = include_str!("../../migrations/sqlite/0001_records.sql");
+/// One writes, and the others wait for it.
+const TRANSACTIONS: u32 = 8;
+
 const READERS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(5);
 

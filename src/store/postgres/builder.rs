@@ -33,6 +33,7 @@ use crate::store::{StoreError, sql};
 pub struct PostgresStoreBuilder {
     options: PgConnectOptions,
     max_connections: u32,
+    transaction_connections: u32,
     acquire_timeout: Duration,
     patience: Patience,
 }
@@ -42,6 +43,7 @@ impl PostgresStoreBuilder {
         Self {
             options,
             max_connections: 10,
+            transaction_connections: 10,
             acquire_timeout: Duration::from_secs(3),
             patience: Patience {
                 statement: Duration::from_secs(5),
@@ -56,6 +58,14 @@ impl PostgresStoreBuilder {
     /// Defaults to 10.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections.max(1);
+        self
+    }
+
+    /// How many connections more the store opens at most for the transactions of
+    /// handlers, at least 1; none before the first
+    /// [`begin`](PostgresStore::begin). Defaults to 10.
+    pub fn transaction_connections(mut self, connections: u32) -> Self {
+        self.transaction_connections = connections.max(1);
         self
     }
 
@@ -100,6 +110,17 @@ impl PostgresStoreBuilder {
         };
         let patience = self.patience;
         check_server(options.clone(), self.acquire_timeout).await?;
+        let transactions = PgPoolOptions::new()
+            .max_connections(self.transaction_connections)
+            .acquire_timeout(self.acquire_timeout)
+            .after_connect(move |connection, _| {
+                let patience = session::Patience {
+                    statement: Duration::ZERO,
+                    lock: Duration::ZERO,
+                    ..patience
+                };
+                Box::pin(session::prepare(connection, patience))
+            });
         let pool = PgPoolOptions::new()
             .max_connections(self.max_connections)
             .acquire_timeout(self.acquire_timeout)
@@ -117,6 +138,7 @@ impl PostgresStoreBuilder {
             });
         Ok(PostgresStore {
             pool: pool.connect_lazy_with(options.clone()),
+            transactions: transactions.connect_lazy_with(options.clone()),
             options,
             // For the two statements of a call, and the way there.
             deadline: patience
@@ -132,6 +154,7 @@ impl fmt::Debug for PostgresStoreBuilder {
         // The connection's options have a password in them.
         f.debug_struct("PostgresStoreBuilder")
             .field("max_connections", &self.max_connections)
+            .field("transaction_connections", &self.transaction_connections)
             .field("acquire_timeout", &self.acquire_timeout)
             .field("patience", &self.patience)
             .finish_non_exhaustive()

@@ -289,6 +289,22 @@ pub(super) async fn purge_expired(
     ))
 }
 
+/// The state of the record with this token, once no transaction can change it
+/// any more.
+pub(super) async fn settled(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    token: Token,
+) -> Result<Option<i64>, StoreError> {
+    query_scalar(SETTLED)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)
+}
+
 async fn state(
     connection: &mut PgConnection,
     name: &RecordName,
@@ -397,6 +413,14 @@ SET state = $4,
         ELSE expires_at
         END
 WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3";
+
+/// Waits for a transaction that has written the record, where a plain read would
+/// see what was before it.
+const SETTLED: &str = "
+SELECT state::bigint
+FROM idempotency_records
+WHERE scope = $1 AND key = $2 AND token = $3
+FOR SHARE";
 
 const STATE: &str = "
 SELECT state::bigint
