@@ -57,14 +57,42 @@
 //! # Real servers
 //!
 //! Let [`Subject::store`] make an empty database or schema, [`Subject::finish`]
-//! drop it, and [`Subject::peer`] open a second pool to it, as another process
+//! drop it, and [`Subject::peer`] connect to it once more, as another process
 //! would. The subject is an expression that each test evaluates for itself, and
 //! it may be awaited. Give the tests threads, so that calls are simultaneous:
 //!
-//! ```ignore
+//! ```
+//! use tower_idempotency::{conformance::Subject, conformance_tests};
+//! # use tower_idempotency::MemoryStore as ServerStore;
+//! # struct Admin;
+//! # impl Admin {
+//! #     async fn connect() -> Self { Self }
+//! #     async fn create_database(&self) -> ServerStore { ServerStore::new() }
+//! #     async fn drop_database(&self, _: &ServerStore) {}
+//! # }
+//! # async fn connect_again(store: &ServerStore) -> ServerStore { store.clone() }
+//!
+//! struct Server(Admin);
+//!
+//! impl Subject for Server {
+//!     type Store = ServerStore;
+//!
+//!     async fn store(&self) -> ServerStore {
+//!         self.0.create_database().await
+//!     }
+//!
+//!     async fn peer(&self, store: &ServerStore) -> ServerStore {
+//!         connect_again(store).await
+//!     }
+//!
+//!     async fn finish(&self, store: ServerStore) {
+//!         self.0.drop_database(&store).await;
+//!     }
+//! }
+//!
 //! conformance_tests! {
 //!     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-//!     Postgres::from_env().await
+//!     Server(Admin::connect().await)
 //! }
 //! ```
 //!

@@ -71,3 +71,163 @@ mod racing {
         Memory
     }
 }
+
+/// As on a server far away: each call takes a while before it happens and
+/// again before its answer arrives, and may be dropped in between.
+mod late {
+    use tower_idempotency::{
+        Fence, RecordName, Store, StoreError, Token,
+        store::{
+            Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution,
+            Settlement, Succession, Witness,
+        },
+    };
+
+    use super::*;
+
+    #[derive(Clone)]
+    struct Late(MemoryStore);
+
+    async fn late<T>(call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+        tokio::task::yield_now().await;
+        let answer = call.await;
+        tokio::task::yield_now().await;
+        answer
+    }
+
+    impl Store for Late {
+        async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+            late(self.0.claim(name, claim)).await
+        }
+
+        async fn reclaim(
+            &self,
+            name: &RecordName,
+            seen: Fence,
+            succession: Succession,
+            claim: &Claim,
+        ) -> Result<Option<Grant>, StoreError> {
+            late(self.0.reclaim(name, seen, succession, claim)).await
+        }
+
+        async fn renew(
+            &self,
+            name: &RecordName,
+            token: Token,
+            lease: Duration,
+        ) -> Result<Settlement, StoreError> {
+            late(self.0.renew(name, token, lease)).await
+        }
+
+        async fn complete(
+            &self,
+            name: &RecordName,
+            token: Token,
+            completion: &Completion,
+        ) -> Result<Settlement, StoreError> {
+            late(self.0.complete(name, token, completion)).await
+        }
+
+        async fn release(
+            &self,
+            name: &RecordName,
+            token: Token,
+            release: Release,
+        ) -> Result<Settlement, StoreError> {
+            late(self.0.release(name, token, release)).await
+        }
+
+        async fn mark_unknown(
+            &self,
+            name: &RecordName,
+            witness: Witness,
+            retention: Duration,
+        ) -> Result<Settlement, StoreError> {
+            late(self.0.mark_unknown(name, witness, retention)).await
+        }
+
+        async fn resolve(
+            &self,
+            name: &RecordName,
+            seen: Fence,
+            resolution: &Resolution,
+        ) -> Result<Settlement, StoreError> {
+            late(self.0.resolve(name, seen, resolution)).await
+        }
+
+        async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+            late(self.0.read(name)).await
+        }
+
+        async fn list(
+            &self,
+            filter: Filter,
+            limit: u32,
+        ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+            late(self.0.list(filter, limit)).await
+        }
+
+        async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+            late(self.0.forget(name, seen)).await
+        }
+
+        async fn purge_expired(
+            &self,
+            limit: u32,
+            unknown_retention: Duration,
+        ) -> Result<Purged, StoreError> {
+            late(self.0.purge_expired(limit, unknown_retention)).await
+        }
+    }
+
+    struct FarAway;
+
+    impl Subject for FarAway {
+        type Store = Late;
+        const TICK: Option<Duration> = Some(Duration::from_nanos(1));
+
+        async fn store(&self) -> Late {
+            Late(MemoryStore::new())
+        }
+
+        async fn pass(&self, time: Duration) {
+            tokio::time::advance(time).await;
+        }
+    }
+
+    conformance_tests! {
+        #[tokio::test(start_paused = true)]
+        FarAway
+    }
+}
+
+/// A bound is no reason to lose an answer.
+mod full {
+    use tower_idempotency::{
+        Fingerprint, Key, RecordName, Scope, Store, StoreErrorKind, Token,
+        store::{Claim, Completion, Settlement},
+    };
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_store_repeats_its_answers_and_refuses_new_responses() {
+        let store = MemoryStore::bounded(2, 8);
+        let hour = Duration::from_secs(3600);
+        let claim = || Claim::new(Fingerprint::from_bytes([1; 40]), hour, hour);
+        let [one, other] =
+            ["one", "other"].map(|key| RecordName::new(Scope::single_tenant(), Key::new(key)));
+        let (first, second) = (claim(), claim());
+        store.claim(&one, &first).await.unwrap();
+        store.claim(&other, &second).await.unwrap();
+        let completion = Completion::new("8 bytes.".into(), hour, hour);
+        for _ in 0..2 {
+            let completed = store.complete(&one, first.token, &completion).await;
+            assert_eq!(completed.unwrap(), Settlement::Applied);
+        }
+        let stranger = store.complete(&other, Token::random(), &completion).await;
+        assert_eq!(stranger.unwrap(), Settlement::Superseded);
+        let refused = store.complete(&other, second.token, &completion).await;
+        assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::Full);
+    }
+}

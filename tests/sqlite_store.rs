@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use reference::name;
+use reference::{Compared, name};
 use tower_idempotency::{
     Fence, Fingerprint, RecordName, SqliteStore, Store, StoreError, StoreErrorKind, Token,
     sqlx::{
@@ -45,10 +45,18 @@ async fn of_64_simultaneous_claims_exactly_one_is_acquired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_answers_as_the_memory_store_does() {
+async fn every_transition_has_the_guard_of_the_memory_store() {
     let file = File::new();
     let store = file.open().await;
-    reference::compare(&store, 2, 600).await;
+    Compared::new(&store).every_transition().await;
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_random_walk_gets_the_answers_of_the_memory_store() {
+    let file = File::new();
+    let store = file.open().await;
+    Compared::new(&store).random_walk(2, 300).await;
     store.close().await;
 }
 
@@ -458,7 +466,7 @@ async fn eight_processes_open_one_new_file_and_share_its_keys() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_and_claims_of_taken_keys_do_not_wait_for_a_writer() {
     let file = File::new();
-    let store = SqliteStore::open_with(file.options().busy_timeout(Duration::from_millis(300)))
+    let store = SqliteStore::open_with(file.options().busy_timeout(Duration::from_secs(1)))
         .await
         .unwrap();
     let name = name("caller", "key");
@@ -472,7 +480,7 @@ async fn reads_and_claims_of_taken_keys_do_not_wait_for_a_writer() {
         store.claim(&name, &hour()).await.unwrap(),
         Claimed::Occupied(_)
     ));
-    assert!(begun.elapsed() < Duration::from_millis(300));
+    assert!(begun.elapsed() < Duration::from_secs(1));
     let error = store.renew(&name, claim.token, HOUR).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::TimedOut);
     lock.rollback().await.unwrap();

@@ -251,7 +251,8 @@ impl<S: Subject> Trial<S> {
         let name = name("fences");
         let short = || Claim::new(fingerprint(1), S::SHORT, S::SHORT);
         let long = || Claim::new(fingerprint(1), HOUR, HOUR);
-        let mut last = Fence::new(0);
+        let mut held = self.hold(&name, HOUR, HOUR).await;
+        let mut last = held.grant.fence;
         let mut grows = |fence: Fence, over: &str| {
             assert!(
                 fence > last,
@@ -259,9 +260,6 @@ impl<S: Subject> Trial<S> {
             );
             last = fence;
         };
-
-        let mut held = self.hold(&name, HOUR, HOUR).await;
-        grows(held.grant.fence, "nothing: the first one is not zero");
         for succession in [Succession::Retry, Succession::Replace] {
             let released = self.store.release(&name, held.token, Release::Freed).await;
             applied(good(released), "release by the owner");

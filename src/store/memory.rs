@@ -2,6 +2,7 @@
 //! records need not outlive them.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     fmt,
     hash::{BuildHasher as _, RandomState},
@@ -119,6 +120,25 @@ impl Inner {
             .map_or(Settlement::Superseded, apply)
     }
 
+    /// One transition after which the record may keep a response: refused if
+    /// there is no room for it. A repeated or superseded call needs none, and
+    /// gets its answer from a full store too.
+    fn transition_that_keeps(
+        &self,
+        name: &RecordName,
+        apply: impl FnOnce(&mut Row) -> Settlement,
+    ) -> Result<Settlement, StoreError> {
+        let mut shard = self.shard(name);
+        let Some(row) = shard.get_mut(name) else {
+            return Ok(Settlement::Superseded);
+        };
+        let mut next = row.clone();
+        let settlement = apply(&mut next);
+        self.admit_bytes(next.kept_bytes() - row.kept_bytes())?;
+        *row = next;
+        Ok(settlement)
+    }
+
     /// Takes one of the places for records; dropped from the count by `forget`.
     fn admit(&self) -> Result<(), StoreError> {
         self.records
@@ -201,17 +221,7 @@ impl Store for MemoryStore {
         completion: &Completion,
     ) -> Result<Settlement, StoreError> {
         let inner = &*self.inner;
-        let bytes = completion.response.len();
-        inner.admit_bytes(bytes)?;
-        let mut kept = 0;
-        let settlement = inner.transition(name, |row| {
-            let before = row.kept_bytes();
-            let settlement = row.complete(token, completion, inner.now());
-            kept = row.kept_bytes() - before;
-            settlement
-        });
-        inner.give_back(0, bytes - kept);
-        Ok(settlement)
+        inner.transition_that_keeps(name, |row| row.complete(token, completion, inner.now()))
     }
 
     async fn release(
@@ -243,17 +253,8 @@ impl Store for MemoryStore {
         seen: Fence,
         resolution: &Resolution,
     ) -> Result<Settlement, StoreError> {
-        let inner = &*self.inner;
-        let bytes = match resolution {
-            Resolution::Happened(response) => response.len(),
-            Resolution::DidNotHappen => 0,
-        };
-        inner.admit_bytes(bytes)?;
-        let settlement = inner.transition(name, |row| row.resolve(seen, resolution));
-        if settlement == Settlement::Superseded {
-            inner.give_back(0, bytes);
-        }
-        Ok(settlement)
+        self.inner
+            .transition_that_keeps(name, |row| row.resolve(seen, resolution))
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -282,7 +283,7 @@ impl Store for MemoryStore {
                     .map(|(name, record)| (name.clone(), record)),
             );
         }
-        chosen.sort_by_key(|(_, record)| std::cmp::Reverse(record.age));
+        chosen.sort_by_key(|(_, record)| Reverse(record.age));
         chosen.truncate(limit as usize);
         Ok(chosen)
     }

@@ -1,17 +1,18 @@
 //! Records in PostgreSQL.
 
+mod builder;
+mod session;
 mod statements;
 
 use std::{fmt, time::Duration};
 
 use futures_util::future::BoxFuture;
 use sqlx::{
-    ConnectOptions as _, Connection as _, PgConnection, PgPool,
-    error::DatabaseError,
-    postgres::{PgConnectOptions, PgPoolOptions},
-    query, query_scalar,
+    ConnectOptions as _, Connection as _, PgConnection, PgPool, error::DatabaseError,
+    postgres::PgConnectOptions,
 };
 
+pub use self::builder::PostgresStoreBuilder;
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
     Store, StoreError, Succession, Witness, sql,
@@ -83,14 +84,7 @@ impl PostgresStore {
     /// A store with settings of its own: TLS, sockets and passwords are said by
     /// `options`, the rest by the builder.
     pub fn builder(options: PgConnectOptions) -> PostgresStoreBuilder {
-        PostgresStoreBuilder {
-            options,
-            max_connections: 10,
-            acquire_timeout: Duration::from_secs(3),
-            statement_timeout: Duration::from_secs(5),
-            lock_timeout: Duration::from_secs(2),
-            idle_in_transaction_timeout: Duration::from_secs(60),
-        }
+        PostgresStoreBuilder::new(options)
     }
 
     /// Makes the store's tables, or brings them up to date.
@@ -109,12 +103,14 @@ impl PostgresStore {
             // A connection of its own: one that fails on the way would take the
             // migrator's lock back into the pool.
             let mut connection = options.connect().await.map_err(failure)?;
-            let patience = Patience {
+            let patience = session::Patience {
                 statement: Duration::ZERO,
                 lock: Duration::from_secs(60),
                 idle_in_transaction: Duration::ZERO,
             };
-            prepare(&mut connection, patience).await.map_err(failure)?;
+            session::prepare(&mut connection, patience)
+                .await
+                .map_err(failure)?;
             // `run` is this with a bound that no `Send` future can meet.
             sql::migrator(RECORDS)
                 .run_direct(None, &mut connection, false)
@@ -286,181 +282,6 @@ impl Store for PostgresStore {
     }
 }
 
-/// The settings of a [`PostgresStore`].
-///
-/// ```no_run
-/// use std::time::Duration;
-/// use tower_idempotency::{PostgresStore, sqlx::postgres::PgConnectOptions};
-///
-/// # async fn example() -> Result<(), tower_idempotency::StoreError> {
-/// let store = PostgresStore::builder(PgConnectOptions::new().host("db").database("app"))
-///     .max_connections(20)
-///     .statement_timeout(Duration::from_secs(2))
-///     .connect()
-///     .await?;
-/// # let _ = store;
-/// # Ok(())
-/// # }
-/// ```
-#[must_use = "a builder does nothing until it connects"]
-pub struct PostgresStoreBuilder {
-    options: PgConnectOptions,
-    max_connections: u32,
-    acquire_timeout: Duration,
-    statement_timeout: Duration,
-    lock_timeout: Duration,
-    idle_in_transaction_timeout: Duration,
-}
-
-impl PostgresStoreBuilder {
-    /// How many connections the store opens at most, at least 1. A call holds
-    /// one for its one or two statements, a waiting request holds none.
-    /// Defaults to 10.
-    pub fn max_connections(mut self, connections: u32) -> Self {
-        self.max_connections = connections.max(1);
-        self
-    }
-
-    /// How long a call waits for a connection before it fails as timed out.
-    /// Defaults to 3 s.
-    pub fn acquire_timeout(mut self, patience: Duration) -> Self {
-        self.acquire_timeout = patience;
-        self
-    }
-
-    /// How long the server works on one statement before it breaks it off.
-    /// Defaults to 5 s.
-    pub fn statement_timeout(mut self, patience: Duration) -> Self {
-        self.statement_timeout = patience;
-        self
-    }
-
-    /// How long a statement waits for a record that another transaction is
-    /// writing before it fails as timed out. Defaults to 2 s.
-    pub fn lock_timeout(mut self, patience: Duration) -> Self {
-        self.lock_timeout = patience;
-        self
-    }
-
-    /// How long a transaction on the store's connections may be idle before
-    /// the server ends it, and with it the locks of an owner that hangs.
-    /// Defaults to 60 s.
-    pub fn idle_in_transaction_timeout(mut self, patience: Duration) -> Self {
-        self.idle_in_transaction_timeout = patience;
-        self
-    }
-
-    /// Connects, without making or changing a table.
-    ///
-    /// # Errors
-    ///
-    /// If the server cannot be reached or refuses the role, or it is a standby.
-    pub async fn connect(self) -> Result<PostgresStore, StoreError> {
-        let options = match self.options.get_application_name() {
-            Some(_) => self.options,
-            None => self.options.application_name("tower-idempotency"),
-        };
-        let patience = Patience {
-            statement: self.statement_timeout,
-            lock: self.lock_timeout,
-            idle_in_transaction: self.idle_in_transaction_timeout,
-        };
-        let pool = PgPoolOptions::new()
-            .max_connections(self.max_connections)
-            .acquire_timeout(self.acquire_timeout)
-            .after_connect(move |connection, _| Box::pin(prepare(connection, patience)))
-            // A question before every call would double the time of each; one
-            // after a pause finds the connections that a firewall forgot.
-            .test_before_acquire(false)
-            .before_acquire(|connection, used| {
-                Box::pin(async move {
-                    if used.idle_for > TRUSTED_IDLE {
-                        connection.ping().await?;
-                    }
-                    Ok(true)
-                })
-            });
-        let store = PostgresStore {
-            pool: pool.connect_lazy_with(options.clone()),
-            options,
-            // For the two statements of a call, and the way there.
-            deadline: 2 * self.statement_timeout + Duration::from_secs(1),
-        };
-        store.check_server().await?;
-        Ok(store)
-    }
-}
-
-impl PostgresStore {
-    /// Says why a server is unfit; a pool would only try it again until it
-    /// gives up without a reason.
-    async fn check_server(&self) -> Result<(), StoreError> {
-        let options = self.options.clone();
-        let patience = self.pool.options().get_acquire_timeout();
-        sql::detached(async move {
-            tokio::time::timeout(patience, async {
-                let mut connection = options.connect().await.map_err(failure)?;
-                refuse_standby(&mut connection).await.map_err(failure)?;
-                connection.close().await.map_err(failure)
-            })
-            .await
-            .map_err(|_| StoreError::timed_out())?
-        })
-        .await
-    }
-}
-
-impl fmt::Debug for PostgresStoreBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // The connection's options have a password in them.
-        f.debug_struct("PostgresStoreBuilder")
-            .field("max_connections", &self.max_connections)
-            .field("acquire_timeout", &self.acquire_timeout)
-            .field("statement_timeout", &self.statement_timeout)
-            .field("lock_timeout", &self.lock_timeout)
-            .field(
-                "idle_in_transaction_timeout",
-                &self.idle_in_transaction_timeout,
-            )
-            .finish_non_exhaustive()
-    }
-}
-
-/// How long the server puts up with this session.
-#[derive(Clone, Copy)]
-struct Patience {
-    statement: Duration,
-    lock: Duration,
-    idle_in_transaction: Duration,
-}
-
-/// Makes a new connection fit for records, whatever its role's defaults are.
-async fn prepare(connection: &mut PgConnection, patience: Patience) -> Result<(), sqlx::Error> {
-    refuse_standby(connection).await?;
-    let millis = |patience: Duration| patience.as_millis().min(LONGEST_TIMEOUT).to_string();
-    query(SESSION)
-        .persistent(false)
-        .bind(millis(patience.statement))
-        .bind(millis(patience.lock))
-        .bind(millis(patience.idle_in_transaction))
-        .execute(connection)
-        .await
-        .map(drop)
-}
-
-async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let standby: bool = query_scalar("SELECT pg_is_in_recovery()")
-        .persistent(false)
-        .fetch_one(connection)
-        .await?;
-    if standby {
-        return Err(sqlx::Error::Configuration(
-            "the server is a standby, where nothing can be claimed: connect to the primary".into(),
-        ));
-    }
-    Ok(())
-}
-
 fn failure(error: sqlx::Error) -> StoreError {
     sql::failure(error, answered)
 }
@@ -486,22 +307,4 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
     }
 }
 
-/// Whoever asks for more durability than `on` keeps it.
-const SESSION: &str = "
-SELECT set_config('default_transaction_isolation', 'read committed', false),
-       set_config('default_transaction_read_only', 'off', false),
-       set_config('default_transaction_deferrable', 'off', false),
-       set_config('synchronous_commit',
-           CASE current_setting('synchronous_commit')
-               WHEN 'remote_apply' THEN 'remote_apply'
-               ELSE 'on'
-           END, false),
-       set_config('statement_timeout', $1, false),
-       set_config('lock_timeout', $2, false),
-       set_config('idle_in_transaction_session_timeout', $3, false)";
-
 const RECORDS: &str = include_str!("../../migrations/postgres/0001_records.sql");
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
-
-/// In milliseconds, as the server's settings are.
-const LONGEST_TIMEOUT: u128 = i32::MAX as u128;

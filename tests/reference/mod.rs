@@ -5,241 +5,345 @@ use std::time::Duration;
 
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tower_idempotency::{
-    Fence, Fingerprint, Key, MemoryStore, RecordName, Scope, Store, Token,
+    Fence, Fingerprint, Key, MemoryStore, OperationId, RecordName, Scope, Store, Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Record, RecordState, Release, Resolution,
-        Succession, Witness,
+        Claim, Claimed, Completion, Filter, Purged, Record, RecordState, Release, Resolution,
+        Settlement, Succession, Witness,
     },
 };
 
-/// What the two stores answered about one claim: the same token, but each
-/// store's own fence.
-#[derive(Clone, Copy)]
+/// A store, which must be empty, beside the reference.
+///
+/// Durations are an hour or nothing, and each call comes later than what lasted
+/// nothing, so that both clocks agree on what is over.
+pub(crate) struct Compared<'a, S> {
+    store: &'a S,
+    memory: MemoryStore,
+}
+
+impl<'a, S: Store> Compared<'a, S> {
+    pub(crate) fn new(store: &'a S) -> Self {
+        Self {
+            store,
+            memory: MemoryStore::new(),
+        }
+    }
+
+    /// Every transition from every state, asked for by the last claim and by
+    /// one before it.
+    pub(crate) async fn every_transition(&self) {
+        let mut case = 0;
+        for retention in [HOUR, NOTHING] {
+            for state in STATES {
+                for number in 0..CALLS {
+                    for stale in [false, true] {
+                        case += 1;
+                        let name = name("every", &case.to_string());
+                        let context = format!("{state:?}, retention {retention:?}, {stale}");
+                        let (earlier, last) = self.put(&name, state, retention, &context).await;
+                        let by = if stale { earlier } else { last };
+                        let call = a_call(number, by, HOUR, NOTHING);
+                        self.call(&name, &call, &context).await;
+                        // The sweeps of other cases are to find nothing.
+                        let (ours, theirs) = self.fences(&name).await;
+                        let _ = self.store.forget(&name, ours).await.unwrap();
+                        let _ = self.memory.forget(&name, theirs).await.unwrap();
+                    }
+                }
+            }
+        }
+    }
+
+    /// A walk of `steps` calls at random over a few names.
+    pub(crate) async fn random_walk(&self, seed: u64, steps: usize) {
+        let mut dice = StdRng::seed_from_u64(seed);
+        let mut names: Vec<(RecordName, Vec<Granted>)> = ["a", "b"]
+            .iter()
+            .flat_map(|key| ["one", "two"].map(|scope| (name(scope, key), Vec::new())))
+            .collect();
+        for step in 0..steps {
+            let chosen = dice.random_range(0..names.len());
+            let (name, granted) = &mut names[chosen];
+            // Mostly the last claim, sometimes one before it.
+            let back = usize::from(dice.random_bool(0.2));
+            let by = granted.iter().rev().nth(back).copied();
+            let span = |yes| if yes { HOUR } else { NOTHING };
+            let call = a_call(
+                dice.random_range(0..CALLS),
+                by.unwrap_or_else(Granted::nobody),
+                span(dice.random_bool(0.5)),
+                span(dice.random_bool(0.5)),
+            );
+            let context = format!("seed {seed}, step {step}");
+            if let Some(grant) = self.call(name, &call, &context).await {
+                assert!(
+                    granted.iter().all(|earlier| earlier.ours < grant.ours),
+                    "{context}: the fence does not grow"
+                );
+                granted.push(grant);
+            }
+        }
+    }
+
+    /// A record in this state, and two claims of it: a stale one and the last.
+    async fn put(
+        &self,
+        name: &RecordName,
+        state: State,
+        retention: Duration,
+        context: &str,
+    ) -> (Granted, Granted) {
+        let lapsed = Claim::new(Fingerprint::from_bytes([1; 40]), NOTHING, HOUR);
+        let earlier = self.call(name, &Call::Claim(lapsed), context).await;
+        let earlier = earlier.expect("a free name");
+        let lease = if state == State::Lapsed {
+            NOTHING
+        } else {
+            HOUR
+        };
+        let claim = Claim::new(Fingerprint::from_bytes([2; 40]), lease, retention);
+        let again = Call::Reclaim(earlier, Succession::TakeOver, claim);
+        let last = self
+            .call(name, &again, context)
+            .await
+            .expect("a lapsed lease");
+        let call = match state {
+            State::Leased | State::Lapsed => return (earlier, last),
+            State::Completed => {
+                Call::Complete(last, Completion::new("kept".into(), retention, NOTHING))
+            }
+            State::Unknown => Call::MarkByOwner(last, retention),
+            State::Bound => Call::Release(last, Release::Bound),
+            State::Freed => Call::Release(last, Release::Freed),
+        };
+        self.call(name, &call, context).await;
+        (earlier, last)
+    }
+
+    /// Asks both, compares the answers, and all that can be seen afterwards.
+    async fn call(&self, name: &RecordName, call: &Call, context: &str) -> Option<Granted> {
+        let ours = ask(self.store, name, call, |granted| granted.ours).await;
+        let theirs = ask(&self.memory, name, call, |granted| granted.theirs).await;
+        assert_eq!(ours.0, theirs.0, "{context}: {call:?}");
+        tokio::time::sleep(PAUSE).await;
+        let (here, there) = (
+            self.store.read(name).await.unwrap(),
+            self.memory.read(name).await.unwrap(),
+        );
+        assert_eq!(
+            here.as_ref().map(Seen::new),
+            there.as_ref().map(Seen::new),
+            "{context}: after {call:?}"
+        );
+        for filter in [Filter::Unknown, Filter::InProgressFor(NOTHING)] {
+            assert_eq!(
+                listed(self.store, filter).await,
+                listed(&self.memory, filter).await,
+                "{context}: {filter:?} after {call:?}"
+            );
+        }
+        let (ours, theirs) = (ours.1?, theirs.1?);
+        let (Call::Claim(claim) | Call::Reclaim(_, _, claim)) = call else {
+            return None;
+        };
+        Some(Granted {
+            token: claim.token,
+            ours,
+            theirs,
+        })
+    }
+
+    async fn fences(&self, name: &RecordName) -> (Fence, Fence) {
+        let fence = |record: Option<Record>| record.map_or(Fence::new(0), |record| record.fence);
+        (
+            fence(self.store.read(name).await.unwrap()),
+            fence(self.memory.read(name).await.unwrap()),
+        )
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Leased,
+    Lapsed,
+    Completed,
+    Unknown,
+    Bound,
+    Freed,
+}
+
+const STATES: [State; 6] = [
+    State::Leased,
+    State::Lapsed,
+    State::Completed,
+    State::Unknown,
+    State::Bound,
+    State::Freed,
+];
+
+/// A claim that was granted by both: one token, but each store's own fence.
+#[derive(Clone, Copy, Debug)]
 struct Granted {
     token: Token,
     ours: Fence,
     theirs: Fence,
 }
 
-/// The names in play and the claims granted for each, the latest last.
-type Names = Vec<(RecordName, Vec<Granted>)>;
-
-/// Compares `store`, which must be empty, with the memory store over `calls`
-/// random calls. Durations are an hour or nothing, and each call comes later
-/// than what lasted nothing, so that both clocks agree on what is over.
-pub(crate) async fn compare(store: &impl Store, seed: u64, calls: usize) {
-    let memory = MemoryStore::new();
-    let mut dice = StdRng::seed_from_u64(seed);
-    let mut names: Names = ["a", "b", "c"]
-        .iter()
-        .flat_map(|key| ["one", "two"].map(|scope| (name(scope, key), Vec::new())))
-        .collect();
-    for call in 0..calls {
-        let context = format!("seed {seed}, call {call}");
-        step(store, &memory, &mut names, &mut dice, &context).await;
+impl Granted {
+    fn nobody() -> Self {
+        Self {
+            token: Token::random(),
+            ours: Fence::new(u64::MAX),
+            theirs: Fence::new(u64::MAX),
+        }
     }
 }
 
-async fn step(
+#[derive(Debug)]
+enum Call {
+    Claim(Claim),
+    Reclaim(Granted, Succession, Claim),
+    Renew(Granted, Duration),
+    Complete(Granted, Completion),
+    Release(Granted, Release),
+    MarkByOwner(Granted, Duration),
+    MarkLapsed(Granted, Duration),
+    Resolve(Granted, Resolution),
+    Forget(Granted),
+    Purge(Duration),
+}
+
+/// The call with this number.
+fn a_call(number: usize, by: Granted, one: Duration, other: Duration) -> Call {
+    let claim = Claim::new(Fingerprint::from_bytes([3; 40]), one, other);
+    match number {
+        0 => Call::Claim(claim),
+        1 => Call::Reclaim(by, Succession::TakeOver, claim),
+        2 => Call::Reclaim(by, Succession::Retry, claim),
+        3 => Call::Reclaim(by, Succession::Replace, claim),
+        4 => Call::Reclaim(by, Succession::Expired, claim),
+        5 => Call::Renew(by, one),
+        6 => Call::Complete(by, Completion::new(vec![7; 9_000].into(), one, other)),
+        7 => Call::Complete(by, Completion::new("".into(), other, one)),
+        8 => Call::Release(by, Release::Bound),
+        9 => Call::Release(by, Release::Freed),
+        10 => Call::MarkByOwner(by, one),
+        11 => Call::MarkLapsed(by, one),
+        12 => Call::Resolve(by, Resolution::Happened("it did".into())),
+        13 => Call::Resolve(by, Resolution::DidNotHappen),
+        14 => Call::Forget(by),
+        15 => Call::Purge(one),
+        _ => unreachable!("there are {CALLS} calls"),
+    }
+}
+
+const CALLS: usize = 16;
+
+#[derive(Debug, PartialEq)]
+enum Answer {
+    Granted(OperationId, u32),
+    NotGranted,
+    Occupied(Seen),
+    Vanished,
+    Settled(Settlement),
+    Purged(Purged),
+}
+
+async fn ask(
     store: &impl Store,
-    memory: &MemoryStore,
-    names: &mut Names,
-    dice: &mut StdRng,
-    context: &str,
-) {
-    let chosen = dice.random_range(0..names.len());
-    let (name, granted) = &mut names[chosen];
-    let known = match granted.len() {
-        0 => stranger(),
-        // Mostly the last claim, sometimes one before it, or nobody's.
-        claims => match dice.random_range(0..8) {
-            0 => stranger(),
-            1 | 2 => granted[dice.random_range(0..claims)],
-            _ => granted[claims - 1],
-        },
-    };
-    let (token, ours, theirs) = (known.token, known.ours, known.theirs);
-    let mut span = || {
-        if dice.random_bool(0.5) {
-            Duration::ZERO
-        } else {
-            HOUR
-        }
-    };
-    let (one, other) = (span(), span());
-    match dice.random_range(0..14) {
-        0 | 1 => {
-            let claim = a_claim(dice, one, other);
-            let answers = (
-                store.claim(name, &claim).await.unwrap(),
-                memory.claim(name, &claim).await.unwrap(),
-            );
-            match answers {
-                (Claimed::Acquired(here), Claimed::Acquired(there)) => {
-                    remember(granted, &claim, here, there, context);
-                }
-                (Claimed::Occupied(here), Claimed::Occupied(there)) => {
-                    assert_eq!(spelled(&here), spelled(&there), "{context}: claim");
-                }
-                (here, there) => panic!("{context}: claim {here:?} {there:?}"),
-            }
-        }
-        2..=4 => {
-            let succession = [
-                Succession::TakeOver,
-                Succession::Retry,
-                Succession::Replace,
-                Succession::Expired,
-            ][dice.random_range(0..4)];
-            let claim = a_claim(dice, one, other);
-            let here = store.reclaim(name, ours, succession, &claim).await.unwrap();
-            let there = memory
-                .reclaim(name, theirs, succession, &claim)
-                .await
-                .unwrap();
-            match (here, there) {
-                (Some(here), Some(there)) => remember(granted, &claim, here, there, context),
-                (None, None) => {}
-                (here, there) => panic!("{context}: {succession:?} {here:?} {there:?}"),
-            }
-        }
-        5 => assert_eq!(
-            store.renew(name, token, one).await.unwrap(),
-            memory.renew(name, token, one).await.unwrap(),
-            "{context}: renew"
-        ),
-        6 | 7 => {
-            let completion = Completion::new(a_response(dice), one, other);
-            assert_eq!(
-                store.complete(name, token, &completion).await.unwrap(),
-                memory.complete(name, token, &completion).await.unwrap(),
-                "{context}: complete"
-            );
-        }
-        8 | 9 => {
-            let release = [Release::Bound, Release::Freed][dice.random_range(0..2)];
-            assert_eq!(
-                store.release(name, token, release).await.unwrap(),
-                memory.release(name, token, release).await.unwrap(),
-                "{context}: {release:?}"
-            );
-        }
-        10 => {
-            let (here, there) = if dice.random_bool(0.5) {
-                (Witness::Owner(token), Witness::Owner(token))
-            } else {
-                (Witness::Lapsed(ours), Witness::Lapsed(theirs))
+    name: &RecordName,
+    call: &Call,
+    fence: impl Fn(&Granted) -> Fence,
+) -> (Answer, Option<Fence>) {
+    let settled = match call {
+        Call::Claim(claim) => {
+            return match store.claim(name, claim).await.unwrap() {
+                Claimed::Acquired(grant) => (
+                    Answer::Granted(grant.operation, grant.attempt),
+                    Some(grant.fence),
+                ),
+                Claimed::Occupied(record) => (Answer::Occupied(Seen::new(&record)), None),
+                Claimed::Vanished => (Answer::Vanished, None),
             };
-            assert_eq!(
-                store.mark_unknown(name, here, one).await.unwrap(),
-                memory.mark_unknown(name, there, one).await.unwrap(),
-                "{context}: {here:?}"
-            );
         }
-        11 => {
-            let resolution = if dice.random_bool(0.5) {
-                Resolution::Happened(a_response(dice))
-            } else {
-                Resolution::DidNotHappen
+        Call::Reclaim(by, succession, claim) => {
+            let granted = store.reclaim(name, fence(by), *succession, claim).await;
+            return match granted.unwrap() {
+                Some(grant) => (
+                    Answer::Granted(grant.operation, grant.attempt),
+                    Some(grant.fence),
+                ),
+                None => (Answer::NotGranted, None),
             };
-            assert_eq!(
-                store.resolve(name, ours, &resolution).await.unwrap(),
-                memory.resolve(name, theirs, &resolution).await.unwrap(),
-                "{context}: {resolution:?}"
-            );
         }
-        12 => assert_eq!(
-            store.forget(name, ours).await.unwrap(),
-            memory.forget(name, theirs).await.unwrap(),
-            "{context}: forget"
-        ),
-        _ => assert_eq!(
-            store.purge_expired(1_000, one).await.unwrap(),
-            memory.purge_expired(1_000, one).await.unwrap(),
-            "{context}: purge"
-        ),
-    }
-    tokio::time::sleep(PAUSE).await;
-    let here = store.read(name).await.unwrap();
-    let there = memory.read(name).await.unwrap();
-    assert_eq!(
-        here.as_ref().map(spelled),
-        there.as_ref().map(spelled),
-        "{context}: read"
-    );
-    for filter in [Filter::Unknown, Filter::InProgressFor(Duration::ZERO)] {
-        let mut here: Vec<_> = store.list(filter, 1_000).await.unwrap();
-        let mut there: Vec<_> = memory.list(filter, 1_000).await.unwrap();
-        here.sort_by(|(one, _), (other, _)| one.cmp(other));
-        there.sort_by(|(one, _), (other, _)| one.cmp(other));
-        let spell = |listed: Vec<(RecordName, Record)>| -> Vec<_> {
-            listed
-                .into_iter()
-                .map(|(name, record)| (name, spelled(&record)))
-                .collect()
+        Call::Purge(retention) => {
+            let purged = store.purge_expired(1_000, *retention).await.unwrap();
+            return (Answer::Purged(purged), None);
+        }
+        Call::Renew(by, lease) => store.renew(name, by.token, *lease).await,
+        Call::Complete(by, completion) => store.complete(name, by.token, completion).await,
+        Call::Release(by, release) => store.release(name, by.token, *release).await,
+        Call::MarkByOwner(by, retention) => {
+            let owner = Witness::Owner(by.token);
+            store.mark_unknown(name, owner, *retention).await
+        }
+        Call::MarkLapsed(by, retention) => {
+            let lapsed = Witness::Lapsed(fence(by));
+            store.mark_unknown(name, lapsed, *retention).await
+        }
+        Call::Resolve(by, resolution) => store.resolve(name, fence(by), resolution).await,
+        Call::Forget(by) => store.forget(name, fence(by)).await,
+    };
+    (Answer::Settled(settled.unwrap()), None)
+}
+
+async fn listed(store: &impl Store, filter: Filter) -> Vec<(RecordName, Seen)> {
+    let mut listed: Vec<_> = store
+        .list(filter, 1_000)
+        .await
+        .unwrap()
+        .into_iter()
+        .map(|(name, record)| (name, Seen::new(&record)))
+        .collect();
+    listed.sort_by(|(one, _), (other, _)| one.cmp(other));
+    listed
+}
+
+/// Everything about a record that both must agree on.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    operation: OperationId,
+    attempt: u32,
+    takeovers: u32,
+    fingerprint: Fingerprint,
+    token: Token,
+    expired: bool,
+    state: String,
+    response: Option<bytes::Bytes>,
+}
+
+impl Seen {
+    fn new(record: &Record) -> Self {
+        let response = match &record.state {
+            RecordState::Completed { response } => Some(response.clone()),
+            _ => None,
         };
-        assert_eq!(spell(here), spell(there), "{context}: {filter:?}");
-    }
-}
-
-fn remember(granted: &mut Vec<Granted>, claim: &Claim, here: Grant, there: Grant, context: &str) {
-    assert_eq!(
-        (here.operation, here.attempt),
-        (there.operation, there.attempt),
-        "{context}"
-    );
-    assert!(
-        granted.iter().all(|earlier| earlier.ours < here.fence),
-        "{context}: the fence does not grow"
-    );
-    granted.push(Granted {
-        token: claim.token,
-        ours: here.fence,
-        theirs: there.fence,
-    });
-}
-
-/// Everything about a record that the two stores must agree on.
-fn spelled(record: &Record) -> impl PartialEq + std::fmt::Debug + use<> {
-    let (state, response) = match &record.state {
-        RecordState::InProgress { lease_left: None } => ("lapsed", None),
-        RecordState::InProgress { .. } => ("leased", None),
-        RecordState::Completed { response } => ("completed", Some(response.clone())),
-        RecordState::Unknown => ("unknown", None),
-        RecordState::Released(Release::Bound) => ("bound", None),
-        RecordState::Released(Release::Freed) => ("freed", None),
-        other => panic!("{other:?}"),
-    };
-    (
-        record.operation,
-        record.attempt,
-        record.takeovers,
-        *record.fingerprint.as_bytes(),
-        *record.token.as_bytes(),
-        record.expires_in.map(|left| left > HOUR / 2),
-        state,
-        response,
-    )
-}
-
-fn a_claim(dice: &mut StdRng, lease: Duration, retention: Duration) -> Claim {
-    Claim::new(
-        Fingerprint::from_bytes([dice.random_range(0..3); 40]),
-        lease,
-        retention,
-    )
-}
-
-fn a_response(dice: &mut StdRng) -> bytes::Bytes {
-    let length = [0, 1, 300, 9_000][dice.random_range(0..4)];
-    vec![dice.random(); length].into()
-}
-
-fn stranger() -> Granted {
-    Granted {
-        token: Token::random(),
-        ours: Fence::new(u64::MAX),
-        theirs: Fence::new(u64::MAX),
+        let state = match &record.state {
+            RecordState::InProgress { lease_left } => {
+                format!("InProgress, lapsed: {}", lease_left.is_none())
+            }
+            other => format!("{other:?}"),
+        };
+        Self {
+            operation: record.operation,
+            attempt: record.attempt,
+            takeovers: record.takeovers,
+            fingerprint: record.fingerprint,
+            token: record.token,
+            expired: record.expires_in.is_none(),
+            state,
+            response,
+        }
     }
 }
 
@@ -248,6 +352,7 @@ pub(crate) fn name(scope: &str, key: &str) -> RecordName {
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
+const NOTHING: Duration = Duration::ZERO;
 
 /// More than one tick of the coarsest clock.
 const PAUSE: Duration = Duration::from_millis(3);

@@ -383,8 +383,9 @@ DELETE FROM idempotency_records
 WHERE scope = $1 AND key = $2 AND fence = $3";
 
 /// The conditions stand twice: a row may be claimed again between the moment
-/// it is seen and the moment it is locked. `statement_timestamp()` can be
-/// compared by the index, `clock_timestamp()` cannot.
+/// it is seen and the moment it is locked. The index serves comparisons with
+/// `statement_timestamp()` only, which is what the first needs; `clock_timestamp()`
+/// leads the second to the locked rows by their names, however large the backlog.
 const PURGE_EXPIRED: &str = "
 WITH due AS MATERIALIZED (
     SELECT scope, key
@@ -400,14 +401,14 @@ WITH due AS MATERIALIZED (
         expires_at = statement_timestamp() + $2 * interval '1 microsecond'
     FROM due
     WHERE record.scope = due.scope AND record.key = due.key
-      AND record.expires_at < statement_timestamp()
-      AND record.state = 1 AND record.lease_until < statement_timestamp()
+      AND record.expires_at < clock_timestamp()
+      AND record.state = 1 AND record.lease_until < clock_timestamp()
     RETURNING 1
 ), removed AS (
     DELETE FROM idempotency_records AS record
     USING due
     WHERE record.scope = due.scope AND record.key = due.key
-      AND record.expires_at < statement_timestamp()
+      AND record.expires_at < clock_timestamp()
       AND record.state <> 1
     RETURNING record.state
 )

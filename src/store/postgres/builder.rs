@@ -1,0 +1,161 @@
+//! The settings of a store's connections.
+
+use std::{fmt, time::Duration};
+
+use sqlx::{
+    ConnectOptions as _, Connection as _,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+use super::{
+    PostgresStore, failure,
+    session::{self, Patience},
+};
+use crate::store::{StoreError, sql};
+
+/// The settings of a [`PostgresStore`].
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use tower_idempotency::{PostgresStore, sqlx::postgres::PgConnectOptions};
+///
+/// # async fn example() -> Result<(), tower_idempotency::StoreError> {
+/// let store = PostgresStore::builder(PgConnectOptions::new().host("db").database("app"))
+///     .max_connections(20)
+///     .statement_timeout(Duration::from_secs(2))
+///     .connect()
+///     .await?;
+/// # let _ = store;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until it connects"]
+pub struct PostgresStoreBuilder {
+    options: PgConnectOptions,
+    max_connections: u32,
+    acquire_timeout: Duration,
+    patience: Patience,
+}
+
+impl PostgresStoreBuilder {
+    pub(super) fn new(options: PgConnectOptions) -> Self {
+        Self {
+            options,
+            max_connections: 10,
+            acquire_timeout: Duration::from_secs(3),
+            patience: Patience {
+                statement: Duration::from_secs(5),
+                lock: Duration::from_secs(2),
+                idle_in_transaction: Duration::from_secs(60),
+            },
+        }
+    }
+
+    /// How many connections the store opens at most, at least 1. A call holds
+    /// one for its one or two statements, a waiting request holds none.
+    /// Defaults to 10.
+    pub fn max_connections(mut self, connections: u32) -> Self {
+        self.max_connections = connections.max(1);
+        self
+    }
+
+    /// How long a call waits for a connection before it fails as timed out.
+    /// Defaults to 3 s.
+    pub fn acquire_timeout(mut self, patience: Duration) -> Self {
+        self.acquire_timeout = patience;
+        self
+    }
+
+    /// How long the server works on one statement before it breaks it off.
+    /// Defaults to 5 s.
+    pub fn statement_timeout(mut self, patience: Duration) -> Self {
+        self.patience.statement = patience.max(SHORTEST);
+        self
+    }
+
+    /// How long a statement waits for a record that another transaction is
+    /// writing before it fails as timed out. Defaults to 2 s.
+    pub fn lock_timeout(mut self, patience: Duration) -> Self {
+        self.patience.lock = patience.max(SHORTEST);
+        self
+    }
+
+    /// How long a transaction on the store's connections may be idle before
+    /// the server ends it, and with it the locks of an owner that hangs.
+    /// Defaults to 60 s.
+    pub fn idle_in_transaction_timeout(mut self, patience: Duration) -> Self {
+        self.patience.idle_in_transaction = patience.max(SHORTEST);
+        self
+    }
+
+    /// Connects, without making or changing a table.
+    ///
+    /// # Errors
+    ///
+    /// If the server cannot be reached or refuses the role, or it is a standby.
+    pub async fn connect(self) -> Result<PostgresStore, StoreError> {
+        let options = match self.options.get_application_name() {
+            Some(_) => self.options,
+            None => self.options.application_name("tower-idempotency"),
+        };
+        let patience = self.patience;
+        check_server(options.clone(), self.acquire_timeout).await?;
+        let pool = PgPoolOptions::new()
+            .max_connections(self.max_connections)
+            .acquire_timeout(self.acquire_timeout)
+            .after_connect(move |connection, _| Box::pin(session::prepare(connection, patience)))
+            // A question before every call would double the time of each; one
+            // after a pause finds the connections that a firewall forgot.
+            .test_before_acquire(false)
+            .before_acquire(|connection, used| {
+                Box::pin(async move {
+                    if used.idle_for > TRUSTED_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            });
+        Ok(PostgresStore {
+            pool: pool.connect_lazy_with(options.clone()),
+            options,
+            // For the two statements of a call, and the way there.
+            deadline: patience
+                .statement
+                .saturating_mul(2)
+                .saturating_add(Duration::from_secs(1)),
+        })
+    }
+}
+
+impl fmt::Debug for PostgresStoreBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The connection's options have a password in them.
+        f.debug_struct("PostgresStoreBuilder")
+            .field("max_connections", &self.max_connections)
+            .field("acquire_timeout", &self.acquire_timeout)
+            .field("patience", &self.patience)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Says why a server is unfit; a pool would only try it again until it gives up
+/// without a reason.
+async fn check_server(options: PgConnectOptions, patience: Duration) -> Result<(), StoreError> {
+    sql::detached(async move {
+        tokio::time::timeout(patience, async {
+            let mut connection = options.connect().await.map_err(failure)?;
+            session::refuse_standby(&mut connection)
+                .await
+                .map_err(failure)?;
+            connection.close().await.map_err(failure)
+        })
+        .await
+        .map_err(|_| StoreError::timed_out())?
+    })
+    .await
+}
+
+const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+
+/// To the server, a timeout of nothing is none at all.
+const SHORTEST: Duration = Duration::from_millis(1);
