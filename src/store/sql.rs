@@ -178,11 +178,14 @@ pub(super) fn released(release: Release) -> i64 {
     }
 }
 
-/// The state and the response that a resolution leaves.
-pub(super) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>) {
+/// The state and the response that a resolution leaves, and for how long from
+/// now at least.
+pub(super) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>, i64) {
     match resolution {
-        Resolution::Happened(response) => (COMPLETED, Some(response)),
-        Resolution::DidNotHappen => (RELEASED_BOUND, None),
+        Resolution::Happened { response, at_least } => {
+            (COMPLETED, Some(response), micros(*at_least))
+        }
+        Resolution::DidNotHappen => (RELEASED_BOUND, None, 0),
     }
 }
 

@@ -390,7 +390,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_that_may_not_be_written_is_called_so() {
-        let file = std::env::temp_dir().join(format!("read-only-{}.db", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("read-only-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let file = directory.join("records.db");
         SqliteStore::open(&file).await.unwrap().close().await;
         let options = SqliteConnectOptions::new().filename(&file).read_only(true);
         let mut connection = options.connect().await.unwrap();
@@ -401,6 +403,6 @@ mod tests {
             .unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(source, "the database file is read-only");
-        std::fs::remove_file(&file).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, query, query_as, query_scalar};
+use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow, query, query_as, query_scalar};
 
 use super::failure;
 use crate::{
@@ -20,7 +20,7 @@ pub(super) async fn claim(
     name: &RecordName,
     claim: &Claim,
 ) -> Result<Claimed, StoreError> {
-    let granted: Option<GrantColumns> = query_as(CLAIM)
+    let granted: Option<FreshColumns> = query_as(CLAIM)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(claim.operation.as_bytes().as_slice())
@@ -31,14 +31,62 @@ pub(super) async fn claim(
         .fetch_optional(&mut *connection)
         .await
         .map_err(failure)?;
-    if let Some(granted) = granted {
-        return granted.decode().map(Claimed::Acquired);
+    match granted {
+        Some(FreshColumns {
+            grant,
+            newest: true,
+        }) => {
+            return grant.decode().map(Claimed::Acquired);
+        }
+        Some(FreshColumns { newest: false, .. }) => return refence(connection, name, claim).await,
+        None => {}
     }
     // A statement of its own: the snapshot of the first need not contain the
     // record that it ran into.
     Ok(read(connection, name)
         .await?
         .map_or(Claimed::Vanished, Claimed::Occupied))
+}
+
+/// Gives a new claim a fence that was drawn after its record was there.
+///
+/// Between the drawing of a fence and the insertion of its record, another claim
+/// of the same name can come and go with a later fence. With the record in
+/// place, no other can.
+async fn refence(
+    connection: &mut PgConnection,
+    name: &RecordName,
+    claim: &Claim,
+) -> Result<Claimed, StoreError> {
+    let granted: Option<GrantColumns> = query_as(REFENCE)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.token.as_bytes().as_slice())
+        .fetch_optional(&mut *connection)
+        .await
+        .map_err(failure)?;
+    match granted {
+        Some(granted) => granted.decode().map(Claimed::Acquired),
+        None => Ok(read(connection, name)
+            .await?
+            .map_or(Claimed::Vanished, Claimed::Occupied)),
+    }
+}
+
+/// A new claim, and whether no later fence was drawn before its record was in
+/// place.
+struct FreshColumns {
+    grant: GrantColumns,
+    newest: bool,
+}
+
+impl<'r> FromRow<'r, PgRow> for FreshColumns {
+    fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            grant: GrantColumns::from_row(row)?,
+            newest: row.try_get("newest")?,
+        })
+    }
 }
 
 pub(super) async fn reclaim(
@@ -157,13 +205,14 @@ pub(super) async fn resolve(
     seen: Fence,
     resolution: &Resolution,
 ) -> Result<Settlement, StoreError> {
-    let (state, response) = sql::resolved(resolution);
+    let (state, response, at_least) = sql::resolved(resolution);
     let done = query(RESOLVE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
         .bind(state)
         .bind(response)
+        .bind(at_least)
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -256,9 +305,9 @@ async fn state(
         .map_err(failure)
 }
 
-/// The filter keeps a name with a visible record away from `ON CONFLICT`, which
-/// would wait for a transaction that is about to complete it, and from the
-/// sequence. `clock` is read once, so that a completion with the same retention
+/// `newest` is read once the record is in place: see [`refence`]. The filter
+/// keeps a name with a visible record away from `ON CONFLICT`, which would wait
+/// for a transaction that is about to complete it, and from the sequence. `clock` is read once, so that a completion with the same retention
 /// computes the very same `expires_at`.
 const CLAIM: &str = "
 INSERT INTO idempotency_records
@@ -271,6 +320,13 @@ SELECT $1, $2, $3, $4, $5, 1, 1, 0, nextval('idempotency_fences'),
 FROM (SELECT clock_timestamp() AS now) AS clock
 WHERE NOT EXISTS (SELECT FROM idempotency_records WHERE scope = $1 AND key = $2)
 ON CONFLICT (scope, key) DO NOTHING
+RETURNING operation, fence, attempt::bigint,
+    fence = (SELECT last_value FROM idempotency_fences) AS newest";
+
+const REFENCE: &str = "
+UPDATE idempotency_records
+SET fence = GREATEST(nextval('idempotency_fences'), fence + 1)
+WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
 RETURNING operation, fence, attempt::bigint";
 
 /// 1: take over; 2: retry; 3: replace; 4: expired; 5: rerun; 6: reconcile.
@@ -334,7 +390,12 @@ WHERE scope = $1 AND key = $2 AND state = 1
 
 const RESOLVE: &str = "
 UPDATE idempotency_records
-SET state = $4, response = $5
+SET state = $4,
+    response = $5,
+    expires_at = CASE $4
+        WHEN 2 THEN GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
+        ELSE expires_at
+        END
 WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3";
 
 const STATE: &str = "

@@ -178,13 +178,14 @@ pub(super) async fn resolve(
     seen: Fence,
     resolution: &Resolution,
 ) -> Result<Settlement, StoreError> {
-    let (state, response) = sql::resolved(resolution);
+    let (state, response, at_least) = sql::resolved(resolution);
     let done = query(RESOLVE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
         .bind(state)
         .bind(response)
+        .bind(at_least)
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -365,7 +366,10 @@ WHERE scope = ?1 AND key = ?2 AND state = 1
 
 const RESOLVE: &str = "
 UPDATE idempotency_records
-SET state = ?4, response = ?5
+SET state = ?4,
+    response = ?5,
+    expires_at = iif(?4 = 2, max(expires_at, clock.now + ?6), expires_at)
+FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND state = 3";
 
 const STATE: &str = "
