@@ -11,8 +11,8 @@ use tokio::time::{self, Instant};
 use tower::{Service, ServiceExt as _};
 
 use crate::{
-    Operation, Outcome, RecordName, Rejection, RequestBody, ResponseBody, Store, StoreErrorKind,
-    StoreFailure, Word,
+    Operation, Outcome, RecordName, Recovery, Rejection, RequestBody, ResponseBody, Store,
+    StoreErrorKind, StoreFailure, Word,
     admission::Noticed,
     body::{Gathered, gather},
     claim::{self, Claimant, Claiming, Found, Seen},
@@ -22,6 +22,7 @@ use crate::{
     lease::Heartbeats,
     outcome::Notice,
     policy::{Conclusion, Disconnect},
+    reconcile::{Reconciliation, reconcile},
     reply::{Answer, Reply, say_unrecorded},
     settle::{Ending, Owned},
     store::{Claim, Grant, Release, Settlement},
@@ -102,13 +103,13 @@ where
     R::Error: Send,
     E: Send + 'static,
 {
-    async fn run<I, B>(mut self, inner: I, claimant: Claimant, trailers: Option<HeaderMap>)
+    async fn run<I, B>(mut self, inner: I, mut claimant: Claimant, trailers: Option<HeaderMap>)
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone + Send,
         I::Future: Send,
         B: Body<Data = Bytes> + Send,
     {
-        let Some((inner, granted)) = self.claim(inner, &claimant).await else {
+        let Some((inner, granted)) = self.claim(inner, &mut claimant).await else {
             return;
         };
         let grant = granted.map(|(grant, _)| grant);
@@ -214,12 +215,51 @@ where
         }
     }
 
+    /// Asks what became of the operation. `None` if the request has been
+    /// answered.
+    async fn reconcile(
+        &mut self,
+        claimant: &mut Claimant,
+        grant: Grant,
+        since: Instant,
+        may_run: bool,
+    ) -> Option<(Grant, Instant)> {
+        let host = Arc::clone(&self.host);
+        let Recovery::Reconcile(reconciler) = &host.config.recovery else {
+            self.reply.refuse(&Rejection::outcome_unknown());
+            return None;
+        };
+        match reconcile(&host, reconciler, claimant, grant, since, may_run).await {
+            Ok(Reconciliation::Run {
+                claim,
+                grant,
+                since,
+            }) => {
+                claimant.claim = claim;
+                return Some((grant, since));
+            }
+            Ok(Reconciliation::Happened) => match claim::look(&host, claimant).await {
+                Ok(Some(seen)) => self.reply.answer(seen),
+                Ok(None) => self.reply.refuse(&Rejection::contended()),
+                Err(error) => {
+                    let rejection = Rejection::store_unavailable(error.kind());
+                    self.reply.refuse(&rejection);
+                }
+            },
+            Ok(Reconciliation::Unknown) | Err(_) => {
+                let rejection = Rejection::outcome_unknown().about(grant.operation);
+                self.reply.refuse(&rejection);
+            }
+        }
+        None
+    }
+
     /// Claims the key, and waits for its owner if the layer waits. `None` if
     /// the request has been answered; no grant if it may run unguarded.
     async fn claim<I, B>(
         &mut self,
         mut inner: I,
-        claimant: &Claimant,
+        claimant: &mut Claimant,
     ) -> Option<(I, Option<(Grant, Instant)>)>
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone,
@@ -230,6 +270,14 @@ where
             let seen = match claim::claim(&host, claimant).await {
                 Claiming::Granted { grant, since } => return Some((inner, Some((grant, since)))),
                 Claiming::Found(seen) => seen,
+                Claiming::Asking {
+                    grant,
+                    since,
+                    may_run,
+                } => {
+                    let granted = self.reconcile(claimant, grant, since, may_run).await?;
+                    return Some((inner, Some(granted)));
+                }
                 Claiming::Contended => {
                     self.reply.refuse(&Rejection::contended());
                     return None;
@@ -277,13 +325,15 @@ where
                 Err(_) => {}
             }
             let is_running = matches!(seen.found, Found::InProgress { .. });
-            if !is_running || Instant::now() >= until {
+            let is_over = Instant::now() >= until || host.tasks.is_draining();
+            if !is_running || is_over {
                 self.reply.answer(seen);
                 return false;
             }
             tokio::select! {
                 () = heard => {}
                 () = time::sleep_until(until) => {}
+                () = host.tasks.drained() => {}
                 () = self.reply.left() => {
                     self.reply.abandon(None);
                     return false;

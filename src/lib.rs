@@ -117,6 +117,7 @@ mod key;
 mod scope;
 mod fingerprint;
 mod claim;
+mod reconcile;
 mod waiting;
 mod lease;
 mod operation;
@@ -157,6 +158,7 @@ pub use self::{
     operation::{Operation, OperationId, Word},
     outcome::Outcome,
     policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
+    reconcile::{Reconciled, Reconciler},
     record::RecordedResponse,
     rejection::{Rejection, RejectionKind},
     scope::{RecordName, Scope},
