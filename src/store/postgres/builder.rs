@@ -8,7 +8,7 @@ use sqlx::{
 };
 
 use super::{
-    PostgresStore, failure,
+    Pooled, PostgresStore, failure,
     session::{self, Patience},
 };
 use crate::store::{StoreError, sql};
@@ -36,6 +36,7 @@ pub struct PostgresStoreBuilder {
     transaction_connections: u32,
     acquire_timeout: Duration,
     patience: Patience,
+    pooler_safe: bool,
 }
 
 impl PostgresStoreBuilder {
@@ -50,6 +51,7 @@ impl PostgresStoreBuilder {
                 lock: Duration::from_secs(2),
                 idle_in_transaction: Duration::from_secs(60),
             },
+            pooler_safe: false,
         }
     }
 
@@ -98,6 +100,21 @@ impl PostgresStoreBuilder {
         self
     }
 
+    /// Makes the store safe behind a pooler that gives each transaction another
+    /// server connection, as PgBouncer does with `pool_mode = transaction`.
+    ///
+    /// Each call becomes a transaction of its own, with the store's settings in
+    /// it and without prepared statements that outlive it: about twice the round
+    /// trips. PgBouncer needs `ignore_startup_parameters = extra_float_digits`.
+    /// [`migrate`](PostgresStore::migrate) needs a direct connection all the
+    /// same. In a handler's own transaction, call
+    /// [`persistent(false)`](sqlx::query::Query::persistent) on each query.
+    /// Defaults to off.
+    pub fn pooler_safe(mut self) -> Self {
+        self.pooler_safe = true;
+        self
+    }
+
     /// Connects, without making or changing a table.
     ///
     /// # Errors
@@ -108,23 +125,25 @@ impl PostgresStoreBuilder {
             Some(_) => self.options,
             None => self.options.application_name("tower-idempotency"),
         };
-        let patience = self.patience;
+        let (patience, pooler_safe) = (self.patience, self.pooler_safe);
+        let unhurried = Patience {
+            statement: Duration::ZERO,
+            lock: Duration::ZERO,
+            ..patience
+        };
         check_server(options.clone(), self.acquire_timeout).await?;
         let transactions = PgPoolOptions::new()
             .max_connections(self.transaction_connections)
             .acquire_timeout(self.acquire_timeout)
             .after_connect(move |connection, _| {
-                let patience = session::Patience {
-                    statement: Duration::ZERO,
-                    lock: Duration::ZERO,
-                    ..patience
-                };
-                Box::pin(session::prepare(connection, patience))
+                Box::pin(session::prepare(connection, unhurried, pooler_safe))
             });
         let pool = PgPoolOptions::new()
             .max_connections(self.max_connections)
             .acquire_timeout(self.acquire_timeout)
-            .after_connect(move |connection, _| Box::pin(session::prepare(connection, patience)))
+            .after_connect(move |connection, _| {
+                Box::pin(session::prepare(connection, patience, pooler_safe))
+            })
             // A question before every call would double the time of each; one
             // after a pause finds the connections that a firewall forgot.
             .test_before_acquire(false)
@@ -145,6 +164,10 @@ impl PostgresStoreBuilder {
                 .statement
                 .saturating_mul(2)
                 .saturating_add(Duration::from_secs(1)),
+            pooled: pooler_safe.then(|| Pooled {
+                call: patience.begin().into(),
+                transaction: unhurried.begin().into(),
+            }),
         })
     }
 }

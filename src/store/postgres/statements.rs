@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgConnection, Row as _, postgres::PgRow, query, query_as, query_scalar};
+use sqlx::{FromRow, Row as _, postgres::PgRow, query, query_as, query_scalar};
 
-use super::failure;
+use super::{failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
     store::{
@@ -16,11 +16,12 @@ use crate::{
 };
 
 pub(super) async fn claim(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     claim: &Claim,
 ) -> Result<Claimed, StoreError> {
     let granted: Option<FreshColumns> = query_as(CLAIM)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(claim.operation.as_bytes().as_slice())
@@ -28,7 +29,7 @@ pub(super) async fn claim(
         .bind(claim.fingerprint.as_bytes().as_slice())
         .bind(micros(claim.lease))
         .bind(micros(claim.retention))
-        .fetch_optional(&mut *connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
     match granted {
@@ -38,12 +39,12 @@ pub(super) async fn claim(
         }) => {
             return grant.decode().map(Claimed::Acquired);
         }
-        Some(FreshColumns { newest: false, .. }) => return refence(connection, name, claim).await,
+        Some(FreshColumns { newest: false, .. }) => return refence(on, name, claim).await,
         None => {}
     }
     // A statement of its own: the snapshot of the first need not contain the
     // record that it ran into.
-    Ok(read(connection, name)
+    Ok(read(on, name)
         .await?
         .map_or(Claimed::Vanished, Claimed::Occupied))
 }
@@ -54,20 +55,21 @@ pub(super) async fn claim(
 /// of the same name can come and go with a later fence. With the record in
 /// place, no other can.
 async fn refence(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     claim: &Claim,
 ) -> Result<Claimed, StoreError> {
     let granted: Option<GrantColumns> = query_as(REFENCE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(claim.token.as_bytes().as_slice())
-        .fetch_optional(&mut *connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
     match granted {
         Some(granted) => granted.decode().map(Claimed::Acquired),
-        None => Ok(read(connection, name)
+        None => Ok(read(on, name)
             .await?
             .map_or(Claimed::Vanished, Claimed::Occupied)),
     }
@@ -90,13 +92,14 @@ impl<'r> FromRow<'r, PgRow> for FreshColumns {
 }
 
 pub(super) async fn reclaim(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
     succession: Succession,
     claim: &Claim,
 ) -> Result<Option<Grant>, StoreError> {
     let granted: Option<GrantColumns> = query_as(RECLAIM)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(claim.operation.as_bytes().as_slice())
@@ -106,24 +109,25 @@ pub(super) async fn reclaim(
         .bind(micros(claim.retention))
         .bind(sql::fence(seen))
         .bind(sql::succession(succession))
-        .fetch_optional(connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
     granted.map(GrantColumns::decode).transpose()
 }
 
 pub(super) async fn renew(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     token: Token,
     lease: Duration,
 ) -> Result<Settlement, StoreError> {
     let done = query(RENEW)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
         .bind(micros(lease))
-        .execute(connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
@@ -133,87 +137,91 @@ pub(super) async fn renew(
 }
 
 pub(super) async fn complete(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     token: Token,
     completion: &Completion,
 ) -> Result<Settlement, StoreError> {
     let done = query(COMPLETE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
         .bind(&completion.response[..])
         .bind(micros(completion.retention))
         .bind(micros(completion.at_least))
-        .execute(&mut *connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state = state(connection, name, Witness::Owner(token)).await?;
+    let state = state(on, name, Witness::Owner(token)).await?;
     sql::repeated(state, &[sql::COMPLETED])
 }
 
 pub(super) async fn release(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     token: Token,
     release: Release,
 ) -> Result<Settlement, StoreError> {
     let done = query(RELEASE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
         .bind(sql::released(release))
-        .execute(&mut *connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state = state(connection, name, Witness::Owner(token)).await?;
+    let state = state(on, name, Witness::Owner(token)).await?;
     sql::repeated(state, &[sql::RELEASED_BOUND, sql::RELEASED_FREED])
 }
 
 pub(super) async fn mark_unknown(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     witness: Witness,
     retention: Duration,
 ) -> Result<Settlement, StoreError> {
     let (token, fence) = sql::witnessed(witness);
     let done = query(MARK_UNKNOWN)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token)
         .bind(fence)
         .bind(micros(retention))
-        .execute(&mut *connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state = state(connection, name, witness).await?;
+    let state = state(on, name, witness).await?;
     sql::repeated(state, &[sql::UNKNOWN])
 }
 
 pub(super) async fn resolve(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
     resolution: &Resolution,
 ) -> Result<Settlement, StoreError> {
     let (state, response, at_least) = sql::resolved(resolution);
     let done = query(RESOLVE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
         .bind(state)
         .bind(response)
         .bind(at_least)
-        .execute(connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
@@ -223,45 +231,50 @@ pub(super) async fn resolve(
 }
 
 pub(super) async fn read(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
 ) -> Result<Option<Record>, StoreError> {
     let columns: Option<RecordColumns> = query_as(READ)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
-        .fetch_optional(connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
     columns.map(RecordColumns::decode).transpose()
 }
 
 pub(super) async fn list(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     filter: Filter,
     limit: u32,
 ) -> Result<Vec<(RecordName, Record)>, StoreError> {
     let listed: Vec<NamedColumns> = match filter {
-        Filter::Unknown => query_as(LIST_UNKNOWN).bind(i64::from(limit)),
+        Filter::Unknown => query_as(LIST_UNKNOWN)
+            .persistent(on.persistent)
+            .bind(i64::from(limit)),
         Filter::InProgressFor(least) => query_as(LIST_IN_PROGRESS)
+            .persistent(on.persistent)
             .bind(i64::from(limit))
             .bind(micros(least)),
     }
-    .fetch_all(connection)
+    .fetch_all(&mut *on.connection)
     .await
     .map_err(failure)?;
     listed.into_iter().map(NamedColumns::decode).collect()
 }
 
 pub(super) async fn forget(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
 ) -> Result<Settlement, StoreError> {
     let done = query(FORGET)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
-        .execute(connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
@@ -271,14 +284,15 @@ pub(super) async fn forget(
 }
 
 pub(super) async fn purge_expired(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     limit: u32,
     unknown_retention: Duration,
 ) -> Result<Purged, StoreError> {
     let (removed, removed_unknown, marked_unknown): (i64, i64, i64) = query_as(PURGE_EXPIRED)
+        .persistent(on.persistent)
         .bind(i64::from(limit))
         .bind(micros(unknown_retention))
-        .fetch_one(connection)
+        .fetch_one(&mut *on.connection)
         .await
         .map_err(failure)?;
     let count = i64::unsigned_abs;
@@ -292,31 +306,33 @@ pub(super) async fn purge_expired(
 /// The state of the record with this token, once no transaction can change it
 /// any more.
 pub(super) async fn settled(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     token: Token,
 ) -> Result<Option<i64>, StoreError> {
     query_scalar(SETTLED)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
-        .fetch_optional(connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)
 }
 
 async fn state(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     witness: Witness,
 ) -> Result<Option<i64>, StoreError> {
     let (token, fence) = sql::witnessed(witness);
     query_scalar(STATE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token)
         .bind(fence)
-        .fetch_optional(connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)
 }

@@ -1,6 +1,6 @@
 //! The handler's own transaction, which completes its record and commits both.
 
-use sqlx::{Postgres, Transaction, query_scalar};
+use sqlx::{AssertSqlSafe, Postgres, Transaction, query_scalar};
 
 use super::{PostgresStore, failure, statements};
 use crate::{
@@ -26,8 +26,18 @@ impl PostgresStore {
         operation: &Operation,
     ) -> Result<Transaction<'static, Postgres>, StoreError> {
         operation.check_lease()?;
-        let pool = self.transactions.clone();
-        sql::detached(async move { pool.begin_with(BEGIN).await.map_err(failure) }).await
+        let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
+        sql::detached(async move {
+            let began = match pooled {
+                None => pool.begin_with(BEGIN).await,
+                Some(pooled) => {
+                    let begin = AssertSqlSafe(String::from(&*pooled.transaction));
+                    pool.begin_with(begin).await
+                }
+            };
+            began.map_err(failure)
+        })
+        .await
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -80,6 +90,7 @@ impl Desk for PostgresStore {
         completion: &Completion,
     ) -> Result<Settlement, CommitError> {
         let isolation: Option<String> = query_scalar(COMPLETE)
+            .persistent(self.pooled.is_none())
             .bind(operation.name().scope().as_str())
             .bind(operation.name().key().as_str())
             .bind(operation.token().as_bytes().as_slice())
@@ -113,7 +124,9 @@ impl Desk for PostgresStore {
     async fn find_out(&self, operation: &Operation) -> Result<Verdict, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
         let settled = self
-            .run(move |on| Box::pin(async move { statements::settled(on, &name, token).await }))
+            .run(move |mut on| {
+                Box::pin(async move { statements::settled(&mut on, &name, token).await })
+            })
             .await?;
         sql::verdict(settled)
     }
