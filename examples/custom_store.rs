@@ -315,10 +315,13 @@ impl Store for MapStore {
         seen: Fence,
         resolution: &Resolution,
     ) -> Result<Settlement, StoreError> {
-        self.settle(name, |row, _| match row.state {
+        self.settle(name, |row, now| match row.state {
             State::Unknown if row.fence == seen => {
                 row.state = match resolution {
-                    Resolution::Happened(response) => State::Completed(response.clone()),
+                    Resolution::Happened { response, at_least } => {
+                        row.expires_at = row.expires_at.max(now + *at_least);
+                        State::Completed(response.clone())
+                    }
                     Resolution::DidNotHappen => State::Released(Release::Bound),
                 };
                 true

@@ -66,3 +66,19 @@ impl IntoResponseParts for Word {
         Ok(response)
     }
 }
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl IntoResponse for crate::Committed {
+    fn into_response(self) -> Response {
+        Self::into_response(self).map(::axum::body::Body::new)
+    }
+}
+
+/// The error's [`status`](crate::CommitError::status), without a word of what
+/// the database said.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl IntoResponse for crate::CommitError {
+    fn into_response(self) -> Response {
+        self.status().into_response()
+    }
+}

@@ -106,7 +106,7 @@ pin_project! {
         Streamed { #[pin] body: B },
         Whole { whole: Whole },
         Live { read: Bytes, rest: Pin<Box<B>>, end: LiveEnd },
-        Broken { read: Bytes, error: Option<B::Error> },
+        Broken { read: Bytes, flushed: bool, error: Option<B::Error> },
     }
 }
 
@@ -152,6 +152,7 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
         Self {
             inner: ResponseInner::Broken {
                 read,
+                flushed: false,
                 error: Some(error),
             },
         }
@@ -192,10 +193,22 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 }
                 Poll::Ready(frame)
             }
-            ResponseInnerProj::Broken { read, error } => Poll::Ready(match read.is_empty() {
-                false => Some(Ok(Frame::data(mem::take(read)))),
-                true => error.take().map(Err),
-            }),
+            ResponseInnerProj::Broken {
+                read,
+                flushed,
+                error,
+            } => {
+                if !read.is_empty() {
+                    return Poll::Ready(Some(Ok(Frame::data(mem::take(read)))));
+                }
+                // Without a pause before the error, hyper throws away what it
+                // has not sent yet, the head of the response included.
+                if !mem::replace(flushed, true) {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Poll::Ready(error.take().map(Err))
+            }
         }
     }
 

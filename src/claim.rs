@@ -26,6 +26,13 @@ pub(crate) struct Claimant {
 pub(crate) enum Claiming {
     /// The request may run; its lease counts from a moment after `since`.
     Granted { grant: Grant, since: Instant },
+    /// The request may ask what became of the operation, and `may_run` if that
+    /// did not happen.
+    Asking {
+        grant: Grant,
+        since: Instant,
+        may_run: bool,
+    },
     /// It may not, because of the record that is there.
     Found(Seen),
     /// The store did not answer, and may hold the claim all the same.
@@ -67,24 +74,24 @@ enum Standing {
 /// Claims the key, in rounds, since the record may change between two looks.
 pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Claiming {
     let start = Instant::now();
+    let mut asking = None;
     let mut outcome = Claiming::Contended;
     for round in 0..ROUNDS {
         if round > 0 {
             time::sleep(jittered(PAUSE * round)).await;
         }
-        match round_of(host, claimant).await {
+        let left = host.config.store_timeout.saturating_sub(start.elapsed());
+        let round = time::timeout(left, round_of(host, claimant, &mut asking)).await;
+        match round.unwrap_or_else(|_| Err(StoreError::timed_out())) {
             Ok(Some(Round::Granted(grant))) => {
                 if start.elapsed() <= host.config.lease / 3 {
-                    return Claiming::Granted {
-                        grant,
-                        since: start,
-                    };
+                    return granted(grant, start, asking);
                 }
                 // Much of the lease is gone already: confirm it before the
                 // handler starts.
                 let since = Instant::now();
                 match renew(host, claimant).await {
-                    Ok(Settlement::Applied) => return Claiming::Granted { grant, since },
+                    Ok(Settlement::Applied) => return granted(grant, since, asking),
                     Ok(Settlement::Superseded) => outcome = Claiming::Contended,
                     Err(error) => return failed(&error),
                 }
@@ -106,13 +113,33 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
     outcome
 }
 
+fn granted(grant: Grant, since: Instant, asking: Option<Asking>) -> Claiming {
+    match asking {
+        None => Claiming::Granted { grant, since },
+        Some(Asking { may_run }) => Claiming::Asking {
+            grant,
+            since,
+            may_run,
+        },
+    }
+}
+
+/// This claim was tried in order to ask. From then on, to run under it is not
+/// safe: the answer may have got lost to the very try that was granted.
+#[derive(Clone, Copy)]
+struct Asking {
+    may_run: bool,
+}
+
 /// One round; `None` if the record changed meanwhile.
 async fn round_of<S: Store>(
     host: &Host<S>,
     claimant: &Claimant,
+    asking: &mut Option<Asking>,
 ) -> Result<Option<Round>, StoreError> {
     let Claimant { name, claim, .. } = claimant;
-    let record = match host.timely(host.store.claim(name, claim)).await? {
+    let config = &host.config;
+    let record = match host.store.claim(name, claim).await? {
         Claimed::Acquired(grant) => return Ok(Some(Round::Granted(grant))),
         Claimed::Occupied(record) => record,
         Claimed::Vanished => return Ok(None),
@@ -123,14 +150,20 @@ async fn round_of<S: Store>(
             found,
         })
     };
-    Ok(match claimant.judge(&host.config, &record) {
+    Ok(match claimant.judge(config, &record) {
         Standing::Mine(grant) => Some(Round::Granted(grant)),
-        Standing::Free(succession) => host
-            .timely(host.store.reclaim(name, record.fence, succession, claim))
-            .await?
-            .map(Round::Granted),
+        Standing::Free(succession) => {
+            if succession == Succession::Reconcile {
+                let may_run = record.takeovers + 1 < config.attempts;
+                *asking = Some(Asking { may_run });
+            }
+            let reclaimed = host.store.reclaim(name, record.fence, succession, claim);
+            reclaimed.await?.map(Round::Granted)
+        }
         Standing::Lapsed => match mark_lapsed(host, name, record.fence).await {
             Ok(Settlement::Superseded) => None,
+            // The next round asks what became of it.
+            Ok(Settlement::Applied) if matches!(config.recovery, Recovery::Reconcile(_)) => None,
             // Written down or not, it is what this request has seen.
             Ok(Settlement::Applied) | Err(_) => Some(seen(Found::Unknown)),
         },
@@ -162,11 +195,8 @@ async fn mark_lapsed<S: Store>(
     seen: Fence,
 ) -> Result<Settlement, StoreError> {
     let retention = host.config.unknown_retention;
-    host.timely(
-        host.store
-            .mark_unknown(name, Witness::Lapsed(seen), retention),
-    )
-    .await
+    let lapsed = Witness::Lapsed(seen);
+    host.store.mark_unknown(name, lapsed, retention).await
 }
 
 async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Settlement, StoreError> {
@@ -204,13 +234,17 @@ impl Claimant {
             Some(false) => return Standing::Taken(Found::OtherRequest),
             Some(true) => {}
         }
-        let rerun = config.recovery == Recovery::Rerun && record.takeovers + 1 < config.attempts;
+        let rerun =
+            matches!(config.recovery, Recovery::Rerun) && record.takeovers + 1 < config.attempts;
         match &record.state {
             RecordState::Released(_) => Standing::Free(Succession::Retry),
             RecordState::Completed { response } => Standing::Taken(Found::Completed {
                 response: response.clone(),
             }),
             RecordState::Unknown if rerun => Standing::Free(Succession::Rerun),
+            RecordState::Unknown if matches!(config.recovery, Recovery::Reconcile(_)) => {
+                Standing::Free(Succession::Reconcile)
+            }
             RecordState::Unknown => Standing::Taken(Found::Unknown),
             RecordState::InProgress {
                 lease_left: Some(lease_left),

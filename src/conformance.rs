@@ -474,6 +474,7 @@ macro_rules! for_each_promise {
             an_operators_word_that_it_happened_ends_an_unknown_record_only
             an_operators_word_that_it_did_not_happen_ends_an_unknown_record_only
             what_an_operator_resolved_is_live
+            what_an_operator_says_has_happened_is_kept_for_that_long_from_now
             i11_an_unknown_record_is_kept_for_its_retention_from_the_marking
             an_owner_that_completes_an_unknown_record_gives_it_the_retention_of_a_completion
             renew_extends_the_lease_from_now_even_if_it_has_lapsed

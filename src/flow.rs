@@ -11,8 +11,8 @@ use tokio::time::{self, Instant};
 use tower::{Service, ServiceExt as _};
 
 use crate::{
-    Operation, Outcome, RecordName, Rejection, RequestBody, ResponseBody, Store, StoreErrorKind,
-    StoreFailure, Word,
+    Operation, Outcome, RecordName, Recovery, Rejection, RequestBody, ResponseBody, Store,
+    StoreErrorKind, StoreFailure, Word,
     admission::Noticed,
     body::{Gathered, gather},
     claim::{self, Claimant, Claiming, Found, Seen},
@@ -22,9 +22,11 @@ use crate::{
     lease::Heartbeats,
     outcome::Notice,
     policy::{Conclusion, Disconnect},
+    reconcile::{Reconciliation, reconcile},
     reply::{Answer, Reply, say_unrecorded},
     settle::{Ending, Owned},
-    store::{Claim, Grant, Settlement},
+    store::{Claim, Grant, Release, Settlement},
+    transaction::{AsCommitted, Transacted},
 };
 
 /// Answers a guarded request. The body is read here, so that a client which
@@ -101,13 +103,13 @@ where
     R::Error: Send,
     E: Send + 'static,
 {
-    async fn run<I, B>(mut self, inner: I, claimant: Claimant, trailers: Option<HeaderMap>)
+    async fn run<I, B>(mut self, inner: I, mut claimant: Claimant, trailers: Option<HeaderMap>)
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone + Send,
         I::Future: Send,
         B: Body<Data = Bytes> + Send,
     {
-        let Some((inner, granted)) = self.claim(inner, &claimant).await else {
+        let Some((inner, granted)) = self.claim(inner, &mut claimant).await else {
             return;
         };
         let grant = granted.map(|(grant, _)| grant);
@@ -125,7 +127,8 @@ where
             self.run_unguarded(inner, request).await;
             return self.withdraw(&owned).await;
         };
-        let operation = Operation::new(name, grant);
+        let config = Arc::clone(&owned.host.config);
+        let operation = Operation::new(config, name, owned.token, grant);
         request.extensions_mut().insert(operation.clone());
         let heartbeats = Heartbeats::start(
             &owned.host,
@@ -137,15 +140,56 @@ where
         let Some(answered) = self.attended(call(inner, request)).await else {
             return self.lose_unattended(&owned).await;
         };
-        match answered {
-            Ok(Ok(response)) => self.record(&owned, &operation, response).await,
-            Ok(Err(error)) => self.lose(&owned, Err(error)).await,
-            Err(_panic) => {
-                let response = self.host.config.refuse(&Rejection::handler_panicked());
-                self.lose(&owned, Ok(response)).await;
-            }
+        let answered = answered.map_err(|_panic| Rejection::handler_panicked());
+        match operation.transacted().await {
+            Transacted::Committed { response } => self.reply_committed(&owned, answered, response),
+            Transacted::Superseded => self.answer_as_loser(&owned).await,
+            Transacted::Unknown => self.lose_commit(&owned).await,
+            Transacted::Aborted if claims_success(&answered) => self.deny_success(&owned).await,
+            Transacted::Aborted | Transacted::Not | Transacted::Pending => match answered {
+                Ok(Ok(response)) => self.record(&owned, &operation, response).await,
+                Ok(Err(error)) => self.lose(&owned, Err(error)).await,
+                Err(rejection) => {
+                    let response = self.host.config.refuse(&rejection);
+                    self.lose(&owned, Ok(response)).await;
+                }
+            },
         }
         drop(heartbeats);
+    }
+
+    /// The response was committed in the handler's transaction: it is the
+    /// answer, whatever the handler made of it.
+    fn reply_committed(
+        &mut self,
+        owned: &Owned<S>,
+        answered: Result<Result<Response<R>, E>, Rejection>,
+        recorded: Bytes,
+    ) {
+        owned.host.waiters.wake(&owned.name);
+        match answered {
+            Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
+                let response = self.host.config.cleaned(response);
+                let response = response.map(ResponseBody::streamed);
+                self.reply
+                    .finish(Ok(response), Outcome::Recorded, owned.operation);
+            }
+            _ => self.reply.answer_recorded(recorded, owned.operation),
+        }
+    }
+
+    /// The answer to COMMIT got lost, and nobody could say what became of it.
+    async fn lose_commit(&mut self, owned: &Owned<S>) {
+        let response = self.host.config.refuse(&Rejection::commit_unknown());
+        self.lose(owned, Ok(response)).await;
+    }
+
+    /// The transaction was rolled back, and the handler has not noticed.
+    async fn deny_success(&mut self, owned: &Owned<S>) {
+        let response = self.host.config.refuse(&Rejection::rolled_back());
+        let ending = Ending::Released(Release::Bound);
+        self.settle(owned, &ending, Outcome::Released, Ok(response))
+            .await;
     }
 
     /// Runs the handler, to its end or, if the layer wants that, until its client
@@ -171,12 +215,51 @@ where
         }
     }
 
+    /// Asks what became of the operation. `None` if the request has been
+    /// answered.
+    async fn reconcile(
+        &mut self,
+        claimant: &mut Claimant,
+        grant: Grant,
+        since: Instant,
+        may_run: bool,
+    ) -> Option<(Grant, Instant)> {
+        let host = Arc::clone(&self.host);
+        let Recovery::Reconcile(reconciler) = &host.config.recovery else {
+            self.reply.refuse(&Rejection::outcome_unknown());
+            return None;
+        };
+        match reconcile(&host, reconciler, claimant, grant, since, may_run).await {
+            Ok(Reconciliation::Run {
+                claim,
+                grant,
+                since,
+            }) => {
+                claimant.claim = claim;
+                return Some((grant, since));
+            }
+            Ok(Reconciliation::Happened) => match claim::look(&host, claimant).await {
+                Ok(Some(seen)) => self.reply.answer(seen),
+                Ok(None) => self.reply.refuse(&Rejection::contended()),
+                Err(error) => {
+                    let rejection = Rejection::store_unavailable(error.kind());
+                    self.reply.refuse(&rejection);
+                }
+            },
+            Ok(Reconciliation::Unknown) | Err(_) => {
+                let rejection = Rejection::outcome_unknown().about(grant.operation);
+                self.reply.refuse(&rejection);
+            }
+        }
+        None
+    }
+
     /// Claims the key, and waits for its owner if the layer waits. `None` if
     /// the request has been answered; no grant if it may run unguarded.
     async fn claim<I, B>(
         &mut self,
         mut inner: I,
-        claimant: &Claimant,
+        claimant: &mut Claimant,
     ) -> Option<(I, Option<(Grant, Instant)>)>
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone,
@@ -187,6 +270,14 @@ where
             let seen = match claim::claim(&host, claimant).await {
                 Claiming::Granted { grant, since } => return Some((inner, Some((grant, since)))),
                 Claiming::Found(seen) => seen,
+                Claiming::Asking {
+                    grant,
+                    since,
+                    may_run,
+                } => {
+                    let granted = self.reconcile(claimant, grant, since, may_run).await?;
+                    return Some((inner, Some(granted)));
+                }
                 Claiming::Contended => {
                     self.reply.refuse(&Rejection::contended());
                     return None;
@@ -234,13 +325,15 @@ where
                 Err(_) => {}
             }
             let is_running = matches!(seen.found, Found::InProgress { .. });
-            if !is_running || Instant::now() >= until {
+            let is_over = Instant::now() >= until || host.tasks.is_draining();
+            if !is_running || is_over {
                 self.reply.answer(seen);
                 return false;
             }
             tokio::select! {
                 () = heard => {}
                 () = time::sleep_until(until) => {}
+                () = host.tasks.drained() => {}
                 () = self.reply.left() => {
                     self.reply.abandon(None);
                     return false;
@@ -441,6 +534,11 @@ where
     AssertUnwindSafe(async move { inner.call(request).await })
         .catch_unwind()
         .await
+}
+
+/// Whether a handler says that it did its work.
+fn claims_success<R, E, X>(answered: &Result<Result<Response<R>, E>, X>) -> bool {
+    matches!(answered, Ok(Ok(response)) if response.status().as_u16() < 400)
 }
 
 /// Gives the readiness of `inner` back: a clone has none.

@@ -1,19 +1,13 @@
 //! What all clones of a layer share in this process: store, settings, running
 //! requests and waiters.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time,
 };
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{config::Config, waiting::Waiters};
 
@@ -49,7 +43,7 @@ impl<S> Host<S> {
 pub(crate) struct Tasks {
     tracker: TaskTracker,
     places: Room,
-    draining: AtomicBool,
+    draining: CancellationToken,
 }
 
 impl Tasks {
@@ -57,12 +51,17 @@ impl Tasks {
         Self {
             tracker: TaskTracker::new(),
             places: Room::new(most),
-            draining: AtomicBool::new(false),
+            draining: CancellationToken::new(),
         }
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.load(Ordering::Acquire)
+        self.draining.is_cancelled()
+    }
+
+    /// Ends when the draining begins.
+    pub(crate) async fn drained(&self) {
+        self.draining.cancelled().await;
     }
 
     /// A place for one more; `None` if all are taken.
@@ -82,7 +81,7 @@ impl Tasks {
 
     /// How many are left after `grace`.
     pub(crate) async fn drain(&self, grace: Duration) -> usize {
-        self.draining.store(true, Ordering::Release);
+        self.draining.cancel();
         self.tracker.close();
         let _ = time::timeout(grace, self.tracker.wait()).await;
         self.tracker.len()

@@ -117,9 +117,11 @@ mod key;
 mod scope;
 mod fingerprint;
 mod claim;
+mod reconcile;
 mod waiting;
 mod lease;
 mod operation;
+mod transaction;
 mod policy;
 mod keeping;
 mod headers;
@@ -156,6 +158,7 @@ pub use self::{
     operation::{Operation, OperationId, Word},
     outcome::Outcome,
     policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
+    reconcile::{Reconciled, Reconciler},
     record::RecordedResponse,
     rejection::{Rejection, RejectionKind},
     scope::{RecordName, Scope},
@@ -163,6 +166,8 @@ pub use self::{
     store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
 };
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use self::transaction::{CommitError, CommitErrorKind, CommitResponse, Committed};
 /// The sqlx that the SQL stores are built on, so that an application names the
 /// same version of its types.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

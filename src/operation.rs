@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -12,9 +12,13 @@ use std::{
 use rand::RngExt as _;
 use sha2::{Digest as _, Sha256};
 
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Fence, Key, RecordName, Scope, store::Grant};
+use crate::{
+    Fence, Key, RecordName, Scope, config::Config, lease::Token, store::Grant,
+    transaction::Transacted,
+};
 
 /// Identifies one operation over all its attempts: 128 random bits, made at the
 /// first claim, shown as 32 hexadecimal digits.
@@ -42,6 +46,25 @@ impl OperationId {
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 16] {
         &self.0
+    }
+
+    /// A stable idempotency key for one downstream system or step, as a UUID:
+    /// the same for all attempts of this operation, another for every other
+    /// `purpose` and operation.
+    ///
+    /// Made from the id by SHA-256 (a UUID of version 8, RFC 9562 §5.8); the
+    /// client cannot choose or guess it.
+    #[must_use]
+    pub fn derive(&self, purpose: &str) -> String {
+        let digest = Sha256::new()
+            .chain_update(self.0)
+            .chain_update(purpose)
+            .finalize();
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&digest[..16]);
+        uuid::Builder::from_custom_bytes(bytes)
+            .into_uuid()
+            .to_string()
     }
 }
 
@@ -90,10 +113,21 @@ struct Shared {
     effects: AtomicBool,
     word: Mutex<Word>,
     lost: CancellationToken,
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        expect(dead_code, reason = "only the SQL stores complete on their own")
+    )]
+    config: Arc<Config>,
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        expect(dead_code, reason = "only the SQL stores complete on their own")
+    )]
+    token: Token,
+    transacted: watch::Sender<Transacted>,
 }
 
 impl Operation {
-    pub(crate) fn new(name: RecordName, grant: Grant) -> Self {
+    pub(crate) fn new(config: Arc<Config>, name: RecordName, token: Token, grant: Grant) -> Self {
         Self {
             shared: Arc::new(Shared {
                 name,
@@ -101,6 +135,9 @@ impl Operation {
                 effects: AtomicBool::new(false),
                 word: Mutex::default(),
                 lost: CancellationToken::new(),
+                config,
+                token,
+                transacted: watch::Sender::default(),
             }),
         }
     }
@@ -137,23 +174,11 @@ impl Operation {
         self.shared.name.scope()
     }
 
-    /// A stable idempotency key for one downstream system or step, as a UUID:
-    /// the same for all attempts of this operation, another for every other
-    /// `purpose` and operation.
-    ///
-    /// Made from the id by SHA-256 (a UUID of version 8, RFC 9562 §5.8); the
-    /// client cannot choose or guess it.
+    /// A stable idempotency key for one downstream system or step, as a UUID; see
+    /// [`OperationId::derive`].
     #[must_use]
     pub fn derive(&self, purpose: &str) -> String {
-        let digest = Sha256::new()
-            .chain_update(self.id().as_bytes())
-            .chain_update(purpose)
-            .finalize();
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(&digest[..16]);
-        uuid::Builder::from_custom_bytes(bytes)
-            .into_uuid()
-            .to_string()
+        self.id().derive(purpose)
     }
 
     /// From here on a failure may have done something: a response that would
@@ -222,15 +247,80 @@ impl Operation {
         *self.word_lock()
     }
 
+    /// How the operation's own transaction ended, once it has: it ends on its
+    /// own, whether the handler waits for it or not.
+    pub(crate) async fn transacted(&self) -> Transacted {
+        let mut ended = self.shared.transacted.subscribe();
+        let pending = |transacted: &Transacted| matches!(transacted, Transacted::Pending);
+        match ended.wait_for(|transacted| !pending(transacted)).await {
+            Ok(transacted) => transacted.clone(),
+            // The sender is here.
+            Err(_) => Transacted::Not,
+        }
+    }
+
     pub(crate) fn effects_began(&self) -> bool {
         self.shared.effects.load(Ordering::Acquire)
     }
 
-    fn word_lock(&self) -> std::sync::MutexGuard<'_, Word> {
+    fn word_lock(&self) -> MutexGuard<'_, Word> {
         self.shared
             .word
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a store needs for completing inside the handler's transaction.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl Operation {
+    pub(crate) fn name(&self) -> &RecordName {
+        &self.shared.name
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.shared.token
+    }
+
+    pub(crate) fn config(&self) -> &Config {
+        &self.shared.config
+    }
+
+    /// An operation that others may have taken over begins nothing new.
+    pub(crate) fn check_lease(&self) -> Result<(), crate::StoreError> {
+        match self.shared.lost.is_cancelled() {
+            true => Err(crate::StoreError::unavailable(
+                "the operation's lease is lost",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// False if there is a transaction of this operation that has been
+    /// committed, or may yet be.
+    pub(crate) fn begin_commit(&self) -> bool {
+        self.shared.transacted.send_if_modified(|transacted| {
+            let free = matches!(transacted, Transacted::Not | Transacted::Aborted);
+            if free {
+                *transacted = Transacted::Pending;
+            }
+            free
+        })
+    }
+
+    /// Nothing more will come of it, if it is still pending.
+    pub(crate) fn give_up_commit(&self, otherwise: &Transacted) {
+        self.shared.transacted.send_if_modified(|transacted| {
+            let pending = matches!(transacted, Transacted::Pending);
+            if pending {
+                *transacted = otherwise.clone();
+            }
+            pending
+        });
+    }
+
+    pub(crate) fn end_commit(&self, transacted: Transacted) {
+        self.shared.transacted.send_replace(transacted);
     }
 }
 
@@ -340,29 +430,24 @@ mod tests {
 
     use super::*;
 
-    fn operation(id: u8) -> Operation {
-        Operation::new(
-            RecordName::new(Scope::single_tenant(), Key::new("k")),
-            Grant::new(OperationId::from_bytes([id; 16]), Fence::new(1), 1),
-        )
-    }
-
     #[test]
     fn a_derived_key_is_stable_and_differs_by_purpose_and_operation() {
-        let derived = operation(1).derive("payments");
-        assert_eq!(derived, operation(1).derive("payments"));
-        assert_ne!(derived, operation(1).derive("mail"));
-        assert_ne!(derived, operation(2).derive("payments"));
-        assert_eq!(Uuid::parse_str(&derived).unwrap().get_version_num(), 8);
+        let (one, other) = (
+            OperationId::from_bytes([1; 16]),
+            OperationId::from_bytes([2; 16]),
+        );
+        assert_eq!(one.derive("payments"), one.derive("payments"));
+        assert_ne!(one.derive("payments"), one.derive("mail"));
+        assert_ne!(one.derive("payments"), other.derive("payments"));
+        let derived = Uuid::parse_str(&one.derive("payments")).unwrap();
+        assert_eq!(derived.get_version_num(), 8);
     }
 
     #[test]
     fn the_last_word_wins_and_keeps_what_it_leaves_open() {
-        let operation = operation(1);
-        operation.keep_for(Duration::from_secs(5));
-        operation.record();
-        operation.release();
-        assert_eq!(operation.word().verdict(), Some(Verdict::Release));
-        assert_eq!(operation.word().retention(), Some(Duration::from_secs(5)));
+        let kept = Word::keep_for(Duration::from_secs(5));
+        let word = Word::release().or(Word::record().or(kept));
+        assert_eq!(word.verdict(), Some(Verdict::Release));
+        assert_eq!(word.retention(), Some(Duration::from_secs(5)));
     }
 }

@@ -87,6 +87,12 @@ pub(crate) enum Notice {
     Tombstone,
     /// A live response broke off: the outcome is unknown.
     LiveBroken,
+    /// The answer to COMMIT got lost; the record says that it was committed.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    CommitFound,
+    /// The answer to COMMIT got lost; the record says that it was rolled back.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    AbortFound,
 }
 
 impl Notice {
@@ -99,6 +105,10 @@ impl Notice {
             Self::GaveUpRecording => "gave_up_recording",
             Self::Tombstone => "tombstone",
             Self::LiveBroken => "live_broken",
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            Self::CommitFound => "commit_found",
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            Self::AbortFound => "abort_found",
         };
         #[cfg(feature = "tracing")]
         {

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use http::{StatusCode, response};
 
-use crate::{Operation, Word, operation::Verdict, store::Release};
+use crate::{Operation, Reconciler, Word, operation::Verdict, store::Release};
 
 /// Whether a request without a key is refused or passes unguarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,7 +170,7 @@ pub(crate) enum Conclusion {
 
 /// What a retry gets when nobody knows whether the operation happened: after a
 /// panic, an error of the inner service, a broken response body, a dead process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Recovery {
     /// 409 `outcome-unknown`, until an operator or the late owner ends it.
@@ -182,6 +182,9 @@ pub enum Recovery {
     /// [`Operation::derive`](crate::Operation::derive) or otherwise harmless
     /// when repeated: a handler that charged and then crashed charges again.
     Rerun,
+    /// A hook is asked what became of it, and its word decides: replay, run
+    /// again, or 409 `outcome-unknown`.
+    Reconcile(Reconciler),
 }
 
 /// What happens to a running handler when its client leaves.

@@ -168,13 +168,21 @@ impl Row {
         }
     }
 
-    pub(crate) fn resolve(&mut self, seen: Fence, resolution: &Resolution) -> Settlement {
+    pub(crate) fn resolve(
+        &mut self,
+        seen: Fence,
+        resolution: &Resolution,
+        now: Moment,
+    ) -> Settlement {
         match self.state {
             State::Unknown if self.fence == seen => {
                 self.state = match resolution {
-                    Resolution::Happened(response) => State::Completed {
-                        response: response.clone(),
-                    },
+                    Resolution::Happened { response, at_least } => {
+                        self.expires_at = self.expires_at.max(now.saturating_add(*at_least));
+                        State::Completed {
+                            response: response.clone(),
+                        }
+                    }
                     Resolution::DidNotHappen => State::Released(Release::Bound),
                 };
                 Settlement::Applied

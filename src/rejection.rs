@@ -43,7 +43,8 @@ pub enum RejectionKind {
     KeyReused,
     /// 409: the first request with this key is still running.
     RequestInProgress,
-    /// 409: nobody knows whether the first request did its work.
+    /// 409: nobody knows whether the first request did its work; 503 for the
+    /// first request itself.
     OutcomeUnknown,
     /// 409: it is done, but its response was not kept.
     ResponseNotReplayable,
@@ -53,6 +54,9 @@ pub enum RejectionKind {
     Overloaded,
     /// 503: this process is shutting down.
     Draining,
+    /// 500: the handler's transaction was rolled back, though it answered as if
+    /// it had been committed.
+    RolledBack,
     /// 500: the handler panicked; the outcome is unknown.
     HandlerPanicked,
     /// 500: the layer runs outside a Tokio runtime.
@@ -78,6 +82,7 @@ impl RejectionKind {
             Self::StoreUnavailable => "store-unavailable",
             Self::Overloaded => "overloaded",
             Self::Draining => "draining",
+            Self::RolledBack => "rolled-back",
             Self::HandlerPanicked => "handler-panicked",
             Self::RuntimeMissing => "runtime-missing",
         }
@@ -99,6 +104,7 @@ impl RejectionKind {
             Self::StoreUnavailable => "The idempotency store is unavailable",
             Self::Overloaded => "Too many requests are in progress",
             Self::Draining => "The service is shutting down",
+            Self::RolledBack => "The transaction was rolled back",
             Self::HandlerPanicked => "The handler failed",
             Self::RuntimeMissing => "The service is not set up correctly",
         }
@@ -119,7 +125,9 @@ impl RejectionKind {
             Self::StoreUnavailable | Self::Overloaded | Self::Draining => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::HandlerPanicked | Self::RuntimeMissing => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::RolledBack | Self::HandlerPanicked | Self::RuntimeMissing => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         }
     }
 }
@@ -222,6 +230,25 @@ impl Rejection {
             RejectionKind::OutcomeUnknown,
             "The first request with this key ended without an answer, and it is not known whether it did its work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
         )
+    }
+
+    pub(crate) fn commit_unknown() -> Self {
+        Self {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            ..Self::new(
+                RejectionKind::OutcomeUnknown,
+                "The connection to the database broke at the last step, and it is not known whether this request did its work. It is not run again; send the same key later to learn its outcome.",
+            )
+        }
+        .retry_after(1)
+    }
+
+    pub(crate) fn rolled_back() -> Self {
+        Self::new(
+            RejectionKind::RolledBack,
+            "The transaction of this request was rolled back: nothing was done. The same request may be sent again with the same key.",
+        )
+        .retry_after(1)
     }
 
     pub(crate) fn not_replayable() -> Self {

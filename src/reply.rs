@@ -90,6 +90,20 @@ where
         self.refuse(&rejection.about(operation));
     }
 
+    /// The recorded response to the request that made it: no replay.
+    pub(crate) fn answer_recorded(&mut self, recorded: Bytes, operation: Option<OperationId>) {
+        match RecordedResponse::decode(recorded).map(RecordedResponse::into_whole) {
+            Ok(Some(whole)) => {
+                let marker = &self.config.marker;
+                let mut response = replay(whole, marker);
+                response.headers_mut().remove(marker);
+                self.finish(Ok(response), Outcome::Recorded, operation);
+            }
+            Ok(None) => self.refuse(&Rejection::not_replayable()),
+            Err(error) => self.refuse(&Rejection::store_unavailable(error.kind())),
+        }
+    }
+
     fn replay(&mut self, operation: OperationId, recorded: Bytes) {
         match RecordedResponse::decode(recorded).map(RecordedResponse::into_whole) {
             Ok(Some(whole)) => {

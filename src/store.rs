@@ -36,14 +36,18 @@ use crate::{Fence, Fingerprint, OperationId, RecordName, Token};
 /// this interface are durations.
 ///
 /// A record's lease has *lapsed*, and a record has *expired*, once the moment
-/// lies in the past; at the moment itself it has not.
+/// lies in the past; at the moment itself it has not. A store counts a duration
+/// longer than it can add to its clock as the longest that it can.
+///
+/// A name is kept as it is, byte for byte: a key of up to 1,024 bytes and a
+/// scope of up to 512, neither with a NUL.
 ///
 /// # Errors
 ///
 /// Every method fails with a [`StoreError`] if the store cannot be reached,
 /// answers too late, is full, or holds a row that it cannot read. After an
-/// error it is not known whether the transition happened; asking again with the
-/// same token is always safe and gives the answer that got lost.
+/// error it is not known whether the transition happened. Asking again with the
+/// same token is always safe, and gives the answer that got lost.
 ///
 /// # Cancellation
 ///
@@ -58,8 +62,9 @@ pub trait Store: Send + Sync + 'static {
     /// Claims a name that has no record.
     ///
     /// Exactly one of all simultaneous calls gets [`Claimed::Acquired`]; the
-    /// others get the record that is there. A crash right after the call leaves
-    /// a record in progress whose lease lapses.
+    /// others get the record that is there, which may show a smaller fence while
+    /// its claim is being granted. A crash right after the call leaves a record
+    /// in progress whose lease lapses.
     fn claim(
         &self,
         name: &RecordName,
@@ -102,7 +107,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Settlement, StoreError>> + Send;
 
     /// Gives the claim in progress with this token back, so that a retry runs;
-    /// the record stays. Releasing again with the same token is
+    /// the record stays, for as long as its claim has set. Releasing again with the same token is
     /// [`Settlement::Applied`] and changes nothing.
     fn release(
         &self,
@@ -123,7 +128,9 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Settlement, StoreError>> + Send;
 
     /// Ends an unknown record that is still the one seen with the fence `seen`,
-    /// by the word of an operator or a hook.
+    /// by the word of an operator or a hook; expired or not.
+    ///
+    /// There is no token to show: where an answer got lost, read the record.
     fn resolve(
         &self,
         name: &RecordName,
@@ -137,7 +144,8 @@ pub trait Store: Send + Sync + 'static {
         name: &RecordName,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// At most `limit` records that `filter` chooses, the oldest claim first.
+    /// At most `limit` records that `filter` chooses, the oldest claim first;
+    /// expired ones too, until they are swept.
     fn list(
         &self,
         filter: Filter,
@@ -145,7 +153,7 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Vec<(RecordName, Record)>, StoreError>> + Send;
 
     /// Removes a record that is still the one seen with the fence `seen`,
-    /// whatever its state. **The next request with this key runs**, and an owner
+    /// whatever its state; where an answer got lost, read the record. **The next request with this key runs**, and an owner
     /// still at work finds its claim superseded.
     fn forget(
         &self,
@@ -153,10 +161,11 @@ pub trait Store: Send + Sync + 'static {
         seen: Fence,
     ) -> impl Future<Output = Result<Settlement, StoreError>> + Send;
 
-    /// Looks at no more than `limit` expired records: removes those that are
+    /// Touches no more than `limit` expired records: removes those that are
     /// completed, released or unknown, and marks those in progress whose lease
     /// has lapsed as unknown, for `unknown_retention` from now. A record with a
-    /// live lease is never touched. Safe from several processes at once.
+    /// live lease is never touched, and does not count. Safe from several
+    /// processes at once.
     fn purge_expired(
         &self,
         limit: u32,
@@ -201,7 +210,8 @@ pub enum Claimed {
     Acquired(Grant),
     /// There is a record already.
     Occupied(Record),
-    /// There was a record, but it went before it could be read: ask again.
+    /// There was a record, but somebody removed it before it could be read: ask
+    /// again.
     Vanished,
 }
 
@@ -305,8 +315,14 @@ pub enum Witness {
 /// How an operator or a hook ends an unknown record.
 #[derive(Clone, Debug)]
 pub enum Resolution {
-    /// It happened, and this encoded response is replayed from now on.
-    Happened(Bytes),
+    /// It happened, and this response is replayed from now on.
+    Happened {
+        /// The encoded response: see
+        /// [`RecordedResponse`](crate::RecordedResponse).
+        response: Bytes,
+        /// How long it is kept at least, counted from now.
+        at_least: Duration,
+    },
     /// It did not happen: released for the same request.
     DidNotHappen,
 }

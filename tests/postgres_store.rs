@@ -410,12 +410,12 @@ async fn a_sweep_never_deletes_a_record_that_was_claimed_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
     with_store(async |store, _| {
-        let leased = name("caller", "leased");
-        acquired(
-            store
-                .claim(&leased, &Claim::new(fingerprint(1), HOUR, Duration::ZERO))
-                .await,
-        );
+        let leased = name("leased", "0");
+        // As many as the limit, and before all others.
+        for n in 0..3 {
+            let claim = Claim::new(fingerprint(1), HOUR, Duration::ZERO);
+            acquired(store.claim(&name("leased", &n.to_string()), &claim).await);
+        }
         for n in 0..5 {
             expired(&store, &name("done", &n.to_string())).await;
         }

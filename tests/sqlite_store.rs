@@ -232,9 +232,12 @@ async fn fences_grow_over_sweeping_forgetting_and_reopening() {
 async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
     let file = File::new();
     let store = file.open().await;
-    let leased = name("caller", "leased");
-    let claim = Claim::new(fingerprint(1), HOUR, Duration::ZERO);
-    acquired(store.claim(&leased, &claim).await);
+    let leased = name("leased", "0");
+    // As many as the limit, and before all others.
+    for n in 0..3 {
+        let claim = Claim::new(fingerprint(1), HOUR, Duration::ZERO);
+        acquired(store.claim(&name("leased", &n.to_string()), &claim).await);
+    }
     for n in 0..5 {
         let (name, claim) = (name("done", &n.to_string()), claim_expiring());
         acquired(store.claim(&name, &claim).await);

@@ -216,12 +216,12 @@ struct Chunks {
 impl Chunks {
     fn frames(self) -> impl Stream<Item = io::Result<Frame<Bytes>>> + Send + 'static {
         stream::unfold((0, self), async |(sent, plan): (u64, Self)| {
+            if sent > 0 {
+                time::sleep(plan.pause).await;
+            }
             let frame = if sent == plan.fail {
                 Err(io::Error::other("the body breaks here"))
             } else if sent < plan.chunks {
-                if sent > 0 {
-                    time::sleep(plan.pause).await;
-                }
                 let text = format!("chunk {} of run {}\n", sent + 1, plan.run);
                 Ok(Frame::data(Bytes::from(text)))
             } else if sent == plan.chunks && plan.trailers {

@@ -72,7 +72,10 @@ async fn resolve(
     let resolution = match outcome.as_str() {
         "happened" => {
             let response = Response::new("resolved by an operator\n".into());
-            Resolution::Happened(RecordedResponse::new(response).encode())
+            Resolution::Happened {
+                response: RecordedResponse::new(response).encode(),
+                at_least: Duration::from_secs(24 * 3600),
+            }
         }
         "not" => Resolution::DidNotHappen,
         _ => return Err(mistaken(format!("{outcome:?} is no outcome"))),

@@ -61,7 +61,7 @@ impl Settings {
             Some(names) => KeptHeaders::only(names),
             None => KeptHeaders::all_but_transient(),
         };
-        if choice("KEEP_COOKIES", [("0", false), ("1", true)])? {
+        if choice("KEEP_COOKIES", &[("0", false), ("1", true)])? {
             kept_headers = kept_headers.cookies();
         }
         Ok(Self {
@@ -71,17 +71,17 @@ impl Settings {
             timeout: read("TIMEOUT_MS", milliseconds)?,
             sweep: read("SWEEP_MS", milliseconds)?,
             grace: read("GRACE_MS", milliseconds)?.unwrap_or(Duration::from_secs(25)),
-            key_required: choice("KEY", [("required", true), ("optional", false)])?,
+            key_required: choice("KEY", &[("required", true), ("optional", false)])?,
             syntax: choice(
                 "SYNTAX",
-                [
+                &[
                     ("compat", KeySyntax::compat()),
                     ("strict", KeySyntax::strict()),
                 ],
             )?,
             fingerprint: choice(
                 "FINGERPRINT",
-                [
+                &[
                     ("bytes", Fingerprinting::bytes()),
                     ("json", Fingerprinting::json()),
                 ],
@@ -93,13 +93,13 @@ impl Settings {
             wait: read("WAIT_MS", milliseconds)?.unwrap_or_default(),
             recovery: choice(
                 "RECOVERY",
-                [("refuse", Recovery::Refuse), ("rerun", Recovery::Rerun)],
+                &[("refuse", Recovery::Refuse), ("rerun", Recovery::Rerun)],
             )?,
             dispositions: read("RECORD", dispositions)?.unwrap_or_default(),
             kept_headers,
             store_failure: choice(
                 "STORE_FAILURE",
-                [
+                &[
                     ("refuse", StoreFailure::Refuse),
                     ("run", StoreFailure::RunUnguarded),
                 ],
@@ -196,7 +196,7 @@ fn read<T>(
 /// One of several words; the first if the variable is unset.
 fn choice<T: Clone, const N: usize>(
     variable: &'static str,
-    choices: [(&str, T); N],
+    choices: &[(&str, T); N],
 ) -> Result<T, Malformed> {
     let chosen = read(variable, |text| {
         choices

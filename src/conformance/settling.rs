@@ -171,7 +171,10 @@ impl<S: Subject> Trial<S> {
             let owner = Witness::Owner(held.token);
             let marked = self.store.mark_unknown(&held.name, owner, HOUR).await;
             applied(good(marked), "mark_unknown by the owner");
-            let happened = Resolution::Happened(response.clone());
+            let happened = Resolution::Happened {
+                response: response.clone(),
+                at_least: HOUR,
+            };
             let resolved = self
                 .store
                 .resolve(&held.name, held.grant.fence, &happened)
@@ -257,7 +260,10 @@ impl<S: Subject> Trial<S> {
                         let completion = Completion::new(response, HOUR, Duration::ZERO);
                         store.complete(&name, token, &completion).await
                     } else {
-                        let happened = Resolution::Happened(response);
+                        let happened = Resolution::Happened {
+                            response,
+                            at_least: HOUR,
+                        };
                         store.resolve(&name, fence, &happened).await
                     };
                     let seen = good(store.read(&name).await);

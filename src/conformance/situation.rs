@@ -140,7 +140,10 @@ impl Call {
                 store.mark_unknown(name, witness, HOUR * 3).await
             }
             Self::ResolveHappened => {
-                let happened = Resolution::Happened(late_response());
+                let happened = Resolution::Happened {
+                    response: late_response(),
+                    at_least: HOUR,
+                };
                 store.resolve(name, fence, &happened).await
             }
             Self::ResolveDidNotHappen => {

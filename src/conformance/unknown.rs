@@ -41,7 +41,10 @@ impl<S: Subject> Trial<S> {
             let held = case.held;
             let happened = held.name == name(format!("0 {unknown:?}"));
             let resolution = if happened {
-                Resolution::Happened(super::response())
+                Resolution::Happened {
+                    response: super::response(),
+                    at_least: HOUR,
+                }
             } else {
                 Resolution::DidNotHappen
             };
@@ -64,6 +67,32 @@ impl<S: Subject> Trial<S> {
                 good(retried).is_none(),
                 happened,
                 "resolve: what did not happen is released, and what happened is not"
+            );
+        }
+    }
+
+    /// What happened is replayed from now on, even if its unknown outcome has
+    /// been shown for long enough.
+    pub async fn what_an_operator_says_has_happened_is_kept_for_that_long_from_now(&self) {
+        let expired = Situation {
+            status: Status::Unknown,
+            expired: true,
+        };
+        for case in self.cases([expired; 2].into_iter()).await {
+            let held = case.held;
+            let happened = Resolution::Happened {
+                response: super::response(),
+                at_least: HOUR,
+            };
+            let resolved = self
+                .store
+                .resolve(&held.name, held.grant.fence, &happened)
+                .await;
+            applied(good(resolved), "resolve with the fence seen");
+            let record = self.record(&held.name).await;
+            assert!(
+                record.expires_in > Some(HOUR / 2),
+                "resolve: it is kept for as long as was said, and was {record:?}"
             );
         }
     }

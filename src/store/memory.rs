@@ -253,8 +253,8 @@ impl Store for MemoryStore {
         seen: Fence,
         resolution: &Resolution,
     ) -> Result<Settlement, StoreError> {
-        self.inner
-            .transition_that_keeps(name, |row| row.resolve(seen, resolution))
+        let inner = &*self.inner;
+        inner.transition_that_keeps(name, |row| row.resolve(seen, resolution, inner.now()))
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {

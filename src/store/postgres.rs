@@ -3,16 +3,18 @@
 mod builder;
 mod session;
 mod statements;
+mod transaction;
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use sqlx::{
-    ConnectOptions as _, Connection as _, PgConnection, PgPool, error::DatabaseError,
-    postgres::PgConnectOptions,
+    AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool,
+    error::DatabaseError, postgres::PgConnectOptions,
 };
 
 pub use self::builder::PostgresStoreBuilder;
+use self::session::Session;
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
     Store, StoreError, Succession, Witness, sql,
@@ -37,7 +39,8 @@ use crate::{Fence, RecordName, Token};
 /// a transaction, and what is written there is lost. On each of them it sets
 /// read committed, read-write transactions, `synchronous_commit` and its
 /// timeouts. It must talk to the server directly, or to a pooler in session
-/// mode; one in transaction mode would lose these settings.
+/// mode; one in transaction mode would lose these settings, unless the store is
+/// [`pooler_safe`](PostgresStoreBuilder::pooler_safe).
 ///
 /// # Tables
 ///
@@ -65,8 +68,17 @@ use crate::{Fence, RecordName, Token};
 #[derive(Clone)]
 pub struct PostgresStore {
     pool: PgPool,
+    transactions: PgPool,
     options: PgConnectOptions,
     deadline: Duration,
+    pooled: Option<Pooled>,
+}
+
+/// What begins a transaction behind a pooler.
+#[derive(Clone)]
+struct Pooled {
+    call: Arc<str>,
+    transaction: Arc<str>,
 }
 
 impl PostgresStore {
@@ -108,7 +120,7 @@ impl PostgresStore {
                 lock: Duration::from_secs(60),
                 idle_in_transaction: Duration::ZERO,
             };
-            session::prepare(&mut connection, patience)
+            session::prepare(&mut connection, patience, false)
                 .await
                 .map_err(failure)?;
             // `run` is this with a bound that no `Send` future can meet.
@@ -124,6 +136,7 @@ impl PostgresStore {
     /// Closes the connections, each after the call that it is busy with. Later
     /// calls fail.
     pub async fn close(&self) {
+        self.transactions.close().await;
         self.pool.close().await;
     }
 
@@ -131,14 +144,18 @@ impl PostgresStore {
     async fn run<T, W>(&self, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        W: for<'c> FnOnce(&'c mut PgConnection) -> BoxFuture<'c, Result<T, StoreError>>
-            + Send
-            + 'static,
+        W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send + 'static,
     {
-        let (pool, deadline) = (self.pool.clone(), self.deadline);
+        let (pool, deadline, pooled) = (self.pool.clone(), self.deadline, self.pooled.clone());
         sql::detached(async move {
             let mut connection = pool.acquire().await.map_err(failure)?;
-            let Ok(answer) = tokio::time::timeout(deadline, work(&mut connection)).await else {
+            let call = async {
+                match pooled {
+                    None => work(Session::lasting(&mut connection)).await,
+                    Some(pooled) => in_transaction(&mut connection, &pooled.call, work).await,
+                }
+            };
+            let Ok(answer) = tokio::time::timeout(deadline, call).await else {
                 // The server keeps to its own timeouts, so the network does not
                 // answer. What still comes is not for the next call to read.
                 connection.close_on_drop();
@@ -155,6 +172,27 @@ impl PostgresStore {
     }
 }
 
+/// One call as a transaction of its own, with statements that leave nothing
+/// behind on a server connection that the next call may not get.
+async fn in_transaction<T, W>(
+    connection: &mut PgConnection,
+    begin: &str,
+    work: W,
+) -> Result<T, StoreError>
+where
+    W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>>,
+{
+    let begin = AssertSqlSafe(begin.to_owned());
+    let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
+    let answer = work(Session::passing(&mut transaction)).await;
+    if answer.is_ok() {
+        transaction.commit().await.map_err(failure)?;
+    } else {
+        transaction.rollback().await.map_err(failure)?;
+    }
+    answer
+}
+
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresStore")
@@ -168,8 +206,10 @@ impl fmt::Debug for PostgresStore {
 impl Store for PostgresStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let (name, claim) = (name.clone(), *claim);
-        self.run(move |on| Box::pin(async move { statements::claim(on, &name, &claim).await }))
-            .await
+        self.run(move |mut on| {
+            Box::pin(async move { statements::claim(&mut on, &name, &claim).await })
+        })
+        .await
     }
 
     async fn reclaim(
@@ -180,8 +220,10 @@ impl Store for PostgresStore {
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let (name, claim) = (name.clone(), *claim);
-        self.run(move |on| {
-            Box::pin(async move { statements::reclaim(on, &name, seen, succession, &claim).await })
+        self.run(move |mut on| {
+            Box::pin(
+                async move { statements::reclaim(&mut on, &name, seen, succession, &claim).await },
+            )
         })
         .await
     }
@@ -193,8 +235,8 @@ impl Store for PostgresStore {
         lease: Duration,
     ) -> Result<Settlement, StoreError> {
         let name = name.clone();
-        self.run(move |on| {
-            Box::pin(async move { statements::renew(on, &name, token, lease).await })
+        self.run(move |mut on| {
+            Box::pin(async move { statements::renew(&mut on, &name, token, lease).await })
         })
         .await
     }
@@ -206,8 +248,8 @@ impl Store for PostgresStore {
         completion: &Completion,
     ) -> Result<Settlement, StoreError> {
         let (name, completion) = (name.clone(), completion.clone());
-        self.run(move |on| {
-            Box::pin(async move { statements::complete(on, &name, token, &completion).await })
+        self.run(move |mut on| {
+            Box::pin(async move { statements::complete(&mut on, &name, token, &completion).await })
         })
         .await
     }
@@ -219,8 +261,8 @@ impl Store for PostgresStore {
         release: Release,
     ) -> Result<Settlement, StoreError> {
         let name = name.clone();
-        self.run(move |on| {
-            Box::pin(async move { statements::release(on, &name, token, release).await })
+        self.run(move |mut on| {
+            Box::pin(async move { statements::release(&mut on, &name, token, release).await })
         })
         .await
     }
@@ -232,8 +274,10 @@ impl Store for PostgresStore {
         retention: Duration,
     ) -> Result<Settlement, StoreError> {
         let name = name.clone();
-        self.run(move |on| {
-            Box::pin(async move { statements::mark_unknown(on, &name, witness, retention).await })
+        self.run(move |mut on| {
+            Box::pin(
+                async move { statements::mark_unknown(&mut on, &name, witness, retention).await },
+            )
         })
         .await
     }
@@ -245,15 +289,15 @@ impl Store for PostgresStore {
         resolution: &Resolution,
     ) -> Result<Settlement, StoreError> {
         let (name, resolution) = (name.clone(), resolution.clone());
-        self.run(move |on| {
-            Box::pin(async move { statements::resolve(on, &name, seen, &resolution).await })
+        self.run(move |mut on| {
+            Box::pin(async move { statements::resolve(&mut on, &name, seen, &resolution).await })
         })
         .await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         let name = name.clone();
-        self.run(move |on| Box::pin(async move { statements::read(on, &name).await }))
+        self.run(move |mut on| Box::pin(async move { statements::read(&mut on, &name).await }))
             .await
     }
 
@@ -262,14 +306,18 @@ impl Store for PostgresStore {
         filter: Filter,
         limit: u32,
     ) -> Result<Vec<(RecordName, Record)>, StoreError> {
-        self.run(move |on| Box::pin(statements::list(on, filter, limit)))
-            .await
+        self.run(move |mut on| {
+            Box::pin(async move { statements::list(&mut on, filter, limit).await })
+        })
+        .await
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
         let name = name.clone();
-        self.run(move |on| Box::pin(async move { statements::forget(on, &name, seen).await }))
-            .await
+        self.run(move |mut on| {
+            Box::pin(async move { statements::forget(&mut on, &name, seen).await })
+        })
+        .await
     }
 
     async fn purge_expired(
@@ -277,8 +325,12 @@ impl Store for PostgresStore {
         limit: u32,
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
-        self.run(move |on| Box::pin(statements::purge_expired(on, limit, unknown_retention)))
-            .await
+        self.run(move |mut on| {
+            Box::pin(
+                async move { statements::purge_expired(&mut on, limit, unknown_retention).await },
+            )
+        })
+        .await
     }
 }
 

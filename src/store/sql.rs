@@ -12,7 +12,7 @@ use sqlx::{
 use super::{
     Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession, Witness,
 };
-use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token};
+use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token, transaction::Verdict};
 
 /// The columns of one record, not yet trusted.
 pub(super) struct RecordColumns {
@@ -178,11 +178,14 @@ pub(super) fn released(release: Release) -> i64 {
     }
 }
 
-/// The state and the response that a resolution leaves.
-pub(super) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>) {
+/// The state and the response that a resolution leaves, and for how long from
+/// now at least.
+pub(super) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>, i64) {
     match resolution {
-        Resolution::Happened(response) => (COMPLETED, Some(response)),
-        Resolution::DidNotHappen => (RELEASED_BOUND, None),
+        Resolution::Happened { response, at_least } => {
+            (COMPLETED, Some(response), micros(*at_least))
+        }
+        Resolution::DidNotHappen => (RELEASED_BOUND, None, 0),
     }
 }
 
@@ -193,6 +196,16 @@ pub(super) fn repeated(state: Option<i64>, goal: &[i64]) -> Result<Settlement, S
         None => Ok(Settlement::Superseded),
         Some(state) if goal.contains(&state) => Ok(Settlement::Applied),
         Some(IN_PROGRESS..=RELEASED_FREED) => Ok(Settlement::Superseded),
+        Some(_) => Err(StoreError::corrupt("state")),
+    }
+}
+
+/// What the state of the record with a claim's token says of the claim.
+pub(super) fn verdict(state: Option<i64>) -> Result<Verdict, StoreError> {
+    match state {
+        Some(COMPLETED) => Ok(Verdict::Completed),
+        Some(IN_PROGRESS | UNKNOWN) => Ok(Verdict::Open),
+        None | Some(RELEASED_BOUND | RELEASED_FREED) => Ok(Verdict::Superseded),
         Some(_) => Err(StoreError::corrupt("state")),
     }
 }

@@ -1,6 +1,7 @@
 //! Records in an SQLite file.
 
 mod statements;
+mod transaction;
 
 use std::{
     fmt,
@@ -63,6 +64,7 @@ use crate::{Fence, RecordName, Token};
 pub struct SqliteStore {
     writer: SqlitePool,
     readers: SqlitePool,
+    transactions: SqlitePool,
 }
 
 impl SqliteStore {
@@ -110,6 +112,11 @@ impl SqliteStore {
         };
         Ok(Self {
             writer: pool(1).connect_lazy_with(options.clone()),
+            // Used once: a transaction that failed may have ended in SQLite, while
+            // sqlx goes on counting it as open.
+            transactions: pool(TRANSACTIONS)
+                .after_release(|_, _| Box::pin(async { Ok(false) }))
+                .connect_lazy_with(options.clone()),
             readers: pool(READERS).connect_lazy_with(options.pragma("query_only", "ON")),
         })
     }
@@ -117,6 +124,7 @@ impl SqliteStore {
     /// Closes the connections, each after the call that it is busy with. Later
     /// calls fail.
     pub async fn close(&self) {
+        self.transactions.close().await;
         self.readers.close().await;
         self.writer.close().await;
     }
@@ -373,6 +381,9 @@ fn primary_code(error: &dyn DatabaseError) -> u8 {
 }
 
 const RECORDS: &str = include_str!("../../migrations/sqlite/0001_records.sql");
+/// One writes, and the others wait for it.
+const TRANSACTIONS: u32 = 8;
+
 const READERS: u32 = 4;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -390,7 +401,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_file_that_may_not_be_written_is_called_so() {
-        let file = std::env::temp_dir().join(format!("read-only-{}.db", std::process::id()));
+        let directory = std::env::temp_dir().join(format!("read-only-{}", std::process::id()));
+        std::fs::create_dir(&directory).unwrap();
+        let file = directory.join("records.db");
         SqliteStore::open(&file).await.unwrap().close().await;
         let options = SqliteConnectOptions::new().filename(&file).read_only(true);
         let mut connection = options.connect().await.unwrap();
@@ -401,6 +414,6 @@ mod tests {
             .unwrap_err();
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert_eq!(source, "the database file is read-only");
-        std::fs::remove_file(&file).unwrap();
+        std::fs::remove_dir_all(&directory).unwrap();
     }
 }

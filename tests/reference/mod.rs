@@ -229,7 +229,13 @@ fn a_call(number: usize, by: Granted, one: Duration, other: Duration) -> Call {
         9 => Call::Release(by, Release::Freed),
         10 => Call::MarkByOwner(by, one),
         11 => Call::MarkLapsed(by, one),
-        12 => Call::Resolve(by, Resolution::Happened("it did".into())),
+        12 => Call::Resolve(
+            by,
+            Resolution::Happened {
+                response: "it did".into(),
+                at_least: Duration::from_millis(400),
+            },
+        ),
         13 => Call::Resolve(by, Resolution::DidNotHappen),
         14 => Call::Forget(by),
         15 => Call::Purge(one),

@@ -8,7 +8,7 @@ use sqlx::{
 };
 
 use super::{
-    PostgresStore, failure,
+    Pooled, PostgresStore, failure,
     session::{self, Patience},
 };
 use crate::store::{StoreError, sql};
@@ -33,8 +33,10 @@ use crate::store::{StoreError, sql};
 pub struct PostgresStoreBuilder {
     options: PgConnectOptions,
     max_connections: u32,
+    transaction_connections: u32,
     acquire_timeout: Duration,
     patience: Patience,
+    pooler_safe: bool,
 }
 
 impl PostgresStoreBuilder {
@@ -42,12 +44,14 @@ impl PostgresStoreBuilder {
         Self {
             options,
             max_connections: 10,
+            transaction_connections: 10,
             acquire_timeout: Duration::from_secs(3),
             patience: Patience {
                 statement: Duration::from_secs(5),
                 lock: Duration::from_secs(2),
                 idle_in_transaction: Duration::from_secs(60),
             },
+            pooler_safe: false,
         }
     }
 
@@ -56,6 +60,14 @@ impl PostgresStoreBuilder {
     /// Defaults to 10.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections.max(1);
+        self
+    }
+
+    /// How many connections more the store opens at most for the transactions of
+    /// handlers, at least 1; none before the first
+    /// [`begin`](PostgresStore::begin). Defaults to 10.
+    pub fn transaction_connections(mut self, connections: u32) -> Self {
+        self.transaction_connections = connections.max(1);
         self
     }
 
@@ -88,6 +100,21 @@ impl PostgresStoreBuilder {
         self
     }
 
+    /// Makes the store safe behind a pooler that gives each transaction another
+    /// server connection, as PgBouncer does with `pool_mode = transaction`.
+    ///
+    /// Each call becomes a transaction of its own, with the store's settings in
+    /// it and without prepared statements that outlive it: about twice the round
+    /// trips. PgBouncer needs `ignore_startup_parameters = extra_float_digits`.
+    /// [`migrate`](PostgresStore::migrate) needs a direct connection all the
+    /// same. In a handler's own transaction, call
+    /// [`persistent(false)`](sqlx::query::Query::persistent) on each query.
+    /// Defaults to off.
+    pub fn pooler_safe(mut self) -> Self {
+        self.pooler_safe = true;
+        self
+    }
+
     /// Connects, without making or changing a table.
     ///
     /// # Errors
@@ -98,12 +125,25 @@ impl PostgresStoreBuilder {
             Some(_) => self.options,
             None => self.options.application_name("tower-idempotency"),
         };
-        let patience = self.patience;
+        let (patience, pooler_safe) = (self.patience, self.pooler_safe);
+        let unhurried = Patience {
+            statement: Duration::ZERO,
+            lock: Duration::ZERO,
+            ..patience
+        };
         check_server(options.clone(), self.acquire_timeout).await?;
+        let transactions = PgPoolOptions::new()
+            .max_connections(self.transaction_connections)
+            .acquire_timeout(self.acquire_timeout)
+            .after_connect(move |connection, _| {
+                Box::pin(session::prepare(connection, unhurried, pooler_safe))
+            });
         let pool = PgPoolOptions::new()
             .max_connections(self.max_connections)
             .acquire_timeout(self.acquire_timeout)
-            .after_connect(move |connection, _| Box::pin(session::prepare(connection, patience)))
+            .after_connect(move |connection, _| {
+                Box::pin(session::prepare(connection, patience, pooler_safe))
+            })
             // A question before every call would double the time of each; one
             // after a pause finds the connections that a firewall forgot.
             .test_before_acquire(false)
@@ -117,12 +157,17 @@ impl PostgresStoreBuilder {
             });
         Ok(PostgresStore {
             pool: pool.connect_lazy_with(options.clone()),
+            transactions: transactions.connect_lazy_with(options.clone()),
             options,
             // For the two statements of a call, and the way there.
             deadline: patience
                 .statement
                 .saturating_mul(2)
                 .saturating_add(Duration::from_secs(1)),
+            pooled: pooler_safe.then(|| Pooled {
+                call: patience.begin().into(),
+                transaction: unhurried.begin().into(),
+            }),
         })
     }
 }
@@ -132,6 +177,7 @@ impl fmt::Debug for PostgresStoreBuilder {
         // The connection's options have a password in them.
         f.debug_struct("PostgresStoreBuilder")
             .field("max_connections", &self.max_connections)
+            .field("transaction_connections", &self.transaction_connections)
             .field("acquire_timeout", &self.acquire_timeout)
             .field("patience", &self.patience)
             .finish_non_exhaustive()

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, query, query_scalar};
+use sqlx::{PgConnection, Row as _, query, raw_sql};
 
 /// How long the server puts up with this session.
 #[derive(Clone, Copy, Debug)]
@@ -12,12 +12,58 @@ pub(super) struct Patience {
     pub(super) idle_in_transaction: Duration,
 }
 
+/// A connection for the statements of one call.
+pub(super) struct Session<'c> {
+    pub(super) connection: &'c mut PgConnection,
+    /// Whether the server may keep a statement for the connection's next call.
+    pub(super) persistent: bool,
+}
+
+impl<'c> Session<'c> {
+    /// A connection that stays with the same server connection.
+    pub(super) fn lasting(connection: &'c mut PgConnection) -> Self {
+        Self {
+            connection,
+            persistent: true,
+        }
+    }
+
+    /// One that is the call's own for a transaction only.
+    pub(super) fn passing(connection: &'c mut PgConnection) -> Self {
+        Self {
+            connection,
+            persistent: false,
+        }
+    }
+}
+
+impl Patience {
+    /// A transaction with the store's settings in itself, for a pooler that may
+    /// give each transaction another server connection.
+    pub(super) fn begin(self) -> String {
+        let millis = |patience: Duration| patience.as_millis().min(LONGEST_TIMEOUT);
+        format!(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {DURABLE}; \
+             SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
+             SET LOCAL idle_in_transaction_session_timeout = {}",
+            millis(self.statement),
+            millis(self.lock),
+            millis(self.idle_in_transaction),
+        )
+    }
+}
+
 /// Makes a new connection fit for records, whatever its role's defaults are.
 pub(super) async fn prepare(
     connection: &mut PgConnection,
     patience: Patience,
+    pooled: bool,
 ) -> Result<(), sqlx::Error> {
     refuse_standby(connection).await?;
+    if pooled {
+        // What is set here would stay with a server connection that others use.
+        return Ok(());
+    }
     let millis = |patience: Duration| patience.as_millis().min(LONGEST_TIMEOUT).to_string();
     query(SESSION)
         .persistent(false)
@@ -30,17 +76,22 @@ pub(super) async fn prepare(
 }
 
 pub(super) async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    let standby: bool = query_scalar("SELECT pg_is_in_recovery()")
-        .persistent(false)
-        .fetch_one(connection)
-        .await?;
-    if standby {
+    // A simple query, which is safe behind any pooler.
+    let standby = raw_sql("SELECT pg_is_in_recovery()").fetch_one(connection);
+    if standby.await?.try_get(0)? {
         return Err(sqlx::Error::Configuration(
             "the server is a standby, where nothing can be claimed: connect to the primary".into(),
         ));
     }
     Ok(())
 }
+
+/// As in [`SESSION`].
+const DURABLE: &str = "SELECT set_config('synchronous_commit',
+    CASE current_setting('synchronous_commit')
+        WHEN 'remote_apply' THEN 'remote_apply'
+        ELSE 'on'
+    END, true)";
 
 /// Whoever asks for more durability than `on` keeps it.
 const SESSION: &str = "

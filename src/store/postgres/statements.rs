@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, query, query_as, query_scalar};
+use sqlx::{FromRow, Row as _, postgres::PgRow, query, query_as, query_scalar};
 
-use super::failure;
+use super::{failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
     store::{
@@ -16,11 +16,12 @@ use crate::{
 };
 
 pub(super) async fn claim(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     claim: &Claim,
 ) -> Result<Claimed, StoreError> {
-    let granted: Option<GrantColumns> = query_as(CLAIM)
+    let granted: Option<FreshColumns> = query_as(CLAIM)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(claim.operation.as_bytes().as_slice())
@@ -28,27 +29,77 @@ pub(super) async fn claim(
         .bind(claim.fingerprint.as_bytes().as_slice())
         .bind(micros(claim.lease))
         .bind(micros(claim.retention))
-        .fetch_optional(&mut *connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
-    if let Some(granted) = granted {
-        return granted.decode().map(Claimed::Acquired);
+    match granted {
+        Some(FreshColumns {
+            grant,
+            newest: true,
+        }) => {
+            return grant.decode().map(Claimed::Acquired);
+        }
+        Some(FreshColumns { newest: false, .. }) => return refence(on, name, claim).await,
+        None => {}
     }
     // A statement of its own: the snapshot of the first need not contain the
     // record that it ran into.
-    Ok(read(connection, name)
+    Ok(read(on, name)
         .await?
         .map_or(Claimed::Vanished, Claimed::Occupied))
 }
 
+/// Gives a new claim a fence that was drawn after its record was there.
+///
+/// Between the drawing of a fence and the insertion of its record, another claim
+/// of the same name can come and go with a later fence. With the record in
+/// place, no other can.
+async fn refence(
+    on: &mut Session<'_>,
+    name: &RecordName,
+    claim: &Claim,
+) -> Result<Claimed, StoreError> {
+    let granted: Option<GrantColumns> = query_as(REFENCE)
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.token.as_bytes().as_slice())
+        .fetch_optional(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    match granted {
+        Some(granted) => granted.decode().map(Claimed::Acquired),
+        None => Ok(read(on, name)
+            .await?
+            .map_or(Claimed::Vanished, Claimed::Occupied)),
+    }
+}
+
+/// A new claim, and whether no later fence was drawn before its record was in
+/// place.
+struct FreshColumns {
+    grant: GrantColumns,
+    newest: bool,
+}
+
+impl<'r> FromRow<'r, PgRow> for FreshColumns {
+    fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            grant: GrantColumns::from_row(row)?,
+            newest: row.try_get("newest")?,
+        })
+    }
+}
+
 pub(super) async fn reclaim(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
     succession: Succession,
     claim: &Claim,
 ) -> Result<Option<Grant>, StoreError> {
     let granted: Option<GrantColumns> = query_as(RECLAIM)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(claim.operation.as_bytes().as_slice())
@@ -58,24 +109,25 @@ pub(super) async fn reclaim(
         .bind(micros(claim.retention))
         .bind(sql::fence(seen))
         .bind(sql::succession(succession))
-        .fetch_optional(connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
     granted.map(GrantColumns::decode).transpose()
 }
 
 pub(super) async fn renew(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     token: Token,
     lease: Duration,
 ) -> Result<Settlement, StoreError> {
     let done = query(RENEW)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
         .bind(micros(lease))
-        .execute(connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
@@ -85,86 +137,91 @@ pub(super) async fn renew(
 }
 
 pub(super) async fn complete(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     token: Token,
     completion: &Completion,
 ) -> Result<Settlement, StoreError> {
     let done = query(COMPLETE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
         .bind(&completion.response[..])
         .bind(micros(completion.retention))
         .bind(micros(completion.at_least))
-        .execute(&mut *connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state = state(connection, name, Witness::Owner(token)).await?;
+    let state = state(on, name, Witness::Owner(token)).await?;
     sql::repeated(state, &[sql::COMPLETED])
 }
 
 pub(super) async fn release(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     token: Token,
     release: Release,
 ) -> Result<Settlement, StoreError> {
     let done = query(RELEASE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
         .bind(sql::released(release))
-        .execute(&mut *connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state = state(connection, name, Witness::Owner(token)).await?;
+    let state = state(on, name, Witness::Owner(token)).await?;
     sql::repeated(state, &[sql::RELEASED_BOUND, sql::RELEASED_FREED])
 }
 
 pub(super) async fn mark_unknown(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     witness: Witness,
     retention: Duration,
 ) -> Result<Settlement, StoreError> {
     let (token, fence) = sql::witnessed(witness);
     let done = query(MARK_UNKNOWN)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token)
         .bind(fence)
         .bind(micros(retention))
-        .execute(&mut *connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state = state(connection, name, witness).await?;
+    let state = state(on, name, witness).await?;
     sql::repeated(state, &[sql::UNKNOWN])
 }
 
 pub(super) async fn resolve(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
     resolution: &Resolution,
 ) -> Result<Settlement, StoreError> {
-    let (state, response) = sql::resolved(resolution);
+    let (state, response, at_least) = sql::resolved(resolution);
     let done = query(RESOLVE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
         .bind(state)
         .bind(response)
-        .execute(connection)
+        .bind(at_least)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
@@ -174,45 +231,50 @@ pub(super) async fn resolve(
 }
 
 pub(super) async fn read(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
 ) -> Result<Option<Record>, StoreError> {
     let columns: Option<RecordColumns> = query_as(READ)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
-        .fetch_optional(connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
     columns.map(RecordColumns::decode).transpose()
 }
 
 pub(super) async fn list(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     filter: Filter,
     limit: u32,
 ) -> Result<Vec<(RecordName, Record)>, StoreError> {
     let listed: Vec<NamedColumns> = match filter {
-        Filter::Unknown => query_as(LIST_UNKNOWN).bind(i64::from(limit)),
+        Filter::Unknown => query_as(LIST_UNKNOWN)
+            .persistent(on.persistent)
+            .bind(i64::from(limit)),
         Filter::InProgressFor(least) => query_as(LIST_IN_PROGRESS)
+            .persistent(on.persistent)
             .bind(i64::from(limit))
             .bind(micros(least)),
     }
-    .fetch_all(connection)
+    .fetch_all(&mut *on.connection)
     .await
     .map_err(failure)?;
     listed.into_iter().map(NamedColumns::decode).collect()
 }
 
 pub(super) async fn forget(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
 ) -> Result<Settlement, StoreError> {
     let done = query(FORGET)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
-        .execute(connection)
+        .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
@@ -222,14 +284,15 @@ pub(super) async fn forget(
 }
 
 pub(super) async fn purge_expired(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     limit: u32,
     unknown_retention: Duration,
 ) -> Result<Purged, StoreError> {
     let (removed, removed_unknown, marked_unknown): (i64, i64, i64) = query_as(PURGE_EXPIRED)
+        .persistent(on.persistent)
         .bind(i64::from(limit))
         .bind(micros(unknown_retention))
-        .fetch_one(connection)
+        .fetch_one(&mut *on.connection)
         .await
         .map_err(failure)?;
     let count = i64::unsigned_abs;
@@ -240,25 +303,43 @@ pub(super) async fn purge_expired(
     ))
 }
 
+/// The state of the record with this token, once no transaction can change it
+/// any more.
+pub(super) async fn settled(
+    on: &mut Session<'_>,
+    name: &RecordName,
+    token: Token,
+) -> Result<Option<i64>, StoreError> {
+    query_scalar(SETTLED)
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .fetch_optional(&mut *on.connection)
+        .await
+        .map_err(failure)
+}
+
 async fn state(
-    connection: &mut PgConnection,
+    on: &mut Session<'_>,
     name: &RecordName,
     witness: Witness,
 ) -> Result<Option<i64>, StoreError> {
     let (token, fence) = sql::witnessed(witness);
     query_scalar(STATE)
+        .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token)
         .bind(fence)
-        .fetch_optional(connection)
+        .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)
 }
 
-/// The filter keeps a name with a visible record away from `ON CONFLICT`, which
-/// would wait for a transaction that is about to complete it, and from the
-/// sequence. `clock` is read once, so that a completion with the same retention
+/// `newest` is read once the record is in place: see [`refence`]. The filter
+/// keeps a name with a visible record away from `ON CONFLICT`, which would wait
+/// for a transaction that is about to complete it, and from the sequence. `clock` is read once, so that a completion with the same retention
 /// computes the very same `expires_at`.
 const CLAIM: &str = "
 INSERT INTO idempotency_records
@@ -271,6 +352,13 @@ SELECT $1, $2, $3, $4, $5, 1, 1, 0, nextval('idempotency_fences'),
 FROM (SELECT clock_timestamp() AS now) AS clock
 WHERE NOT EXISTS (SELECT FROM idempotency_records WHERE scope = $1 AND key = $2)
 ON CONFLICT (scope, key) DO NOTHING
+RETURNING operation, fence, attempt::bigint,
+    fence = (SELECT last_value FROM idempotency_fences) AS newest";
+
+const REFENCE: &str = "
+UPDATE idempotency_records
+SET fence = GREATEST(nextval('idempotency_fences'), fence + 1)
+WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
 RETURNING operation, fence, attempt::bigint";
 
 /// 1: take over; 2: retry; 3: replace; 4: expired; 5: rerun; 6: reconcile.
@@ -334,8 +422,21 @@ WHERE scope = $1 AND key = $2 AND state = 1
 
 const RESOLVE: &str = "
 UPDATE idempotency_records
-SET state = $4, response = $5
+SET state = $4,
+    response = $5,
+    expires_at = CASE $4
+        WHEN 2 THEN GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
+        ELSE expires_at
+        END
 WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3";
+
+/// Waits for a transaction that has written the record, where a plain read would
+/// see what was before it.
+const SETTLED: &str = "
+SELECT state::bigint
+FROM idempotency_records
+WHERE scope = $1 AND key = $2 AND token = $3
+FOR SHARE";
 
 const STATE: &str = "
 SELECT state::bigint

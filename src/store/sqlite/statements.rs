@@ -178,13 +178,14 @@ pub(super) async fn resolve(
     seen: Fence,
     resolution: &Resolution,
 ) -> Result<Settlement, StoreError> {
-    let (state, response) = sql::resolved(resolution);
+    let (state, response, at_least) = sql::resolved(resolution);
     let done = query(RESOLVE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
         .bind(state)
         .bind(response)
+        .bind(at_least)
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -269,6 +270,22 @@ pub(super) async fn purge_expired(
     ))
 }
 
+/// The state of the record with this token, once no transaction can change it
+/// any more.
+pub(super) async fn settled(
+    connection: &mut SqliteConnection,
+    name: &RecordName,
+    token: Token,
+) -> Result<Option<i64>, StoreError> {
+    query_scalar(SETTLED)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)
+}
+
 async fn state(
     connection: &mut SqliteConnection,
     name: &RecordName,
@@ -341,7 +358,9 @@ SET lease_until = clock.now + ?4
 FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state = 1";
 
-const COMPLETE: &str = "
+/// Only an open claim: one that was completed already, even by this token, must
+/// not take further writes with it.
+pub(super) const COMPLETE: &str = "
 UPDATE idempotency_records
 SET state = 2,
     response = ?4,
@@ -365,8 +384,16 @@ WHERE scope = ?1 AND key = ?2 AND state = 1
 
 const RESOLVE: &str = "
 UPDATE idempotency_records
-SET state = ?4, response = ?5
+SET state = ?4,
+    response = ?5,
+    expires_at = iif(?4 = 2, max(expires_at, clock.now + ?6), expires_at)
+FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND state = 3";
+
+const SETTLED: &str = "
+SELECT state
+FROM idempotency_records
+WHERE scope = ?1 AND key = ?2 AND token = ?3";
 
 const STATE: &str = "
 SELECT state

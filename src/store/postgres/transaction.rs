@@ -1,0 +1,161 @@
+//! The handler's own transaction, which completes its record and commits both.
+
+use sqlx::{AssertSqlSafe, Postgres, Transaction, query_scalar};
+
+use super::{PostgresStore, failure, statements};
+use crate::{
+    Operation, StoreError,
+    store::{Completion, Settlement, sql},
+    transaction::{CommitError, CommitErrorKind, CommitResponse, Committed, Desk, Verdict, commit},
+};
+
+impl PostgresStore {
+    /// Begins a transaction for the handler's own writes, to be ended by
+    /// [`commit`](Self::commit). It is READ COMMITTED and read-write, on one of
+    /// the store's connections for transactions, without a statement timeout.
+    ///
+    /// Dropped, it is rolled back, as after a crash. A dropped call leaves no
+    /// transaction behind.
+    ///
+    /// # Errors
+    ///
+    /// If the server cannot be reached, no connection is free in time, or the
+    /// operation's lease is lost.
+    pub async fn begin(
+        &self,
+        operation: &Operation,
+    ) -> Result<Transaction<'static, Postgres>, StoreError> {
+        operation.check_lease()?;
+        let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
+        sql::detached(async move {
+            let began = match pooled {
+                None => pool.begin_with(BEGIN).await,
+                Some(pooled) => {
+                    let begin = AssertSqlSafe(String::from(&*pooled.transaction));
+                    pool.begin_with(begin).await
+                }
+            };
+            began.map_err(failure)
+        })
+        .await
+    }
+
+    /// Commits `transaction` together with `response`: after a crash at any
+    /// moment, either both are there or neither is.
+    ///
+    /// The response is written as the last statement, and COMMIT is sent by a
+    /// task that goes on when the caller is dropped. If its answer gets lost, the
+    /// record is asked, which waits for the transaction's end. A transaction
+    /// from another pool is accepted if it is READ COMMITTED and on the store's
+    /// database.
+    ///
+    /// ```no_run
+    /// use http::StatusCode;
+    /// use tower_idempotency::{CommitError, Committed, Operation, PostgresStore, sqlx};
+    ///
+    /// async fn order(store: PostgresStore, operation: Operation) -> Result<Committed, CommitError> {
+    ///     let mut transaction = store.begin(&operation).await?;
+    ///     sqlx::query("INSERT INTO orders (operation) VALUES ($1)")
+    ///         .bind(operation.id().to_string())
+    ///         .execute(&mut *transaction)
+    ///         .await?;
+    ///     let response = http::Response::new(http_body_util::Full::from("ordered"));
+    ///     store.commit(&operation, transaction, response).await
+    /// }
+    /// # let _ = order;
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// A [`CommitError`], whose kind says what is known. Return it, or the
+    /// handler's own response to it; if the handler answers as if it had been
+    /// committed, the client gets 500 `rolled-back`.
+    pub async fn commit(
+        &self,
+        operation: &Operation,
+        transaction: Transaction<'static, Postgres>,
+        response: impl CommitResponse,
+    ) -> Result<Committed, CommitError> {
+        commit(self.clone(), operation, transaction, response).await
+    }
+}
+
+impl Desk for PostgresStore {
+    type Transaction = Transaction<'static, Postgres>;
+
+    async fn complete(
+        &self,
+        transaction: &mut Self::Transaction,
+        operation: &Operation,
+        completion: &Completion,
+    ) -> Result<Settlement, CommitError> {
+        let isolation: Option<String> = query_scalar(COMPLETE)
+            .persistent(self.pooled.is_none())
+            .bind(operation.name().scope().as_str())
+            .bind(operation.name().key().as_str())
+            .bind(operation.token().as_bytes().as_slice())
+            .bind(&completion.response[..])
+            .bind(sql::micros(completion.retention))
+            .bind(sql::micros(completion.at_least))
+            .fetch_optional(&mut **transaction)
+            .await
+            .map_err(refused)?;
+        match isolation.as_deref() {
+            Some("read committed") => Ok(Settlement::Applied),
+            Some(_) => Err(CommitError::new(CommitErrorKind::Isolation)),
+            None => Ok(Settlement::Superseded),
+        }
+    }
+
+    async fn commit(&self, transaction: Self::Transaction) -> Result<(), sqlx::Error> {
+        transaction.commit().await
+    }
+
+    async fn roll_back(&self, transaction: Self::Transaction) {
+        let _ = transaction.rollback().await;
+    }
+
+    fn is_abort(error: &sqlx::Error) -> bool {
+        sqlstate(error).is_some_and(|code| {
+            code.starts_with("23") || matches!(&*code, "40001" | "40P01" | "25P02")
+        })
+    }
+
+    async fn find_out(&self, operation: &Operation) -> Result<Verdict, StoreError> {
+        let (name, token) = (operation.name().clone(), operation.token());
+        let settled = self
+            .run(move |mut on| {
+                Box::pin(async move { statements::settled(&mut on, &name, token).await })
+            })
+            .await?;
+        sql::verdict(settled)
+    }
+}
+
+/// A statement that failed before COMMIT was sent.
+fn refused(error: sqlx::Error) -> CommitError {
+    let kind = match sqlstate(&error).as_deref() {
+        // The table of records is not there.
+        Some("42P01") => CommitErrorKind::OtherDatabase,
+        _ => CommitErrorKind::Aborted,
+    };
+    CommitError::caused(kind, error)
+}
+
+fn sqlstate(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
+    error.as_database_error()?.code()
+}
+
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+/// Only an open claim: one that was completed already, even by this token, must
+/// not take further writes with it.
+const COMPLETE: &str = "
+UPDATE idempotency_records
+SET state = 2,
+    response = $4,
+    expires_at = GREATEST(
+        claimed_at + $5 * interval '1 microsecond',
+        clock_timestamp() + $6 * interval '1 microsecond')
+WHERE scope = $1 AND key = $2 AND token = $3 AND state IN (1, 3)
+RETURNING current_setting('transaction_isolation')";

@@ -1,0 +1,118 @@
+//! The handler's own transaction, which completes its record and commits both.
+
+use sqlx::{Sqlite, Transaction, error::DatabaseError, query};
+
+use super::{SqliteStore, failure, statements};
+use crate::{
+    Operation, StoreError,
+    store::{Completion, Settlement, sql},
+    transaction::{CommitError, CommitErrorKind, CommitResponse, Committed, Desk, Verdict, commit},
+};
+
+impl SqliteStore {
+    /// Begins a transaction for the handler's own writes in the store's file, to
+    /// be ended by [`commit`](Self::commit). It can write from its start.
+    ///
+    /// **While it is open nobody else writes to the file**, and claims wait: do
+    /// nothing slow in it. Dropped, it is rolled back, as after a crash. A
+    /// dropped call leaves no transaction behind.
+    ///
+    /// # Errors
+    ///
+    /// If the file is locked by another writer for too long, or the operation's
+    /// lease is lost.
+    pub async fn begin(
+        &self,
+        operation: &Operation,
+    ) -> Result<Transaction<'static, Sqlite>, StoreError> {
+        operation.check_lease()?;
+        let pool = self.transactions.clone();
+        sql::detached(async move { pool.begin_with(BEGIN).await.map_err(failure) }).await
+    }
+
+    /// Commits `transaction` together with `response`: after a crash at any
+    /// moment, either both are there or neither is.
+    ///
+    /// The response is written as the last statement, and COMMIT is run by a
+    /// task that goes on when the caller is dropped. A transaction from another
+    /// pool is accepted if it is on the store's file and could write from its
+    /// start.
+    ///
+    /// # Errors
+    ///
+    /// A [`CommitError`], whose kind says what is known. Return it, or the
+    /// handler's own response to it; if the handler answers as if it had been
+    /// committed, the client gets 500 `rolled-back`.
+    pub async fn commit(
+        &self,
+        operation: &Operation,
+        transaction: Transaction<'static, Sqlite>,
+        response: impl CommitResponse,
+    ) -> Result<Committed, CommitError> {
+        commit(self.clone(), operation, transaction, response).await
+    }
+}
+
+impl Desk for SqliteStore {
+    type Transaction = Transaction<'static, Sqlite>;
+
+    async fn complete(
+        &self,
+        transaction: &mut Self::Transaction,
+        operation: &Operation,
+        completion: &Completion,
+    ) -> Result<Settlement, CommitError> {
+        let done = query(statements::COMPLETE)
+            .bind(operation.name().scope().as_str())
+            .bind(operation.name().key().as_str())
+            .bind(operation.token().as_bytes().as_slice())
+            .bind(&completion.response[..])
+            .bind(sql::micros(completion.retention))
+            .bind(sql::micros(completion.at_least))
+            .execute(&mut **transaction)
+            .await
+            .map_err(refused)?;
+        Ok(match done.rows_affected() {
+            0 => Settlement::Superseded,
+            _ => Settlement::Applied,
+        })
+    }
+
+    async fn commit(&self, transaction: Self::Transaction) -> Result<(), sqlx::Error> {
+        transaction.commit().await
+    }
+
+    async fn roll_back(&self, transaction: Self::Transaction) {
+        let _ = transaction.rollback().await;
+    }
+
+    fn is_abort(error: &sqlx::Error) -> bool {
+        // SQLITE_CONSTRAINT and what extends it: a deferred constraint.
+        let code = error.as_database_error().and_then(DatabaseError::code);
+        code.and_then(|code| code.parse::<u32>().ok())
+            .is_some_and(|code| code & 0xff == 19)
+    }
+
+    async fn find_out(&self, operation: &Operation) -> Result<Verdict, StoreError> {
+        let (name, token) = (operation.name().clone(), operation.token());
+        // A writer has waited for the end of every other.
+        let settled = self
+            .write(move |on| Box::pin(async move { statements::settled(on, &name, token).await }))
+            .await?;
+        sql::verdict(settled)
+    }
+}
+
+/// A statement that failed before COMMIT was run.
+fn refused(error: sqlx::Error) -> CommitError {
+    let absent = error
+        .as_database_error()
+        .is_some_and(|error| error.message().starts_with("no such table"));
+    let kind = match absent {
+        true => CommitErrorKind::OtherDatabase,
+        false => CommitErrorKind::Aborted,
+    };
+    CommitError::caused(kind, error)
+}
+
+const BEGIN: &str = "BEGIN IMMEDIATE";

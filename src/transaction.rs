@@ -1,0 +1,37 @@
+//! Completion inside the handler's own transaction: its business writes and its
+//! response are committed together, or neither is.
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod commit;
+
+use bytes::Bytes;
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub use self::commit::{CommitError, CommitErrorKind, CommitResponse, Committed};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use self::commit::{Desk, Verdict, commit};
+
+/// Marks the response that the layer need not look up in the record.
+#[derive(Clone, Copy)]
+pub(crate) struct AsCommitted;
+
+/// How the operation's own transaction ended, as the layer knows it whatever
+/// the handler makes of it.
+#[derive(Clone, Debug, Default)]
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    expect(dead_code, reason = "only the SQL stores have transactions")
+)]
+pub(crate) enum Transacted {
+    /// There was none.
+    #[default]
+    Not,
+    /// It is on its way.
+    Pending,
+    Committed {
+        response: Bytes,
+    },
+    Aborted,
+    Superseded,
+    Unknown,
+}
