@@ -40,6 +40,13 @@ async fn lost(store: &SharedStore) -> (Api, Probe, Fence) {
     (api, probe, fence)
 }
 
+fn happened(response: &RecordedResponse) -> Resolution {
+    Resolution::Happened {
+        response: response.encode(),
+        at_least: Duration::from_secs(60),
+    }
+}
+
 async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place) {
     let store = place.open().await;
     let (api, probe, seen) = lost(&store).await;
@@ -48,7 +55,7 @@ async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place
         .header("location", "/payments/7")
         .body("paid after all".into())
         .unwrap();
-    let happened = Resolution::Happened(RecordedResponse::new(found).encode());
+    let happened = happened(&RecordedResponse::new(found));
     // Of another claim than the one that was seen, nothing is said.
     let other = Fence::new(seen.get() + 1);
     let resolved = store.resolve(&named("K"), other, &happened).await.unwrap();
@@ -90,7 +97,7 @@ async fn an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request(
 async fn a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows(place: &Place) {
     let store = place.open().await;
     let (api, probe, seen) = lost(&store).await;
-    let happened = Resolution::Happened(RecordedResponse::tombstone().encode());
+    let happened = happened(&RecordedResponse::tombstone());
     let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();
     assert_eq!(resolved, Settlement::Applied);
     api.send(keyed("K"))
