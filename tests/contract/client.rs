@@ -1,6 +1,8 @@
 //! Clients that say exactly what a test wants: bytes over HTTP/1.1, and frames
 //! over HTTP/2.
 
+use std::net::SocketAddr;
+
 use axum::body::Body;
 use http::{Request, Response};
 use hyper::{body::Incoming, client::conn::http2};
@@ -28,9 +30,11 @@ type Line = (String, Vec<u8>);
 
 impl Wire {
     pub(crate) async fn open(server: &Server) -> Self {
-        Self(BufStream::new(
-            TcpStream::connect(server.address).await.unwrap(),
-        ))
+        Self::connect(server.address).await
+    }
+
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        Self(BufStream::new(TcpStream::connect(address).await.unwrap()))
     }
 
     pub(crate) async fn write(&mut self, bytes: impl AsRef<[u8]>) {

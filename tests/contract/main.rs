@@ -13,5 +13,6 @@ mod fidelity;
 mod identity;
 mod life;
 mod operator;
+mod processes;
 mod service;
 mod syntax;

@@ -72,6 +72,15 @@ impl Place {
         }
     }
 
+    /// What another process calls this place.
+    pub(crate) fn address(&self) -> String {
+        match &self.kind {
+            Kind::Memory(_) => "memory".to_owned(),
+            Kind::Sqlite(path) => format!("sqlite:{}", path.display()),
+            Kind::Postgres(database) => database.url.clone(),
+        }
+    }
+
     fn closed_with(&self, closing: impl Future<Output = ()> + Send + 'static) {
         self.opened.lock().unwrap().push(Box::pin(closing));
     }
@@ -112,19 +121,38 @@ macro_rules! on_each_store {
                 check(Place::memory().await, super::$rule).await;
             }
 
-            #[tokio::test]
-            async fn sqlite() {
-                check(Place::sqlite().await, super::$rule).await;
-            }
-
-            #[tokio::test]
-            async fn postgres() {
-                check(Place::postgres().await, super::$rule).await;
-            }
+            crate::stores::on_shared_stores!($rule);
         })*
     };
 }
 pub(crate) use on_each_store;
+
+/// The same on the stores that several processes share.
+macro_rules! on_each_shared_store {
+    ($($rule:ident)*) => {
+        $(mod $rule {
+            use crate::stores::{Place, check};
+
+            crate::stores::on_shared_stores!($rule);
+        })*
+    };
+}
+pub(crate) use on_each_shared_store;
+
+macro_rules! on_shared_stores {
+    ($rule:ident) => {
+        #[tokio::test]
+        async fn sqlite() {
+            check(Place::sqlite().await, super::$rule).await;
+        }
+
+        #[tokio::test]
+        async fn postgres() {
+            check(Place::postgres().await, super::$rule).await;
+        }
+    };
+}
+pub(crate) use on_shared_stores;
 
 /// Runs a rule, and removes its records even if it fails.
 pub(crate) async fn check(place: Place, rule: impl AsyncFnOnce(&Place)) {
