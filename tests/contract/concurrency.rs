@@ -1440,4 +1440,16 @@ async fn rule_61_the_cap_holds_for_every_framing_and_not_without_a_key() {
     answer.assert_problem(413, "body-too-large");
 }
 
+#[tokio::test]
+async fn rule_61_unless_said_otherwise_the_cap_is_a_mebibyte() {
+    let probe = Probe::counting();
+    let api = Api::new(required(memory()), &probe);
+    let over = keyed("K").body(vec![b'x'; (1 << 20) + 1]);
+    api.send(over).await.assert_problem(413, "body-too-large");
+    let first = api.send(keyed("K").body(vec![b'x'; 1 << 20])).await;
+    first.assert_run(1);
+    let again = api.send(keyed("K").body(vec![b'x'; 1 << 20])).await;
+    again.assert_replay_of(&first);
+}
+
 const DAY: Duration = Duration::from_secs(24 * 3600);

@@ -444,20 +444,39 @@ async fn rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombsto
     assert_eq!(probe.runs(), 1);
 }
 
+/// What is said of a body's size before its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Size {
+    /// By the body itself.
+    Known,
+    /// By `Content-Length` alone, where a server stops reading.
+    Declared,
+    Unknown,
+}
+
 #[tokio::test]
 async fn rule_69_a_large_response_reaches_the_client_whole_over_every_version() {
     // Sizes known and unknown, just kept and just not.
-    for (length, known) in [
-        (100, true),
-        (101, true),
-        (101, false),
-        (1 << 20, true),
-        (1 << 20, false),
+    for (length, size) in [
+        (100, Size::Known),
+        (100, Size::Declared),
+        (101, Size::Known),
+        (101, Size::Declared),
+        (101, Size::Unknown),
+        (1 << 20, Size::Known),
+        (1 << 20, Size::Declared),
+        (1 << 20, Size::Unknown),
     ] {
         let probe = Probe::answering(move |run| {
             let mut response = run.created();
             let bytes = Bytes::from(vec![b'x'; length]);
-            *response.body_mut() = if known {
+            if size == Size::Declared {
+                let declared = HeaderValue::from(length);
+                response
+                    .headers_mut()
+                    .insert(header::CONTENT_LENGTH, declared);
+            }
+            *response.body_mut() = if size == Size::Known {
                 bytes.into()
             } else {
                 let (frames, body) = streamed();
@@ -905,6 +924,18 @@ async fn rule_72_an_unknown_outcome_is_shown_for_its_own_retention() {
     }
     tokio::time::advance(Duration::from_millis(1)).await;
     api.send(keyed("K")).await.assert_live(201).assert_run(2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_72_unless_said_otherwise_an_unknown_outcome_is_shown_for_a_week() {
+    let api = Api::new(required(memory()), &Probe::statuses(&[504, 201]));
+    api.send(keyed("K")).await.assert_live(504);
+    tokio::time::advance(7 * DAY).await;
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    tokio::time::advance(Duration::from_millis(1)).await;
+    api.send(keyed("K")).await.assert_live(201);
 }
 
 #[tokio::test]
