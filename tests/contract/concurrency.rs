@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 use tower::{Layer as _, ServiceExt as _, limit::ConcurrencyLimit};
 use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{
-    Dispositions, MemoryStore, Outcome, Recovery, RejectionKind, SharedStore, Store, StoreFailure,
-    Word,
+    Dispositions, IdempotencyBuilder, MemoryStore, Outcome, Recovery, RejectionKind, SharedStore,
+    Store, StoreFailure, Word,
     store::{Claim, Claimed, RecordState, Release, Settlement},
 };
 
@@ -57,6 +57,11 @@ on_each_store! {
     rule_60_two_processes_keep_each_others_claims_and_records
 }
 
+/// A layer for many requests at once on a machine with little to spare.
+fn patient(store: impl Store) -> IdempotencyBuilder<SharedStore> {
+    required(SharedStore::new(store)).store_timeout(Duration::from_secs(60))
+}
+
 async fn all<T>(asked: Vec<JoinHandle<T>>) -> Vec<T> {
     let mut answers = Vec::new();
     for each in asked {
@@ -68,7 +73,7 @@ async fn all<T>(asked: Vec<JoinHandle<T>>) -> Vec<T> {
 async fn rule_40_of_a_hundred_at_once_one_runs(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let api = Api::new(required(place.open().await), &probe);
+    let api = Api::new(patient(place.open().await), &probe);
     let mut asked: Vec<_> = (0..100).map(|_| api.spawn(keyed("K"))).collect();
     gate.arrival().await;
     // The owner stays at the gate until all the others are answered.
@@ -96,8 +101,8 @@ async fn rule_40_of_a_hundred_at_once_on_two_processes_one_runs_and_the_others_r
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let waiting = Duration::from_secs(60);
-    let one = Api::new(required(place.open().await).wait(waiting), &probe);
-    let other = Api::new(required(place.open().await).wait(waiting), &probe);
+    let one = Api::new(patient(place.open().await).wait(waiting), &probe);
+    let other = Api::new(patient(place.open().await).wait(waiting), &probe);
     let asked: Vec<_> = (0..50)
         .flat_map(|_| [one.spawn(keyed("K")), other.spawn(keyed("K"))])
         .collect();
@@ -268,7 +273,7 @@ async fn rule_45_who_waits_gets_the_replay_when_the_owner_completes(place: &Plac
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let store = Faulty::over(place.open().await);
-    let builder = required(SharedStore::new(store.clone())).wait(Duration::from_secs(60));
+    let builder = patient(SharedStore::new(store.clone())).wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -300,7 +305,7 @@ async fn rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs(place: 
         }
     });
     let store = Faulty::over(place.open().await);
-    let builder = required(SharedStore::new(store.clone())).wait(Duration::from_secs(60));
+    let builder = patient(SharedStore::new(store.clone())).wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -960,7 +965,7 @@ async fn rule_56_with_rerun_exactly_one_of_fifty_retries_runs(place: &Place) {
             Ok(response)
         }
     });
-    let api = Api::new(required(store.clone()).recovery(Recovery::Rerun), &probe);
+    let api = Api::new(patient(store.clone()).recovery(Recovery::Rerun), &probe);
     claimed_by_a_dead_process(&store, Duration::from_millis(300)).await;
     let dead = record(&store, "K").await.unwrap();
     eventually(async || {
@@ -1063,11 +1068,9 @@ async fn rule_57_a_handler_that_hangs_loses_its_lease_after_the_longest_run() {
 async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    // The owner's heartbeats do not reach the store.
     let cut_off = Faulty::over(place.open().await);
-    cut_off.breaks(Call::Renew, .., Fault::Fails);
     let lease = Duration::from_millis(900);
-    let slow = required(SharedStore::new(cut_off))
+    let slow = required(SharedStore::new(cut_off.clone()))
         .lease(lease)
         .recovery(Recovery::Rerun);
     let slow = Api::new(slow, &probe);
@@ -1077,6 +1080,8 @@ async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place:
     // While the winner runs, the loser's client is told that it runs.
     let loser = slow.spawn(keyed("K"));
     gate.arrival().await;
+    // From here on its heartbeats do not reach the store.
+    cut_off.breaks(Call::Renew, .., Fault::Fails);
     let winner = loop {
         // Refused while the lease lives; then one comes to the gate.
         let mut asked = other.spawn(keyed("K"));
@@ -1123,12 +1128,14 @@ async fn rule_57_an_owner_marked_unknown_completes_after_all(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let cut_off = Faulty::over(place.open().await);
-    cut_off.breaks(Call::Renew, .., Fault::Fails);
-    let slow = required(SharedStore::new(cut_off)).lease(Duration::from_millis(300));
+    let short = Duration::from_millis(300);
+    let slow = required(SharedStore::new(cut_off.clone())).lease(short);
     let slow = Api::new(slow, &probe);
     let other = Api::new(required(place.open().await), &probe);
     let owner = slow.spawn(keyed("K"));
     gate.arrival().await;
+    // From here on its heartbeats do not reach the store.
+    cut_off.breaks(Call::Renew, .., Fault::Fails);
     eventually(async || {
         let answer = other.send(keyed("K")).await;
         let unknown = answer.outcome == Some(Outcome::Refused(RejectionKind::OutcomeUnknown));
