@@ -159,6 +159,14 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
     }
 }
 
+/// An empty body: what outer layers answer with in the layer's place (a timeout,
+/// a CORS preflight) has the same type.
+impl<B: Body<Data = Bytes>> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::whole(Bytes::new(), None)
+    }
+}
+
 impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
     type Data = Bytes;
     type Error = B::Error;
@@ -391,13 +399,14 @@ async fn read_to_end<B: Body<Data = Bytes>>(
             Some(Err(error)) => return End::Broken { error },
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => {
-                    let fits = room(data.len());
+                    let length = data.len();
                     read.push(data);
-                    if !fits {
-                        return End::Crowded;
-                    }
+                    // First: no room would ever be enough for it.
                     if read.len() > limit {
                         return End::Outgrown;
+                    }
+                    if !room(length) {
+                        return End::Crowded;
                     }
                 }
                 Err(frame) => trailers = frame.into_trailers().ok(),

@@ -122,7 +122,7 @@ impl Settings {
             .key_syntax(self.syntax.clone())
             .fingerprint(self.fingerprint.clone())
             .wait(self.wait)
-            .recovery(self.recovery)
+            .recovery(self.recovery.clone())
             .dispositions(self.dispositions.clone())
             .kept_headers(self.kept_headers.clone())
             .store_failure(self.store_failure);

@@ -1,0 +1,272 @@
+//! A store whose calls fail, hang or come late where a test says so, before or
+//! after the store did as asked; and which counts them.
+
+use std::{
+    ops::RangeBounds,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use tower_idempotency::{
+    Fence, RecordName, Store, StoreError, Token,
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
+        Succession, Witness,
+    },
+};
+
+use crate::probe::Gate;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Call {
+    Claim,
+    Reclaim,
+    Renew,
+    Complete,
+    Release,
+    MarkUnknown,
+    Resolve,
+    Read,
+    List,
+    Forget,
+    PurgeExpired,
+}
+
+#[derive(Clone)]
+pub(crate) enum Fault {
+    /// Nothing is done, and an error is the answer.
+    Fails,
+    /// It is done, but an error is the answer.
+    LosesItsAnswer,
+    /// Nothing is done, and there is never an answer.
+    Hangs,
+    /// It is done, but there is never an answer.
+    HangsAfterwards,
+    /// It is done after this time.
+    IsLate(Duration),
+    /// It is done once the gate lets it pass.
+    Waits(Gate),
+    /// The row cannot be read.
+    IsCorrupt,
+    /// There is no room.
+    IsFull,
+}
+
+/// Wraps any store. Clones share their faults.
+#[derive(Clone)]
+pub(crate) struct Faulty<S> {
+    inner: S,
+    plan: Arc<Mutex<Plan>>,
+}
+
+#[derive(Default)]
+struct Plan {
+    calls: Vec<Call>,
+    faults: Vec<Planned>,
+}
+
+struct Planned {
+    call: Call,
+    chosen: Box<dyn Fn(usize) -> bool + Send>,
+    fault: Fault,
+}
+
+impl<S> Faulty<S> {
+    pub(crate) fn over(inner: S) -> Self {
+        Self {
+            inner,
+            plan: Arc::default(),
+        }
+    }
+
+    /// The calls of one kind whose number, from 1, lies in this range.
+    pub(crate) fn breaks(
+        &self,
+        call: Call,
+        numbers: impl RangeBounds<usize> + Send + 'static,
+        fault: Fault,
+    ) {
+        let chosen = Box::new(move |number| numbers.contains(&number));
+        self.plan().faults.push(Planned {
+            call,
+            chosen,
+            fault,
+        });
+    }
+
+    /// Every call from now on.
+    pub(crate) fn breaks_down(&self, fault: &Fault) {
+        for call in ALL {
+            self.breaks(call, .., fault.clone());
+        }
+    }
+
+    /// No fault from now on.
+    pub(crate) fn heals(&self) {
+        self.plan().faults.clear();
+    }
+
+    /// How many calls of this kind there were.
+    pub(crate) fn count(&self, call: Call) -> usize {
+        self.plan().calls.iter().filter(|c| **c == call).count()
+    }
+
+    /// All calls there were, in order.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.plan().calls.clone()
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap()
+    }
+
+    fn next_fault(&self, call: Call) -> Option<Fault> {
+        let mut plan = self.plan();
+        plan.calls.push(call);
+        let number = plan.calls.iter().filter(|c| **c == call).count();
+        plan.faults
+            .iter()
+            .find(|planned| planned.call == call && (planned.chosen)(number))
+            .map(|planned| planned.fault.clone())
+    }
+
+    async fn around<T>(
+        &self,
+        call: Call,
+        done: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        let lost = || Err(StoreError::unavailable("as the test wants it"));
+        match self.next_fault(call) {
+            None => done.await,
+            Some(Fault::Fails) => lost(),
+            Some(Fault::LosesItsAnswer) => {
+                let _ = done.await;
+                lost()
+            }
+            Some(Fault::Hangs) => std::future::pending().await,
+            Some(Fault::HangsAfterwards) => {
+                let _ = done.await;
+                std::future::pending().await
+            }
+            Some(Fault::IsLate(delay)) => {
+                tokio::time::sleep(delay).await;
+                done.await
+            }
+            Some(Fault::Waits(gate)) => {
+                gate.pass().await;
+                done.await
+            }
+            Some(Fault::IsCorrupt) => Err(StoreError::corrupt("as the test wants it")),
+            Some(Fault::IsFull) => Err(StoreError::full("as the test wants it")),
+        }
+    }
+}
+
+impl<S: Store> Store for Faulty<S> {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        self.around(Call::Claim, self.inner.claim(name, claim))
+            .await
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        succession: Succession,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        let done = self.inner.reclaim(name, seen, succession, claim);
+        self.around(Call::Reclaim, done).await
+    }
+
+    async fn renew(
+        &self,
+        name: &RecordName,
+        token: Token,
+        lease: Duration,
+    ) -> Result<Settlement, StoreError> {
+        self.around(Call::Renew, self.inner.renew(name, token, lease))
+            .await
+    }
+
+    async fn complete(
+        &self,
+        name: &RecordName,
+        token: Token,
+        completion: &Completion,
+    ) -> Result<Settlement, StoreError> {
+        let done = self.inner.complete(name, token, completion);
+        self.around(Call::Complete, done).await
+    }
+
+    async fn release(
+        &self,
+        name: &RecordName,
+        token: Token,
+        release: Release,
+    ) -> Result<Settlement, StoreError> {
+        self.around(Call::Release, self.inner.release(name, token, release))
+            .await
+    }
+
+    async fn mark_unknown(
+        &self,
+        name: &RecordName,
+        witness: Witness,
+        retention: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let done = self.inner.mark_unknown(name, witness, retention);
+        self.around(Call::MarkUnknown, done).await
+    }
+
+    async fn resolve(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        resolution: &Resolution,
+    ) -> Result<Settlement, StoreError> {
+        self.around(Call::Resolve, self.inner.resolve(name, seen, resolution))
+            .await
+    }
+
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        self.around(Call::Read, self.inner.read(name)).await
+    }
+
+    async fn list(
+        &self,
+        filter: Filter,
+        limit: u32,
+    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        self.around(Call::List, self.inner.list(filter, limit))
+            .await
+    }
+
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+        self.around(Call::Forget, self.inner.forget(name, seen))
+            .await
+    }
+
+    async fn purge_expired(
+        &self,
+        limit: u32,
+        unknown_retention: Duration,
+    ) -> Result<Purged, StoreError> {
+        let done = self.inner.purge_expired(limit, unknown_retention);
+        self.around(Call::PurgeExpired, done).await
+    }
+}
+
+const ALL: [Call; 11] = [
+    Call::Claim,
+    Call::Reclaim,
+    Call::Renew,
+    Call::Complete,
+    Call::Release,
+    Call::MarkUnknown,
+    Call::Resolve,
+    Call::Read,
+    Call::List,
+    Call::Forget,
+    Call::PurgeExpired,
+];

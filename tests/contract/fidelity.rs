@@ -1,0 +1,1077 @@
+//! Rules 62 to 72: what a replay repeats, and what it does not.
+
+use std::time::Duration;
+
+use axum::{Router, body::Body};
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
+use http_body::Frame;
+use http_body_util::BodyExt as _;
+use tower::{ServiceBuilder, ServiceExt as _};
+use tower_http::{
+    compression::CompressionLayer,
+    cors::{Any, CorsLayer},
+    request_id::{MakeRequestUuid, SetRequestIdLayer},
+};
+use tower_idempotency::{
+    Dispositions, KeptHeaders, MemoryStore, Outcome, SharedStore, Store, store::RecordState,
+};
+
+use crate::{
+    api::{Answer, Api, ask, eventually, keyed, record, required, settle},
+    client::{Http2, Wire, WireAnswer, post},
+    faulty::{Call, Fault, Faulty},
+    probe::{Frames, Gate, Probe, chunks_and_trailers, data, streamed},
+    server::serve,
+    stores::{Place, memory, on_each_store},
+};
+
+on_each_store! {
+    rule_62_no_hop_by_hop_header_is_replayed_whatever_is_configured
+    rule_65_cookies_reach_the_first_client_and_never_the_store
+    rule_66_lines_of_one_header_keep_their_order_and_their_bytes
+    rule_68_trailers_are_replayed_as_trailers
+    rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombstone
+    rule_71_recorded_over_one_version_of_http_it_replays_over_the_other
+    rule_72_after_the_retention_the_key_runs_again_without_a_sweep
+}
+
+/// Answers with these lines and this body.
+fn answering(lines: &'static [(&'static str, &'static [u8])], body: &'static str) -> Probe {
+    Probe::answering(move |run| {
+        let mut response = run.created();
+        for (name, value) in lines {
+            let value = HeaderValue::from_bytes(value).unwrap();
+            response.headers_mut().append(*name, value);
+        }
+        *response.body_mut() = body.into();
+        response
+    })
+}
+
+fn wire_request(key: &str) -> String {
+    let lines = format!("Idempotency-Key: {key}\r\n");
+    post("/count", &lines, "{\"amount\":1}")
+}
+
+async fn rule_62_no_hop_by_hop_header_is_replayed_whatever_is_configured(place: &Place) {
+    let probe = answering(
+        &[
+            ("connection", b"x-hop, X-Other"),
+            ("connection", b"x-third"),
+            ("x-hop", b"1"),
+            ("x-other", b"2"),
+            ("x-third", b"3"),
+            ("keep-alive", b"timeout=5"),
+            ("proxy-connection", b"keep-alive"),
+            ("te", b"trailers"),
+            ("trailer", b"x-none"),
+            ("upgrade", b"h2c"),
+            ("x-end-to-end", b"4"),
+        ],
+        "hello",
+    );
+    let hops = [
+        "connection",
+        "x-hop",
+        "x-other",
+        "x-third",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    ];
+    let all = hops.map(|name| name.parse().unwrap());
+    let insisting = all
+        .iter()
+        .cloned()
+        .fold(KeptHeaders::all_but_transient(), KeptHeaders::and);
+    let choosing = KeptHeaders::only(all).and("x-end-to-end".parse().unwrap());
+    let store = place.open().await;
+    for (key, kept) in [
+        ("K", KeptHeaders::default()),
+        ("L", insisting),
+        ("M", choosing),
+    ] {
+        let api = Api::new(required(store.clone()).kept_headers(kept), &probe);
+        assert_eq!(api.send(keyed(key)).await.header("x-hop"), Some("1"));
+        let replay = api.send(keyed(key)).await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.header("x-end-to-end"), Some("4"));
+        for hop in hops {
+            assert!(!replay.headers.contains_key(hop), "{hop} for {key}");
+        }
+    }
+    let server = Api::new(required(store), &probe).serve().await;
+    let replay = Wire::open(&server).await.ask(wire_request("K")).await;
+    assert!(replay.is_replay());
+    for hop in hops {
+        assert_eq!(replay.text(hop), None, "{hop}");
+    }
+}
+
+#[tokio::test]
+async fn rule_63_the_length_matches_the_bytes_even_when_the_handler_set_it_wrong() {
+    for wrong in [&b"1"[..], b"9999", b"0"] {
+        let probe = Probe::answering(move |run| {
+            let mut response = run.created();
+            let length = HeaderValue::from_bytes(wrong).unwrap();
+            response
+                .headers_mut()
+                .insert(header::CONTENT_LENGTH, length);
+            // The second key's response is released, not recorded.
+            if run.operation().key().as_str() == "L" {
+                *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+            }
+            *response.body_mut() = "hello".into();
+            response
+        });
+        let server = Api::new(required(memory()), &probe).serve().await;
+        let mut wire = Wire::open(&server).await;
+        for (key, replays) in [
+            ("K", false),
+            ("K", true),
+            ("L", false),
+            ("L", false),
+            ("K", true),
+        ] {
+            let answer = wire.ask(wire_request(key)).await;
+            assert_eq!(answer.body, b"hello");
+            assert_eq!(answer.text("content-length").as_deref(), Some("5"));
+            assert_eq!(answer.is_replay(), replays);
+        }
+        let mut http2 = Http2::open(&server).await;
+        for key in ["K", "M", "M"] {
+            let answer = http2.ask(keyed(key).0).await;
+            assert_eq!(
+                (&*answer.body, answer.header("content-length")),
+                (&b"hello"[..], Some("5"))
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn rule_64_a_replay_has_one_date_of_now_and_no_age() {
+    let probe = answering(
+        &[("date", b"Fri, 31 Dec 1999 23:59:59 GMT"), ("age", b"3600")],
+        "hello",
+    );
+    let insisting = KeptHeaders::all_but_transient()
+        .and(header::DATE)
+        .and(header::AGE);
+    let server = Api::new(required(memory()).kept_headers(insisting), &probe)
+        .serve()
+        .await;
+    let mut wire = Wire::open(&server).await;
+    let first = wire.ask(wire_request("K")).await;
+    assert_eq!(first.text("age").as_deref(), Some("3600"));
+    let replay = wire.ask(wire_request("K")).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.values("date").len(), 1);
+    assert!(!replay.text("date").unwrap().contains("1999"));
+    assert_eq!(replay.text("age"), None);
+}
+
+async fn rule_65_cookies_reach_the_first_client_and_never_the_store(place: &Place) {
+    const SECRETS: &[(&str, &[u8])] = &[
+        ("set-cookie", b"session=s3cr3t; Secure"),
+        ("set-cookie", b"other=s3cr3t"),
+        ("www-authenticate", b"Basic realm=s3cr3t"),
+        ("authentication-info", b"nextnonce=s3cr3t"),
+        ("proxy-authenticate", b"Basic realm=s3cr3t"),
+        ("x-request-id", b"s3cr3t"),
+        ("server-timing", b"s3cr3t"),
+        ("via", b"1.1 s3cr3t"),
+        ("server", b"s3cr3t"),
+        ("alt-svc", b"h3=s3cr3t"),
+        ("traceparent", b"s3cr3t"),
+        ("tracestate", b"s3cr3t"),
+        ("ratelimit", b"s3cr3t"),
+        ("ratelimit-policy", b"s3cr3t"),
+        ("x-ratelimit-remaining", b"s3cr3t"),
+        ("access-control-allow-origin", b"s3cr3t"),
+    ];
+    let store = place.open().await;
+    let probe = answering(SECRETS, "hello");
+    let api = Api::new(required(store.clone()), &probe);
+    let first = api.send(keyed("K")).await;
+    let cookies: Vec<_> = first.headers.get_all(header::SET_COOKIE).iter().collect();
+    assert_eq!(cookies, ["session=s3cr3t; Secure", "other=s3cr3t"]);
+    let replay = api.send(keyed("K")).await;
+    assert!(replay.is_replay());
+    for (name, _) in SECRETS {
+        assert!(!replay.headers.contains_key(*name), "{name}");
+    }
+    assert!(
+        !kept(&store, "K")
+            .await
+            .windows(6)
+            .any(|bytes| bytes == b"s3cr3t")
+    );
+
+    // Cookies need their own word: to add the header, or to choose it, is not it.
+    for (key, kept_headers) in [
+        (
+            "L",
+            KeptHeaders::all_but_transient().and(header::SET_COOKIE),
+        ),
+        ("M", KeptHeaders::only([header::SET_COOKIE])),
+    ] {
+        let api = Api::new(required(store.clone()).kept_headers(kept_headers), &probe);
+        api.send(keyed(key)).await;
+        assert!(
+            !api.send(keyed(key))
+                .await
+                .headers
+                .contains_key("set-cookie")
+        );
+        assert!(
+            !kept(&store, key)
+                .await
+                .windows(6)
+                .any(|bytes| bytes == b"s3cr3t")
+        );
+    }
+    let opted_in = KeptHeaders::all_but_transient().cookies();
+    let api = Api::new(required(store).kept_headers(opted_in), &probe);
+    api.send(keyed("N")).await;
+    let replay = api.send(keyed("N")).await;
+    let cookies: Vec<_> = replay.headers.get_all(header::SET_COOKIE).iter().collect();
+    assert_eq!(cookies, ["session=s3cr3t; Secure", "other=s3cr3t"]);
+    assert!(replay.is_replay());
+}
+
+/// The bytes that the store keeps of a response.
+async fn kept(store: &impl Store, key: &str) -> Bytes {
+    match record(store, key).await.unwrap().state {
+        RecordState::Completed { response } => response,
+        other => panic!("not recorded: {other:?}"),
+    }
+}
+
+async fn rule_66_lines_of_one_header_keep_their_order_and_their_bytes(place: &Place) {
+    let probe = answering(
+        &[
+            ("link", b"</a>; rel=next, </b>; rel=prev"),
+            ("vary", b"accept"),
+            ("link", b"</c>; title=\"x, y\""),
+            ("vary", b"origin"),
+            ("x-obs", b"caf\xe9 \xff\x80"),
+            ("x-empty", b""),
+            ("x-tab", b"a\tb"),
+            ("etag", b"W/\"1\""),
+        ],
+        "hello",
+    );
+    let api = Api::new(required(place.open().await), &probe);
+    let server = api.serve().await;
+    let mut wire = Wire::open(&server).await;
+    let first = wire.ask(wire_request("K")).await;
+    let replay = wire.ask(wire_request("K")).await;
+    assert!(replay.is_replay() && !first.is_replay());
+    assert_eq!(
+        first.values("link"),
+        [
+            &b"</a>; rel=next, </b>; rel=prev"[..],
+            b"</c>; title=\"x, y\""
+        ]
+    );
+    assert_eq!(first.values("x-obs"), [b"caf\xe9 \xff\x80"]);
+    assert_eq!(repeated(&first), repeated(&replay));
+    assert_eq!(first.body, replay.body);
+}
+
+/// The lines that are the same in a replay.
+fn repeated(answer: &WireAnswer) -> Vec<&(String, Vec<u8>)> {
+    answer
+        .lines
+        .iter()
+        .filter(|(name, _)| name != "date" && name != "idempotent-replayed")
+        .collect()
+}
+
+#[tokio::test]
+async fn rule_67_an_answer_without_content_gains_nothing() {
+    for status in [204, 205, 304] {
+        let probe = Probe::answering(move |_| {
+            Response::builder()
+                .status(status)
+                .body(Body::empty())
+                .unwrap()
+        });
+        let server = Api::new(required(memory()), &probe).serve().await;
+        let mut wire = Wire::open(&server).await;
+        let first = wire.ask(wire_request("K")).await;
+        let replay = wire.ask(wire_request("K")).await;
+        assert_eq!((first.status, replay.status), (status, status));
+        assert!(replay.is_replay());
+        assert_eq!(repeated(&first), repeated(&replay));
+        assert!(replay.body.is_empty());
+        if status == 204 {
+            assert_eq!(replay.text("content-length"), None);
+        }
+        assert_eq!(replay.text("content-type"), None);
+        // The connection is still in step.
+        assert!(wire.ask(wire_request("K")).await.is_replay());
+
+        let mut http2 = Http2::open(&server).await;
+        let first = http2.ask(keyed("L").0).await;
+        http2.ask(keyed("L").0).await.assert_replay_of(&first);
+        assert_eq!(probe.runs(), 2);
+    }
+}
+
+async fn rule_68_trailers_are_replayed_as_trailers(place: &Place) {
+    let probe = Probe::answering(|run| {
+        let mut trailers = HeaderMap::new();
+        trailers.append("x-sum", HeaderValue::from_static("5d41"));
+        trailers.append("x-sum", HeaderValue::from_static("402a"));
+        trailers.append("x-state", HeaderValue::from_static("done"));
+        let mut response = run.created();
+        let announced = HeaderValue::from_static("x-sum, x-state");
+        response.headers_mut().insert(header::TRAILER, announced);
+        *response.body_mut() = chunks_and_trailers(&["hel", "lo"], trailers);
+        response
+    });
+    let api = Api::new(required(place.open().await), &probe);
+    let first = api.send(keyed("K")).await;
+    assert_eq!(
+        first
+            .trailers
+            .as_ref()
+            .unwrap()
+            .get_all("x-sum")
+            .iter()
+            .count(),
+        2
+    );
+    api.send(keyed("K")).await.assert_replay_of(&first);
+
+    let server = api.serve().await;
+    let mut wire = Wire::open(&server).await;
+    let trailing = post(
+        "/count",
+        "Idempotency-Key: L\r\nTE: trailers\r\n",
+        "{\"amount\":1}",
+    );
+    let over_http1 = wire.ask(&trailing).await;
+    let replay = wire.ask(&trailing).await;
+    assert!(replay.is_replay());
+    assert_eq!((&*replay.body, replay.trailers.len()), (&b"hello"[..], 3));
+    assert_eq!(replay.trailers, over_http1.trailers);
+    assert!(wire.ask(&trailing).await.is_replay());
+    let over_http2 = Http2::open(&server).await.ask(keyed("L").0).await;
+    assert!(over_http2.is_replay());
+    assert_eq!(
+        (&over_http2.body, &over_http2.trailers),
+        (&first.body, &first.trailers)
+    );
+    assert_eq!(probe.runs(), 2);
+}
+
+/// A handler whose body the test sends, frame by frame.
+fn live(
+    gate: &Gate,
+    content_type: &'static str,
+) -> (Probe, std::sync::Arc<std::sync::Mutex<Option<Frames>>>) {
+    let frames = std::sync::Arc::new(std::sync::Mutex::new(None));
+    let (slot, gate) = (frames.clone(), gate.clone());
+    let probe = Probe::running(move |run| {
+        let (slot, gate) = (slot.clone(), gate.clone());
+        async move {
+            let (frames, body) = streamed();
+            *slot.lock().unwrap() = Some(frames);
+            gate.pass().await;
+            let mut response = run.created();
+            let content_type = HeaderValue::from_static(content_type);
+            response
+                .headers_mut()
+                .insert(header::CONTENT_TYPE, content_type);
+            *response.body_mut() = body;
+            Ok(response)
+        }
+    });
+    (probe, frames)
+}
+
+async fn rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombstone(place: &Place) {
+    let gate = Gate::closed();
+    gate.open();
+    let (probe, frames) = live(&gate, "text/plain");
+    let api = Api::new(required(place.open().await).response_limit(10), &probe);
+    let asked = {
+        let api = api.clone();
+        tokio::spawn(async move { api.respond(keyed("K").0).await.unwrap() })
+    };
+    gate.arrival().await;
+    let frames = frames.lock().unwrap().take().unwrap();
+    frames.send(Ok(data("0123456"))).unwrap();
+    frames.send(Ok(data("789abc"))).unwrap();
+    // It is known to be too large, and out it goes, before its end.
+    let response = asked.await.unwrap();
+    assert_eq!(response.extensions().get(), Some(&Outcome::Live));
+    assert_eq!(response.status(), StatusCode::CREATED);
+    let mut body = response.into_body();
+    let read = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(read, "0123456789abc");
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "request-in-progress");
+    frames.send(Ok(data("and more"))).unwrap();
+    let read = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    assert_eq!(read, "and more");
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "request-in-progress");
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-sum", HeaderValue::from_static("1"));
+    frames.send(Ok(Frame::trailers(trailers))).unwrap();
+    drop(frames);
+    assert!(body.frame().await.unwrap().unwrap().is_trailers());
+    assert!(body.frame().await.is_none());
+    let after = eventually(async || {
+        let answer = api.send(keyed("K")).await;
+        (answer.retry_after().is_none()).then_some(answer)
+    })
+    .await;
+    after.assert_problem(409, "response-not-replayable");
+    api.send(keyed("K").body("{}"))
+        .await
+        .assert_problem(422, "key-reused");
+    assert_eq!(probe.runs(), 1);
+}
+
+/// What is said of a body's size before its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Size {
+    /// By the body itself.
+    Known,
+    /// By `Content-Length` alone, where a server stops reading.
+    Declared,
+    Unknown,
+}
+
+#[tokio::test]
+async fn rule_69_a_large_response_reaches_the_client_whole_over_every_version() {
+    // Sizes known and unknown, just kept and just not.
+    for (length, size) in [
+        (100, Size::Known),
+        (100, Size::Declared),
+        (101, Size::Known),
+        (101, Size::Declared),
+        (101, Size::Unknown),
+        (1 << 20, Size::Known),
+        (1 << 20, Size::Declared),
+        (1 << 20, Size::Unknown),
+    ] {
+        let probe = Probe::answering(move |run| {
+            let mut response = run.created();
+            let bytes = Bytes::from(vec![b'x'; length]);
+            if size == Size::Declared {
+                let declared = HeaderValue::from(length);
+                response
+                    .headers_mut()
+                    .insert(header::CONTENT_LENGTH, declared);
+            }
+            *response.body_mut() = if size == Size::Known {
+                bytes.into()
+            } else {
+                let (frames, body) = streamed();
+                for chunk in bytes.chunks(7_000) {
+                    frames
+                        .send(Ok(Frame::data(bytes.slice_ref(chunk))))
+                        .unwrap();
+                }
+                body
+            };
+            response
+        });
+        let api = Api::new(required(memory()).response_limit(100), &probe);
+        let server = api.serve().await;
+        let mut wire = Wire::open(&server).await;
+        assert_eq!(wire.ask(wire_request("K")).await.body.len(), length);
+        let mut http2 = Http2::open(&server).await;
+        assert_eq!(http2.ask(keyed("L").0).await.body.len(), length);
+        for key in ["K", "L"] {
+            let retry = eventually(async || {
+                let answer = api.send(keyed(key)).await;
+                answer.retry_after().is_none().then_some(answer)
+            })
+            .await;
+            if length == 100 {
+                assert!(retry.is_replay());
+            } else {
+                retry.assert_problem(409, "response-not-replayable");
+            }
+        }
+        // The connection is still in step.
+        assert_eq!(wire.ask(wire_request("M")).await.body.len(), length);
+        assert_eq!(probe.runs(), 3);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_69_a_slow_response_goes_out_live_after_its_time() {
+    let gate = Gate::closed();
+    gate.open();
+    let (probe, frames) = live(&gate, "text/plain");
+    let api = Api::new(required(memory()), &probe);
+    let asked = {
+        let api = api.clone();
+        tokio::spawn(async move { api.respond(keyed("K").0).await.unwrap() })
+    };
+    gate.arrival().await;
+    let frames = frames.lock().unwrap().take().unwrap();
+    frames.send(Ok(data("slow"))).unwrap();
+    let start = tokio::time::Instant::now();
+    let response = asked.await.unwrap();
+    assert!(start.elapsed() >= Duration::from_secs(5));
+    let mut body = response.into_body();
+    assert_eq!(
+        body.frame().await.unwrap().unwrap().into_data().unwrap(),
+        "slow"
+    );
+    // As long as it takes, and longer than a lease.
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "request-in-progress");
+    drop(frames);
+    assert!(body.frame().await.is_none());
+    settle().await;
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "response-not-replayable");
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_69_event_streams_and_opted_out_types_go_out_live_at_once() {
+    for content_type in [
+        "text/event-stream",
+        "Text/Event-Stream; charset=utf-8",
+        "application/x-live",
+    ] {
+        let gate = Gate::closed();
+        gate.open();
+        let (probe, frames) = live(&gate, content_type);
+        let builder = required(memory()).live_type(HeaderValue::from_static("application/x-live"));
+        let api = Api::new(builder, &probe);
+        // Nothing has been sent yet, and here is the answer.
+        let response = api.respond(keyed("K").0).await.unwrap();
+        assert_eq!(response.extensions().get(), Some(&Outcome::Live));
+        let frames = frames.lock().unwrap().take().unwrap();
+        frames.send(Ok(data("one"))).unwrap();
+        drop(frames);
+        assert_eq!(Answer::of(response).await.body, "one");
+        settle().await;
+        api.send(keyed("K"))
+            .await
+            .assert_problem(409, "response-not-replayable");
+        assert_eq!(probe.runs(), 1);
+    }
+}
+
+#[tokio::test]
+async fn rule_69_a_live_response_that_breaks_or_loses_its_client_is_unknown() {
+    for breaks in [true, false] {
+        let gate = Gate::closed();
+        gate.open();
+        let (probe, frames) = live(&gate, "text/event-stream");
+        let api = Api::new(required(memory()), &probe);
+        let response = api.respond(keyed("K").0).await.unwrap();
+        let frames = frames.lock().unwrap().take().unwrap();
+        frames.send(Ok(data("one"))).unwrap();
+        if breaks {
+            let broken = Err(crate::probe::Failure("it broke"));
+            frames.send(broken).unwrap();
+            let error = response.into_body().collect().await.unwrap_err();
+            assert_eq!(error.to_string(), "it broke");
+        } else {
+            drop(response);
+            assert!(
+                frames.send(Ok(data("two"))).is_err(),
+                "the body was dropped"
+            );
+        }
+        settle().await;
+        api.send(keyed("K"))
+            .await
+            .assert_problem(409, "outcome-unknown");
+        assert_eq!(probe.runs(), 1);
+    }
+}
+
+#[tokio::test]
+async fn rule_69_an_upgrade_is_not_recorded() {
+    let probe = Probe::answering(|_| {
+        Response::builder()
+            .status(101)
+            .header("upgrade", "x")
+            .body(Body::empty())
+            .unwrap()
+    });
+    let api = Api::new(
+        required(memory()).dispositions(Dispositions::everything()),
+        &probe,
+    );
+    let response = api.respond(keyed("K").0).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
+    assert_eq!(response.extensions().get(), Some(&Outcome::Live));
+    drop(response);
+    settle().await;
+    // Never a replay: an interim status would break the connection.
+    let retry = api.send(keyed("K")).await;
+    assert_eq!(retry.status, StatusCode::CONFLICT);
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_70_refusals_are_problem_details_that_show_nothing_of_what_is_stored() {
+    const KEY: &str = "k3y-s3cr3t";
+    const BODY: &str = "{\"card\":\"b0dy-s3cr3t\"}";
+    let gate = Gate::closed();
+    let held = gate.clone();
+    let probe = Probe::running(move |run| {
+        let gate = held.clone();
+        async move {
+            gate.pass().await;
+            let mut response = run.created();
+            response
+                .headers_mut()
+                .insert("x-stored", HeaderValue::from_static("h3ader-s3cr3t"));
+            *response.body_mut() = "answ3r-s3cr3t".into();
+            Ok(response)
+        }
+    });
+    let faulty = Faulty::over(MemoryStore::new());
+    let builder = required(SharedStore::new(faulty.clone()))
+        .request_limit(200)
+        .documentation("https://docs.test/keys");
+    let api = Api::new(builder, &probe);
+    let asked = || keyed(KEY).from("acct-s3cr3t").body(BODY);
+    let mut refusals = Vec::new();
+    let mut refused = |answer: Answer, status: u16, slug: &str| {
+        answer.assert_problem(status, slug);
+        refusals.push(answer);
+    };
+
+    let owner = api.spawn(asked());
+    gate.arrival().await;
+    refused(api.send(asked()).await, 409, "request-in-progress");
+    refused(api.send(asked().body("{}")).await, 422, "key-reused");
+    gate.open();
+    owner.await.unwrap().assert_run(1);
+    refused(api.send(asked().body("{}")).await, 422, "key-reused");
+    refused(
+        api.send(asked().without("idempotency-key")).await,
+        400,
+        "key-missing",
+    );
+    refused(
+        api.send(asked().key("\"k3y-s3cr3t")).await,
+        400,
+        "key-invalid",
+    );
+    refused(
+        api.send(asked().key(&"k3y-s3cr3t".repeat(30))).await,
+        400,
+        "key-invalid",
+    );
+    refused(
+        api.send(asked().without("x-account")).await,
+        403,
+        "caller-unknown",
+    );
+    refused(
+        api.send(asked().body("b0dy-s3cr3t".repeat(20))).await,
+        413,
+        "body-too-large",
+    );
+    faulty.breaks(Call::Claim, .., Fault::Fails);
+    refused(api.send(asked()).await, 503, "store-unavailable");
+
+    for refusal in refusals {
+        let text = format!(
+            "{:?} {}",
+            refusal.headers,
+            String::from_utf8_lossy(&refusal.body)
+        );
+        assert!(!text.contains("s3cr3t"), "{text}");
+        assert!(!text.contains("card"), "{text}");
+        assert_eq!(
+            refusal.header("link"),
+            Some("<https://docs.test/keys>; rel=\"describedby\"")
+        );
+    }
+    assert_eq!(probe.runs(), 1);
+}
+
+async fn rule_71_recorded_over_one_version_of_http_it_replays_over_the_other(place: &Place) {
+    let probe = Probe::answering(|run| {
+        let mut response = run.created();
+        // HTTP/2 does not know it.
+        let hop = HeaderValue::from_static("keep-alive");
+        response.headers_mut().insert(header::CONNECTION, hop);
+        response
+    });
+    let server = Api::new(required(place.open().await), &probe).serve().await;
+    let (mut wire, mut http2) = (Wire::open(&server).await, Http2::open(&server).await);
+
+    let over_http1 = wire.ask(wire_request("K")).await;
+    let replay = http2.ask(keyed("K").0).await;
+    assert!(replay.is_replay() && !over_http1.is_replay());
+    assert_eq!(replay.status, over_http1.status);
+    assert_eq!(replay.body, over_http1.body);
+    assert_eq!(
+        replay.header("location").map(str::to_owned),
+        over_http1.text("location")
+    );
+
+    let over_http2 = http2.ask(keyed("L").0).await;
+    let replay = wire.ask(wire_request("L")).await;
+    assert!(replay.is_replay() && !over_http2.is_replay());
+    assert_eq!(replay.body, over_http2.body);
+    assert_eq!(
+        replay.text("location").as_deref(),
+        over_http2.header("location")
+    );
+    assert_eq!(probe.runs(), 2);
+}
+
+#[tokio::test]
+async fn rule_71_outer_layers_add_their_headers_to_a_replay_exactly_once() {
+    let probe = Probe::answering(|run| {
+        let mut response = run.created();
+        *response.body_mut() = "compress me, ".repeat(200).into();
+        response
+    });
+    let inner = probe.clone();
+    let handler = tower::service_fn(move |request: Request<Body>| {
+        let inner = inner.clone();
+        async move { Ok::<_, std::convert::Infallible>(inner.oneshot(request).await.unwrap()) }
+    });
+    let app = Router::new().fallback_service(handler).layer(
+        ServiceBuilder::new()
+            .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+            .layer(tower_http::request_id::PropagateRequestIdLayer::x_request_id())
+            .layer(
+                CorsLayer::new()
+                    .allow_origin(Any)
+                    .expose_headers(["idempotent-replayed".parse().unwrap()]),
+            )
+            .layer(CompressionLayer::new())
+            .layer(required(memory()).build().unwrap()),
+    );
+    let server = serve(app).await;
+    let asked = || {
+        keyed("K")
+            .header("origin", "https://shop.test")
+            .header("accept-encoding", "gzip")
+    };
+    let lines = "Idempotency-Key: K\r\nOrigin: https://shop.test\r\nAccept-Encoding: gzip\r\n";
+    let mut wire = Wire::open(&server).await;
+    let mut http2 = Http2::open(&server).await;
+    let first = http2.ask(asked().0).await;
+    assert!(!first.is_replay());
+    let mut ids = vec![first.header("x-request-id").unwrap().to_owned()];
+    for _ in 0..2 {
+        let replay = http2.ask(asked().0).await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.body, first.body);
+        for (name, value) in [
+            ("access-control-allow-origin", "*"),
+            ("access-control-expose-headers", "idempotent-replayed"),
+            ("content-encoding", "gzip"),
+        ] {
+            let values: Vec<_> = replay.headers.get_all(name).iter().collect();
+            assert_eq!(values, [value], "{name}");
+        }
+        ids.push(replay.header("x-request-id").unwrap().to_owned());
+
+        let replay = wire.ask(post("/count", lines, "{\"amount\":1}")).await;
+        assert!(replay.is_replay());
+        assert_eq!(replay.values("access-control-allow-origin"), [b"*"]);
+        assert_eq!(replay.values("content-encoding"), [b"gzip"]);
+        assert_eq!(replay.body, first.body);
+        ids.push(replay.text("x-request-id").unwrap());
+    }
+    // Each is the id of its own request.
+    ids.sort();
+    ids.dedup();
+    assert_eq!(ids.len(), 5);
+    // Who does not want gzip gets the bytes that the handler sent.
+    let plain = http2.ask(asked().without("accept-encoding").0).await;
+    assert_eq!(
+        (plain.body.len(), plain.header("content-encoding")),
+        (2_600, None)
+    );
+    assert_eq!(probe.runs(), 1);
+}
+
+async fn rule_72_after_the_retention_the_key_runs_again_without_a_sweep(place: &Place) {
+    let store = place.open().await;
+    let probe = Probe::counting();
+    let short = required(store.clone())
+        .lease(Duration::from_millis(300))
+        .retention(Duration::from_millis(1_500));
+    let api = Api::new(short, &probe);
+    let first = api.send(keyed("K")).await;
+    first.assert_run(1);
+    let before = record(&store, "K").await.unwrap();
+    let second = eventually(async || {
+        let left = record(&store, "K").await.unwrap().expires_in;
+        let answer = api.send(keyed("K")).await;
+        if answer.is_replay() {
+            answer.assert_replay_of(&first);
+            None
+        } else {
+            // It was about to expire when it was looked at.
+            assert!(
+                left.is_none_or(|left| left < Duration::from_millis(1_000)),
+                "{left:?}"
+            );
+            Some(answer)
+        }
+    })
+    .await;
+    second.assert_run(2);
+    // Another epoch: another operation, a larger fence, and any request may.
+    let after = record(&store, "K").await.unwrap();
+    assert_ne!(after.operation, before.operation);
+    assert!(after.fence > before.fence);
+    assert_eq!(after.attempt, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim() {
+    let gate = Gate::closed();
+    let probe = Probe::behind(&gate);
+    let api = Api::new(required(memory()), &probe);
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    // Counted from the claim, not from its end.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    gate.open();
+    let first = owner.await.unwrap();
+    tokio::time::advance(DAY - Duration::from_secs(60)).await;
+    // At the moment itself it is still there.
+    api.send(keyed("K")).await.assert_replay_of(&first);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    api.send(keyed("K").body("another")).await.assert_run(2);
+    api.send(keyed("K")).await.assert_problem(422, "key-reused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_72_a_status_may_have_a_retention_of_its_own() {
+    let probe = Probe::statuses(&[404, 201, 201]);
+    let builder = required(memory()).retention_for(StatusCode::NOT_FOUND, Duration::from_secs(60));
+    let api = Api::new(builder, &probe);
+    let first = api.send(keyed("K")).await;
+    tokio::time::advance(Duration::from_secs(60)).await;
+    api.send(keyed("K")).await.assert_replay_of(&first);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    let second = api.send(keyed("K")).await;
+    second.assert_live(201).assert_run(2);
+    tokio::time::advance(DAY - Duration::from_secs(1)).await;
+    api.send(keyed("K")).await.assert_replay_of(&second);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_72_a_running_record_does_not_expire_under_its_handler_and_is_kept_for_one_lease() {
+    let gate = Gate::closed();
+    let probe = Probe::behind(&gate);
+    let store = MemoryStore::new();
+    let builder = required(SharedStore::new(store.clone())).retention(Duration::from_secs(30));
+    let api = Api::new(builder, &probe);
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_secs(30)).await;
+        api.send(keyed("K"))
+            .await
+            .assert_problem(409, "request-in-progress");
+        let purged = store.purge_expired(100, DAY).await.unwrap();
+        assert_eq!(purged.touched(), 0);
+    }
+    gate.open();
+    let first = owner.await.unwrap();
+    first.assert_run(1);
+    tokio::time::advance(Duration::from_secs(30)).await;
+    api.send(keyed("K")).await.assert_replay_of(&first);
+    tokio::time::advance(Duration::from_millis(1)).await;
+    api.send(keyed("K")).await.assert_run(2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_72_an_unknown_outcome_is_shown_for_its_own_retention() {
+    let probe = Probe::statuses(&[504, 201]);
+    let store = MemoryStore::new();
+    let builder = required(SharedStore::new(store.clone()))
+        .retention(Duration::from_secs(60))
+        .unknown_retention(3 * DAY);
+    let api = Api::new(builder, &probe);
+    api.send(keyed("K")).await.assert_live(504);
+    for _ in 0..3 {
+        tokio::time::advance(DAY).await;
+        api.send(keyed("K"))
+            .await
+            .assert_problem(409, "outcome-unknown");
+        assert_eq!(store.purge_expired(100, DAY).await.unwrap().touched(), 0);
+    }
+    tokio::time::advance(Duration::from_millis(1)).await;
+    api.send(keyed("K")).await.assert_live(201).assert_run(2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_72_unless_said_otherwise_an_unknown_outcome_is_shown_for_a_week() {
+    let api = Api::new(required(memory()), &Probe::statuses(&[504, 201]));
+    api.send(keyed("K")).await.assert_live(504);
+    tokio::time::advance(7 * DAY).await;
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    tokio::time::advance(Duration::from_millis(1)).await;
+    api.send(keyed("K")).await.assert_live(201);
+}
+
+#[tokio::test]
+async fn the_layers_own_headers_are_stripped_from_what_a_handler_says() {
+    for status in [201, 503] {
+        let probe = Probe::answering(move |run| {
+            let mut response = run.created();
+            *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            for name in ["idempotent-replayed", "idempotent-recorded"] {
+                response
+                    .headers_mut()
+                    .insert(name, HeaderValue::from_static("true"));
+            }
+            response
+        });
+        let api = Api::new(required(memory()), &probe);
+        api.send(keyed("K")).await.assert_live(status);
+    }
+}
+
+#[tokio::test]
+async fn the_marker_may_have_another_name() {
+    let builder = required(memory()).replay_marker("x-again".parse().unwrap());
+    let api = Api::new(builder, &Probe::counting());
+    assert_eq!(api.send(keyed("K")).await.header("x-again"), None);
+    let replay = api.send(keyed("K")).await;
+    assert_eq!(replay.header("x-again"), Some("true"));
+    assert!(!replay.headers.contains_key("idempotent-replayed"));
+}
+
+#[tokio::test]
+async fn an_allow_list_keeps_what_it_names_and_what_the_body_needs() {
+    let probe = answering(
+        &[
+            ("x-one", b"1"),
+            ("server", b"s"),
+            ("content-encoding", b"identity"),
+        ],
+        "hello",
+    );
+    let replayed = async |kept: KeptHeaders| {
+        let api = Api::new(required(memory()).kept_headers(kept), &probe);
+        api.send(keyed("K")).await;
+        let replay = api.send(keyed("K")).await;
+        let mut names: Vec<_> = replay.headers.keys().map(ToString::to_string).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(
+        replayed(KeptHeaders::only([header::LOCATION])).await,
+        [
+            "content-encoding",
+            "content-type",
+            "idempotent-replayed",
+            "location"
+        ]
+    );
+    assert_eq!(
+        replayed(
+            KeptHeaders::all_but_transient()
+                .and(header::SERVER)
+                .but(header::LOCATION)
+        )
+        .await,
+        [
+            "content-encoding",
+            "content-type",
+            "idempotent-replayed",
+            "server",
+            "x-one",
+            "x-run"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn presets_and_predicates_say_which_responses_are_recorded() {
+    use tower_idempotency::Disposition::{Record, Release, Unknown};
+    let replays = async |dispositions: Dispositions, status: u16| {
+        let probe = Probe::answering(move |run| {
+            let mut response = run.created();
+            *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            response
+        });
+        let api = Api::new(required(memory()).dispositions(dispositions), &probe);
+        api.send(ask("/count").key("K")).await;
+        let retry = api.send(ask("/count").key("K")).await;
+        match (retry.is_replay(), probe.runs()) {
+            (true, 1) => Record,
+            (false, 2) => Release,
+            _ => {
+                retry.assert_problem(409, "outcome-unknown");
+                Unknown
+            }
+        }
+    };
+    for (status, standard, everything, success) in [
+        (201, Record, Record, Record),
+        (303, Record, Record, Release),
+        (400, Record, Record, Release),
+        (401, Release, Record, Release),
+        (408, Unknown, Record, Unknown),
+        (429, Release, Record, Release),
+        (500, Release, Record, Release),
+        (502, Unknown, Record, Unknown),
+        (503, Release, Record, Release),
+        (504, Unknown, Record, Unknown),
+    ] {
+        assert_eq!(
+            replays(Dispositions::standard(), status).await,
+            standard,
+            "{status}"
+        );
+        assert_eq!(
+            replays(Dispositions::everything(), status).await,
+            everything,
+            "{status}"
+        );
+        assert_eq!(
+            replays(Dispositions::only_success(), status).await,
+            success,
+            "{status}"
+        );
+    }
+    let own = || {
+        Dispositions::standard()
+            .status(StatusCode::BAD_REQUEST, Release)
+            .status(StatusCode::BAD_GATEWAY, Record)
+            .by(|response| response.headers.contains_key("x-never").then_some(Record))
+    };
+    assert_eq!(replays(own(), 400).await, Release);
+    assert_eq!(replays(own(), 502).await, Record);
+    assert_eq!(replays(own(), 201).await, Record);
+    let by_header = Dispositions::everything()
+        .by(|response| response.headers.contains_key("x-run").then_some(Unknown));
+    assert_eq!(replays(by_header, 201).await, Unknown);
+}
+
+const DAY: Duration = Duration::from_secs(24 * 3600);

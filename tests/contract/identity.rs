@@ -1,0 +1,783 @@
+//! Rules 19 to 38: what the first request gets, and which request is a retry
+//! of it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use axum::{Router, body::Body, routing};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use tower::ServiceExt as _;
+use tower_idempotency::{
+    Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Operation, Recovery,
+    Scope, StoreFailure,
+};
+
+use crate::{
+    api::{Answer, Api, Ask, ask, keyed, optional, record, required, send},
+    client::{Http2, Wire},
+    probe::{Gate, Probe, bytes_of, data, streamed},
+    stores::{Place, memory, on_each_store},
+};
+
+on_each_store! {
+    rule_19_the_first_answer_is_the_handlers_own
+    rule_20_a_retry_gets_the_same_response_and_the_marker
+    rule_21_a_hundred_retries_make_one_run
+    rule_22_created_with_its_location_is_replayed_with_its_location
+    rule_23_one_changed_byte_is_a_mismatch_and_the_original_still_replays
+    rule_26_another_path_or_method_is_a_mismatch
+    rule_31_another_key_runs_again
+    rule_32_another_caller_has_a_run_of_its_own_and_learns_nothing
+    rule_33_scope_and_key_do_not_run_into_one_another
+    rule_34_without_a_scope_nothing_runs_and_nothing_is_replayed
+}
+
+async fn rule_19_the_first_answer_is_the_handlers_own(place: &Place) {
+    let probe = Probe::answering(|run| {
+        let mut response = run.created();
+        response.extensions_mut().insert("the handler's");
+        response
+    });
+    let bare = send(probe.clone(), keyed("K")).await;
+    let api = Api::new(required(place.open().await), &probe);
+    let first = api.send(keyed("K")).await;
+    first.assert_live(201).assert_run(2);
+    assert_eq!(first.headers.len(), bare.headers.len());
+    assert_eq!((&*first.body, &first.trailers), (&b"{\"n\":2}"[..], &None));
+    let response = api.respond(keyed("L").0).await.unwrap();
+    assert_eq!(response.extensions().get(), Some(&"the handler's"));
+}
+
+async fn rule_20_a_retry_gets_the_same_response_and_the_marker(place: &Place) {
+    let answers: [fn(Response<Body>) -> Response<Body>; 5] = [
+        |response| response,
+        |mut response| {
+            *response.body_mut() = (0..=255).collect::<Vec<u8>>().into();
+            response.headers_mut().insert(
+                header::CONTENT_TYPE,
+                HeaderValue::from_static("application/octet-stream"),
+            );
+            response
+        },
+        |mut response| {
+            *response.status_mut() = StatusCode::SEE_OTHER;
+            *response.body_mut() = Body::empty();
+            response
+        },
+        |mut response| {
+            *response.status_mut() = StatusCode::NOT_FOUND;
+            response.headers_mut().remove(header::CONTENT_TYPE);
+            response
+        },
+        |mut response| {
+            *response.body_mut() = "null".into();
+            response
+                .headers_mut()
+                .append("x-many", HeaderValue::from_static("1"));
+            response
+                .headers_mut()
+                .append("x-many", HeaderValue::from_static("2, 3"));
+            response
+        },
+    ];
+    let probe = Probe::answering(move |run| answers[run.number - 1](run.created()));
+    let api = Api::new(required(place.open().await), &probe);
+    for number in 1..=answers.len() {
+        let key = format!("K{number}");
+        let first = api.send(keyed(&key)).await;
+        first.assert_run(number);
+        for _ in 0..2 {
+            api.send(keyed(&key)).await.assert_replay_of(&first);
+        }
+        assert_eq!(probe.runs(), number);
+    }
+}
+
+async fn rule_21_a_hundred_retries_make_one_run(place: &Place) {
+    let probe = Probe::counting();
+    let store = place.open().await;
+    let strictest = Api::new(required(store.clone()), &probe);
+    let first = strictest.send(keyed("K")).await;
+    // However much is allowed, what is recorded does not run again.
+    let permissive = Api::new(
+        optional(store)
+            .dispositions(Dispositions::only_success())
+            .recovery(Recovery::Rerun)
+            .attempts(u32::MAX)
+            .store_failure(StoreFailure::RunUnguarded)
+            .key_syntax(KeySyntax::compat().length(1..=1024))
+            .kept_headers(KeptHeaders::all_but_transient()),
+        &probe,
+    );
+    for _ in 0..50 {
+        strictest.send(keyed("K")).await.assert_replay_of(&first);
+        permissive.send(keyed("K")).await.assert_replay_of(&first);
+    }
+    assert_eq!(probe.runs(), 1);
+}
+
+async fn rule_22_created_with_its_location_is_replayed_with_its_location(place: &Place) {
+    let api = Api::new(required(place.open().await), &Probe::counting());
+    api.send(keyed("K")).await.assert_live(201);
+    let replay = api.send(keyed("K")).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.status, StatusCode::CREATED);
+    assert_eq!(replay.header("location"), Some("/things/1"));
+}
+
+async fn rule_23_one_changed_byte_is_a_mismatch_and_the_original_still_replays(place: &Place) {
+    let probe = Probe::counting();
+    let api = Api::new(required(place.open().await), &probe);
+    let first = api.send(keyed("K")).await;
+    for body in ["{\"amount\":2}", "{\"amount\":1} ", "{\"amount\":1", ""] {
+        let refused = api.send(keyed("K").body(body)).await;
+        refused.assert_problem(422, "key-reused");
+        assert_eq!(refused.retry_after(), None);
+    }
+    api.send(keyed("K")).await.assert_replay_of(&first);
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_23_the_status_of_a_mismatch_may_be_400_or_409() {
+    for status in [400, 409, 422] {
+        let probe = Probe::counting();
+        let builder = required(memory()).mismatch_status(StatusCode::from_u16(status).unwrap());
+        let api = Api::new(builder, &probe);
+        api.send(keyed("K")).await;
+        api.send(keyed("K").body("{}"))
+            .await
+            .assert_problem(status, "key-reused");
+        assert_eq!(probe.runs(), 1);
+    }
+}
+
+#[tokio::test]
+async fn rule_24_reordered_members_are_a_mismatch_by_bytes_and_a_replay_by_structure() {
+    let (one, other) = (
+        r#"{"a":1,"b":{"c":2,"d":[3,4]}}"#,
+        r#"{ "b": {"d":[3,4],"c":2}, "a":1 }"#,
+    );
+    let probe = Probe::counting();
+    let bytes = Api::new(required(memory()), &probe);
+    bytes.send(keyed("K").body(one)).await;
+    bytes
+        .send(keyed("K").body(other))
+        .await
+        .assert_problem(422, "key-reused");
+
+    let by_structure = Api::new(
+        required(memory()).fingerprint(Fingerprinting::json()),
+        &probe,
+    );
+    let first = by_structure.send(keyed("K").body(one)).await;
+    by_structure
+        .send(keyed("K").body(other))
+        .await
+        .assert_replay_of(&first);
+    let reordered = r#"{"a":1,"b":{"c":2,"d":[4,3]}}"#;
+    by_structure
+        .send(keyed("K").body(reordered))
+        .await
+        .assert_problem(422, "key-reused");
+    assert_eq!(probe.runs(), 2);
+}
+
+#[tokio::test]
+async fn rule_25_by_structure_numbers_keep_their_spelling_and_duplicates_are_refused() {
+    for fingerprinting in [
+        Fingerprinting::json(),
+        Fingerprinting::json_only(["/n"]),
+        Fingerprinting::json_without(["/attempt"]),
+    ] {
+        let probe = Probe::counting();
+        let api = Api::new(required(memory()).fingerprint(fingerprinting), &probe);
+        for (index, (one, other)) in [
+            (r#"{"n":9007199254740993}"#, r#"{"n":9007199254740992}"#),
+            (r#"{"n":1}"#, r#"{"n":1.0}"#),
+            (r#"{"n":1}"#, r#"{"n":"1"}"#),
+            (r#"{"n":null}"#, r#"{}"#),
+            (r#"{"n":1e2}"#, r#"{"n":100}"#),
+            (r#"{"n":0}"#, r#"{"n":-0}"#),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let key = format!("K{index}");
+            api.send(keyed(&key).body(one)).await.assert_live(201);
+            api.send(keyed(&key).body(other))
+                .await
+                .assert_problem(422, "key-reused");
+            assert_eq!(probe.runs(), index + 1);
+        }
+        for body in [
+            r#"{"n":1,"n":1}"#,
+            r#"{"n":1,"\u006e":2}"#,
+            "{\"n\":",
+            "[1,]",
+        ] {
+            api.send(keyed("L").body(body))
+                .await
+                .assert_problem(400, "body-invalid");
+        }
+        assert_eq!(probe.runs(), 6);
+        // The key was not used.
+        api.send(keyed("L").body("{\"n\":1}")).await.assert_run(7);
+    }
+}
+
+#[tokio::test]
+async fn rule_25_chosen_and_excluded_fields_decide() {
+    let probe = Probe::counting();
+    let only = Fingerprinting::json_only(["/amount", "/to/iban"]);
+    let api = Api::new(required(memory()).fingerprint(only), &probe);
+    let first = api
+        .send(keyed("K").body(r#"{"amount":1,"to":{"iban":"X"},"try":1}"#))
+        .await;
+    let again = keyed("K").body(r#"{"try":2,"to":{"iban":"X","bic":"Y"},"amount":1}"#);
+    api.send(again).await.assert_replay_of(&first);
+    let other = keyed("K").body(r#"{"amount":1,"to":{"iban":"Z"}}"#);
+    api.send(other).await.assert_problem(422, "key-reused");
+
+    let without = Fingerprinting::json_without(["/meta/attempt"]);
+    let api = Api::new(required(memory()).fingerprint(without), &probe);
+    let first = api
+        .send(keyed("K").body(r#"{"a":1,"meta":{"attempt":1,"b":2}}"#))
+        .await;
+    for body in [
+        r#"{"a":1,"meta":{"attempt":2,"b":2}}"#,
+        r#"{"a":1,"meta":{"b":2}}"#,
+    ] {
+        api.send(keyed("K").body(body))
+            .await
+            .assert_replay_of(&first);
+    }
+    let other = keyed("K").body(r#"{"a":1,"meta":{"attempt":1,"b":3}}"#);
+    api.send(other).await.assert_problem(422, "key-reused");
+    assert_eq!(probe.runs(), 2);
+}
+
+async fn rule_26_another_path_or_method_is_a_mismatch(place: &Place) {
+    let probe = Probe::counting();
+    let api = Api::new(required(place.open().await), &probe);
+    let first = api.send(keyed("K")).await;
+    for uri in ["/count/1", "/count/", "/Count", "/coun", "//count", "/"] {
+        api.send(ask(uri).key("K"))
+            .await
+            .assert_problem(422, "key-reused");
+    }
+    api.send(keyed("K").method(Method::PATCH))
+        .await
+        .assert_problem(422, "key-reused");
+    api.send(keyed("K")).await.assert_replay_of(&first);
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_26_a_scope_with_the_endpoint_makes_them_two_operations() {
+    let probe = Probe::counting();
+    let by_endpoint = IdempotencyLayer::required(memory(), |parts| {
+        Some(Scope::new("acme")?.with_endpoint(parts.uri.path()))
+    });
+    let api = Api::new(by_endpoint, &probe);
+    let first = api.send(ask("/one").key("K")).await;
+    api.send(ask("/other").key("K")).await.assert_run(2);
+    api.send(ask("/one").key("K"))
+        .await
+        .assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn rule_27_another_query_is_a_mismatch() {
+    let probe = Probe::counting();
+    let api = Api::new(required(memory()), &probe);
+    let first = api.send(ask("/count?dry=1&a=2").key("K")).await;
+    for uri in [
+        "/count",
+        "/count?",
+        "/count?dry=0&a=2",
+        "/count?a=2&dry=1",
+        "/count?dry=1&a=2&",
+    ] {
+        api.send(ask(uri).key("K"))
+            .await
+            .assert_problem(422, "key-reused");
+    }
+    api.send(ask("/count?dry=1&a=2").key("K"))
+        .await
+        .assert_replay_of(&first);
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_28_equal_paths_under_two_prefixes_are_two_requests() {
+    let layer = required(memory()).build().unwrap();
+    let runs = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&runs);
+    // The layer stands inside of each nested router, which sees `/things` alone.
+    let inner = Router::new()
+        .route(
+            "/things",
+            routing::post(async move || {
+                (
+                    StatusCode::CREATED,
+                    counted.fetch_add(1, Ordering::SeqCst).to_string(),
+                )
+            }),
+        )
+        .layer(layer);
+    let app = Router::new().nest("/v1", inner.clone()).nest("/v2", inner);
+    let first = send(app.clone(), ask("/v1/things").key("K")).await;
+    first.assert_live(201);
+    send(app.clone(), ask("/v2/things").key("K"))
+        .await
+        .assert_problem(422, "key-reused");
+    send(app.clone(), ask("/v1/things").key("K"))
+        .await
+        .assert_replay_of(&first);
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+    send(app, ask("/v2/things").key("L")).await.assert_live(201);
+    assert_eq!(runs.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn rule_29_another_media_type_is_a_mismatch_but_its_spelling_is_not() {
+    let of = |value: &'static str| keyed("K").header("content-type", value);
+    let probe = Probe::counting();
+    let api = Api::new(required(memory()), &probe);
+    let first = api
+        .send(of("application/json; charset=utf-8; profile=\"x\""))
+        .await;
+    for value in [
+        "Application/JSON;CHARSET=UTF-8;profile=x",
+        "application/json ;profile=x ; charset=\"utf-8\"",
+    ] {
+        api.send(of(value)).await.assert_replay_of(&first);
+    }
+    for value in [
+        "application/xml",
+        "application/json",
+        "application/json; charset=latin1; profile=x",
+        "",
+    ] {
+        api.send(of(value)).await.assert_problem(422, "key-reused");
+    }
+    api.send(keyed("K").without("content-type"))
+        .await
+        .assert_problem(422, "key-reused");
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_30_headers_that_change_from_try_to_try_do_not_count() {
+    for fingerprinting in [
+        Fingerprinting::bytes(),
+        Fingerprinting::json(),
+        Fingerprinting::multipart(),
+    ] {
+        let probe = Probe::counting();
+        let api = Api::new(required(memory()).fingerprint(fingerprinting), &probe);
+        let first = api
+            .send(keyed("K").header("authorization", "Bearer one"))
+            .await;
+        for (name, value) in [
+            ("user-agent", "another/2"),
+            (
+                "traceparent",
+                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            ),
+            ("date", "Tue, 15 Nov 1994 08:12:31 GMT"),
+            ("authorization", "Bearer refreshed"),
+            ("signature", "sig1=:YWJj:"),
+            ("signature-input", "sig1=();created=1"),
+            ("accept-encoding", "gzip"),
+            ("accept", "text/html"),
+            ("x-request-id", "2"),
+            ("cookie", "a=b"),
+        ] {
+            api.send(keyed("K").header(name, value))
+                .await
+                .assert_replay_of(&first);
+        }
+        assert_eq!(probe.runs(), 1);
+    }
+}
+
+#[tokio::test]
+async fn rule_30_a_header_counts_when_it_was_chosen() {
+    let probe = Probe::counting();
+    let languages = Fingerprinting::bytes().header(header::CONTENT_LANGUAGE);
+    let api = Api::new(required(memory()).fingerprint(languages), &probe);
+    let first = api.send(keyed("K")).await;
+    for value in ["", "de"] {
+        let other = keyed("K").header("content-language", value);
+        api.send(other).await.assert_problem(422, "key-reused");
+    }
+    api.send(keyed("K")).await.assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn rule_30_a_custom_fingerprint_alone_decides() {
+    let by_order = Fingerprinting::custom("order/1", |parts, _| {
+        parts.headers["x-order"].as_bytes().to_vec()
+    });
+    let probe = Probe::counting();
+    let api = Api::new(required(memory()).fingerprint(by_order), &probe);
+    let first = api.send(keyed("K").header("x-order", "1")).await;
+    let same = ask("/elsewhere")
+        .key("K")
+        .body("another")
+        .header("x-order", "1");
+    api.send(same).await.assert_replay_of(&first);
+    let other = keyed("K").header("x-order", "2");
+    api.send(other).await.assert_problem(422, "key-reused");
+}
+
+#[tokio::test]
+async fn rule_30_records_of_an_earlier_fingerprint_are_compared_and_of_an_unknown_one_refused() {
+    let store = memory();
+    let probe = Probe::counting();
+    let earlier = || Fingerprinting::bytes().header(header::CONTENT_LANGUAGE);
+    let before = Api::new(required(store.clone()).fingerprint(earlier()), &probe);
+    let first = before.send(keyed("K")).await;
+    let plain = Api::new(required(store.clone()), &probe);
+    let plain_first = plain.send(keyed("L")).await;
+
+    let aware = required(store.clone())
+        .fingerprint(Fingerprinting::json())
+        .earlier_fingerprint(earlier());
+    let aware = Api::new(aware, &probe);
+    aware.send(keyed("K")).await.assert_replay_of(&first);
+    aware.send(keyed("L")).await.assert_replay_of(&plain_first);
+    aware
+        .send(keyed("K").body("{}"))
+        .await
+        .assert_problem(422, "key-reused");
+
+    // Neither a replay nor a mismatch: it cannot be told.
+    let refused = plain.send(keyed("K")).await;
+    refused.assert_problem(503, "store-unavailable");
+    assert!(refused.retry_after() >= Some(1));
+    assert_eq!(probe.runs(), 2);
+}
+
+async fn rule_31_another_key_runs_again(place: &Place) {
+    let probe = Probe::counting();
+    let api = Api::new(required(place.open().await), &probe);
+    for number in 1..=3 {
+        api.send(keyed(&format!("K{number}")))
+            .await
+            .assert_run(number);
+    }
+    assert_eq!(probe.runs(), 3);
+}
+
+async fn rule_32_another_caller_has_a_run_of_its_own_and_learns_nothing(place: &Place) {
+    let gate = Gate::closed();
+    let probe = Probe::behind(&gate);
+    let api = Api::new(required(place.open().await), &probe);
+    // While the first one runs, neither the same request …
+    let ours = api.spawn(keyed("K"));
+    gate.arrival().await;
+    let theirs = api.spawn(keyed("K").from("other"));
+    // … nor a different one is told of it.
+    let third = api.spawn(ask("/elsewhere").key("K").body("{}").from("third"));
+    gate.arrival().await;
+    gate.arrival().await;
+    gate.open();
+    let (ours, theirs, third) = (
+        ours.await.unwrap(),
+        theirs.await.unwrap(),
+        third.await.unwrap(),
+    );
+    for answer in [&ours, &theirs, &third] {
+        answer.assert_live(201);
+    }
+    assert_eq!(probe.runs(), 3);
+    // Each replays its own.
+    api.send(keyed("K")).await.assert_replay_of(&ours);
+    api.send(keyed("K").from("other"))
+        .await
+        .assert_replay_of(&theirs);
+    // What one caller may not use again, the others may.
+    api.send(keyed("K").body("{}").from("fourth"))
+        .await
+        .assert_run(4);
+}
+
+async fn rule_33_scope_and_key_do_not_run_into_one_another(place: &Place) {
+    let probe = Probe::counting();
+    let api = Api::new(required(place.open().await), &probe);
+    let pairs = [
+        ("a", "bc"),
+        ("ab", "c"),
+        ("a:b", "c"),
+        ("a", "b:c"),
+        ("a/b", "c"),
+        ("a", "\"b c\""),
+    ];
+    let mut first = Vec::new();
+    for (scope, key) in pairs {
+        first.push(api.send(keyed(key).from(scope)).await);
+    }
+    assert_eq!(probe.runs(), pairs.len());
+    for ((scope, key), first) in pairs.into_iter().zip(&first) {
+        api.send(keyed(key).from(scope))
+            .await
+            .assert_replay_of(first);
+    }
+}
+
+async fn rule_34_without_a_scope_nothing_runs_and_nothing_is_replayed(place: &Place) {
+    let store = place.open().await;
+    let probe = Probe::counting();
+    let first = Api::new(required(store.clone()), &probe);
+    first.send(keyed("K")).await.assert_run(1);
+    let permissive = optional(store)
+        .store_failure(StoreFailure::RunUnguarded)
+        .recovery(Recovery::Rerun);
+    let permissive = Api::new(permissive, &probe);
+    let nobody: [fn(Ask) -> Ask; 4] = [
+        |ask| ask.without("x-account"),
+        |ask| ask.from(""),
+        |ask| ask.header("x-account", "a\tb"),
+        |ask| ask.header("x-account", "x".repeat(256)),
+    ];
+    for anonymous in nobody {
+        let answer = permissive.send(anonymous(keyed("K"))).await;
+        answer.assert_problem(403, "caller-unknown");
+        assert_eq!(answer.retry_after(), None);
+    }
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_34_a_single_tenant_is_a_scope_by_name() {
+    let probe = Probe::counting();
+    let everybody = IdempotencyLayer::required(memory(), |_| Some(Scope::single_tenant()));
+    let api = Api::new(everybody, &probe);
+    let first = api.send(keyed("K").from("one")).await;
+    api.send(keyed("K").from("other"))
+        .await
+        .assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn rule_35_revoked_credentials_get_the_outer_layers_answer() {
+    let revoked = Arc::new(AtomicBool::new(false));
+    let probe = Probe::counting();
+    let guarded = Api::new(required(memory()), &probe).service();
+    let checked = Arc::clone(&revoked);
+    let app = tower::service_fn(move |request: Request<Body>| {
+        let (guarded, checked) = (guarded.clone(), Arc::clone(&checked));
+        async move {
+            if checked.load(Ordering::SeqCst) {
+                let denied = Response::builder().status(StatusCode::UNAUTHORIZED);
+                return Ok(denied.body(Body::from("revoked")).unwrap());
+            }
+            let response = guarded.oneshot(request).await?;
+            Ok::<_, crate::probe::Failure>(response.map(Body::new))
+        }
+    });
+    let first = send(app.clone(), keyed("K")).await;
+    first.assert_run(1);
+    revoked.store(true, Ordering::SeqCst);
+    let denied = send(app.clone(), keyed("K")).await;
+    assert_eq!(
+        (denied.status, &*denied.body),
+        (StatusCode::UNAUTHORIZED, &b"revoked"[..])
+    );
+    assert!(!denied.is_replay());
+    revoked.store(false, Ordering::SeqCst);
+    send(app, keyed("K")).await.assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn rule_36_an_empty_body_is_an_absent_one_and_not_an_empty_object() {
+    let probe = Probe::counting();
+    let api = Api::new(required(memory()), &probe);
+    let server = api.serve().await;
+    let mut wire = Wire::open(&server).await;
+    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nIdempotency-Key: K\r\n";
+    let first = wire.ask(format!("{head}\r\n")).await;
+    assert_eq!((first.status, first.is_replay()), (201, false));
+    for framing in [
+        "Content-Length: 0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+    ] {
+        let again = wire.ask(format!("{head}{framing}")).await;
+        assert!(again.is_replay());
+        assert_eq!((again.status, again.body), (201, first.body.clone()));
+    }
+    let other = wire
+        .ask(format!("{head}Content-Length: 2\r\n\r\n{{}}"))
+        .await;
+    assert_eq!((other.status, &*other.problem()), (422, "key-reused"));
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_36_neither_the_framing_nor_the_borders_of_chunks_matter() {
+    let echo = Probe::running(|run| async move {
+        let mut response = run.created();
+        *response.body_mut() = bytes_of(run.request.into_body()).await.into();
+        Ok(response)
+    });
+    let api = Api::new(required(memory()), &echo);
+    let server = api.serve().await;
+    let mut wire = Wire::open(&server).await;
+    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nIdempotency-Key: K\r\n";
+    let framings = [
+        "Content-Length: 11\r\n\r\nhello world",
+        "Transfer-Encoding: chunked\r\n\r\nb\r\nhello world\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n1\r\nh\r\n9;ext=1\r\nello worl\r\n01\r\nd\r\n0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n6\r\nhello \r\n5\r\nworld\r\n0\r\nX-Sum: 1\r\n\r\n",
+    ];
+    for (index, framing) in framings.into_iter().enumerate() {
+        let answer = wire.ask(format!("{head}{framing}")).await;
+        assert_eq!((answer.status, &*answer.body), (201, &b"hello world"[..]));
+        assert_eq!(answer.is_replay(), index > 0);
+    }
+    // Over HTTP/2 too, in frames of its own.
+    let (frames, body) = streamed();
+    for chunk in ["hel", "lo wo", "", "rld"] {
+        frames.send(Ok(data(chunk))).unwrap();
+    }
+    drop(frames);
+    let over_http2 = keyed("K").without("content-type").body(body);
+    assert!(
+        Http2::open(&server)
+            .await
+            .ask(over_http2.0)
+            .await
+            .is_replay()
+    );
+    let other = wire
+        .ask(format!(
+            "{head}Transfer-Encoding: chunked\r\n\r\nb\r\nhello_world\r\n0\r\n\r\n"
+        ))
+        .await;
+    assert_eq!((other.status, &*other.problem()), (422, "key-reused"));
+    assert_eq!(echo.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_37_a_multipart_body_with_a_new_boundary_replays_by_parts() {
+    let probe = Probe::counting();
+    let by_parts = required(memory()).fingerprint(Fingerprinting::multipart());
+    let api = Api::new(by_parts, &probe);
+    let first = api.send(form("one", "42")).await;
+    first.assert_run(1);
+    api.send(form("two", "42")).await.assert_replay_of(&first);
+    api.send(form("one", "43"))
+        .await
+        .assert_problem(422, "key-reused");
+    let broken = form("one", "42").body("no parts at all");
+    api.send(broken).await.assert_problem(400, "body-invalid");
+    let nameless = form("one", "42").header("content-type", "multipart/form-data");
+    api.send(nameless).await.assert_problem(400, "body-invalid");
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_37_a_multipart_body_with_a_new_boundary_is_a_mismatch_by_bytes() {
+    let probe = Probe::counting();
+    let api = Api::new(required(memory()), &probe);
+    let first = api.send(form("one", "42")).await;
+    api.send(form("two", "42"))
+        .await
+        .assert_problem(422, "key-reused");
+    api.send(form("one", "42")).await.assert_replay_of(&first);
+    assert_eq!(probe.runs(), 1);
+}
+
+fn form(boundary: &str, amount: &str) -> Ask {
+    keyed("K")
+        .header("content-type", format!("multipart/form-data; boundary={boundary}"))
+        .body(format!(
+            "--{boundary}\r\nContent-Disposition: form-data; name=\"amount\"\r\n\r\n{amount}\r\n--{boundary}--\r\n"
+        ))
+}
+
+#[tokio::test]
+async fn rule_38_a_precondition_that_has_become_stale_does_not_fail_the_retry() {
+    let version = Arc::new(AtomicUsize::new(1));
+    let probe = Probe::answering(move |run| {
+        let current = version.load(Ordering::SeqCst);
+        let mut response = run.created();
+        if run.request.headers()["if-match"] != format!("\"{current}\"") {
+            *response.status_mut() = StatusCode::PRECONDITION_FAILED;
+            return response;
+        }
+        let next = version.fetch_add(1, Ordering::SeqCst) + 1;
+        let etag = HeaderValue::from_str(&format!("\"{next}\"")).unwrap();
+        response.headers_mut().insert(header::ETAG, etag);
+        response
+    });
+    let api = Api::new(required(memory()), &probe);
+    let change = || keyed("K").header("if-match", "\"1\"");
+    let first = api.send(change()).await;
+    first.assert_live(201);
+    assert_eq!(first.header("etag"), Some("\"2\""));
+    api.send(change()).await.assert_replay_of(&first);
+    // Without the key it would have failed.
+    api.send(change().key("L")).await.assert_live(412);
+}
+
+#[tokio::test]
+async fn the_handler_learns_the_key_the_scope_and_a_stable_operation() {
+    let probe = Probe::answering(|run| {
+        let operation = run.operation();
+        let mut response = run.created();
+        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        *response.body_mut() = format!(
+            "{} {} {} {} {}",
+            operation.key().as_str(),
+            operation.scope().as_str(),
+            operation.attempt(),
+            operation.id(),
+            operation.derive("payments"),
+        )
+        .into();
+        response
+    });
+    let store = memory();
+    let api = Api::new(required(store.clone()), &probe);
+    let mut fences = Vec::new();
+    let mut said: Vec<String> = Vec::new();
+    for _ in 0..2 {
+        let answer: Answer = api.send(keyed("\"K\\\"1\"")).await;
+        said.push(String::from_utf8(answer.body.to_vec()).unwrap());
+        fences.push(record(&store, "K\"1").await.unwrap().fence);
+    }
+    let words: Vec<Vec<&str>> = said.iter().map(|said| said.split(' ').collect()).collect();
+    assert_eq!(words[0][..3], ["K\"1", "acme", "1"]);
+    assert_eq!(words[1][..3], ["K\"1", "acme", "2"]);
+    assert_eq!(words[0][3..], words[1][3..]);
+    assert!(fences[0] < fences[1]);
+}
+
+#[tokio::test]
+async fn the_handler_extracts_its_operation_with_axum() {
+    let layer = optional(memory()).build().unwrap();
+    let app = Router::new()
+        .route(
+            "/needs",
+            routing::post(async |operation: Operation| operation.key().as_str().to_owned()),
+        )
+        .route(
+            "/may",
+            routing::post(async |operation: Option<Operation>| operation.is_some().to_string()),
+        )
+        .layer(layer);
+    let body = async |ask: Ask| {
+        let answer = send(app.clone(), ask).await;
+        (answer.status.as_u16(), answer.body)
+    };
+    assert_eq!(body(ask("/needs").key("K")).await, (200, "K".into()));
+    assert_eq!(body(ask("/needs")).await.0, 500);
+    assert_eq!(body(ask("/may").key("L")).await, (200, "true".into()));
+    assert_eq!(body(ask("/may")).await, (200, "false".into()));
+}

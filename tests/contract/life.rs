@@ -1,0 +1,708 @@
+//! Rules 73 to 77: records that cannot be read, the end of a process, what is
+//! told of each request, and settings that cannot be.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, StatusCode, header};
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tower_idempotency::{
+    BuildError, Fingerprinting, IdempotencyBuilder, KeySyntax, MemoryStore, RecordedResponse,
+    SharedStore, Store, StoreFailure,
+    store::{Claim, Claimed, Completion, RecordState, Settlement},
+};
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+use crate::{
+    api::{Api, ask, eventually, fingerprint, keyed, named, optional, record, required, settle},
+    faulty::{Call, Fault, Faulty},
+    probe::{Failure, Gate, Probe, data, streamed},
+    stores::{Place, memory, on_each_store},
+};
+
+on_each_store! {
+    rule_73_a_record_that_cannot_be_read_is_503_and_never_absent
+    rule_74_what_runs_finishes_and_is_recorded_within_the_grace_period
+}
+
+async fn rule_73_a_record_that_cannot_be_read_is_503_and_never_absent(place: &Place) {
+    let store = place.open().await;
+    let probe = Probe::counting();
+    let sound = RecordedResponse::new(http::Response::new(Bytes::from_static(b"hello"))).encode();
+    let altered = |index: usize, to: u8| {
+        let mut bytes = sound.to_vec();
+        bytes[index] = to;
+        Bytes::from(bytes)
+    };
+    let last = sound.len() - 1;
+    let unreadable = [
+        Bytes::new(),
+        Bytes::from_static(b"garbage"),
+        sound.slice(..last),
+        altered(last, b'0'),
+        // Another magic, a newer version, another kind.
+        altered(0, b'x'),
+        altered(2, sound[2] + 1),
+        altered(3, 9),
+    ];
+    for (index, response) in unreadable.into_iter().enumerate() {
+        let key = format!("K{index}");
+        completed_with(&store, &key, response).await;
+        // Not even where a route would run unguarded, or once more.
+        for builder in [
+            required(store.clone()),
+            required(store.clone()).store_failure(StoreFailure::RunUnguarded),
+        ] {
+            let api = Api::new(builder, &probe);
+            let (counts, refused) = counted(api.send(keyed(&key))).await;
+            refused.assert_problem(503, "store-unavailable");
+            assert!(refused.retry_after() >= Some(1));
+            assert_eq!(counts["store-unavailable"], 1);
+            assert_eq!(counts["corrupt"], 1);
+        }
+    }
+    assert_eq!(probe.runs(), 0);
+    // The sound one is read.
+    completed_with(&store, "L", sound).await;
+    let replay = Api::new(required(store), &probe).send(keyed("L")).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.body, "hello");
+}
+
+async fn completed_with(store: &impl Store, key: &str, response: Bytes) {
+    let hour = Duration::from_secs(3600);
+    let claim = Claim::new(fingerprint(keyed(key)).await, hour, hour);
+    let claimed = store.claim(&named(key), &claim).await.unwrap();
+    assert!(matches!(claimed, Claimed::Acquired(_)));
+    let completion = Completion::new(response, hour, hour);
+    let completed = store.complete(&named(key), claim.token, &completion).await;
+    assert_eq!(completed.unwrap(), Settlement::Applied);
+}
+
+#[tokio::test]
+async fn rule_73_a_store_that_says_so_itself_is_counted_too() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Claim, .., Fault::IsCorrupt);
+    let probe = Probe::counting();
+    let api = Api::new(required(SharedStore::new(faulty)), &probe);
+    let (counts, refused) = counted(api.send(keyed("K"))).await;
+    refused.assert_problem(503, "store-unavailable");
+    assert_eq!((counts["store-unavailable"], counts["corrupt"]), (1, 1));
+    assert_eq!(probe.runs(), 0);
+}
+
+async fn rule_74_what_runs_finishes_and_is_recorded_within_the_grace_period(place: &Place) {
+    let store = place.open().await;
+    let gate = Gate::closed();
+    let probe = Probe::behind(&gate);
+    let api = Api::new(required(store.clone()), &probe);
+    let attended = api.spawn(keyed("K"));
+    let left = api.spawn(keyed("L"));
+    gate.arrival().await;
+    gate.arrival().await;
+    left.abort();
+
+    let layer = api.layer.clone();
+    let draining = tokio::spawn(async move { layer.drain(Duration::from_secs(60)).await });
+    settle().await;
+    let refused = api.send(keyed("M")).await;
+    refused.assert_problem(503, "draining");
+    assert!(refused.retry_after() >= Some(1));
+    // Not even a replay is begun; what is not guarded passes.
+    api.send(keyed("K")).await.assert_problem(503, "draining");
+    assert!(!draining.is_finished());
+    gate.open();
+    assert_eq!(draining.await.unwrap().left(), 0);
+    attended.await.unwrap().assert_live(201);
+    for key in ["K", "L"] {
+        let state = record(&store, key).await.unwrap().state;
+        assert!(matches!(state, RecordState::Completed { .. }), "{state:?}");
+    }
+    assert!(record(&store, "M").await.is_none());
+    api.send(keyed("K").method(Method::GET))
+        .await
+        .assert_live(201);
+}
+
+#[test]
+fn rule_74_what_does_not_end_in_time_is_left_to_its_lease() {
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let store = MemoryStore::new();
+    let probe = Probe::behind(&Gate::closed());
+    let short = || required(SharedStore::new(store.clone())).lease(Duration::from_millis(300));
+    let process = runtime();
+    process.block_on(async {
+        let api = Api::new(short(), &probe);
+        let _client = api.spawn(keyed("K"));
+        settle().await;
+        let drained = api.layer.drain(Duration::from_millis(50)).await;
+        assert_eq!(drained.left(), 1);
+    });
+    // The process ends, and its tasks with it.
+    drop(process);
+    runtime().block_on(async {
+        let api = Api::new(short(), &probe);
+        let before = api.send(keyed("K")).await;
+        before.assert_problem(409, "request-in-progress");
+        let after = eventually(async || {
+            let answer = api.send(keyed("K")).await;
+            answer.retry_after().is_none().then_some(answer)
+        })
+        .await;
+        after.assert_problem(409, "outcome-unknown");
+    });
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_74_to_stop_waiting_for_the_drain_stops_nothing_else() {
+    let gate = Gate::closed();
+    let api = Api::new(required(memory()), &Probe::behind(&gate));
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    let hurry = Duration::from_secs(1);
+    let waited = tokio::time::timeout(hurry, api.layer.drain(Duration::from_secs(60))).await;
+    assert!(waited.is_err());
+    gate.open();
+    owner.await.unwrap().assert_run(1);
+    assert_eq!(api.layer.drain(hurry).await.left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_75_every_outcome_is_one_event_and_one_count_and_shows_no_secret() {
+    let told = Told::listen();
+    let faulty = Faulty::over(MemoryStore::new());
+    let shared = || SharedStore::new(faulty.clone());
+    let gate = Gate::closed();
+    let secret = |key: &str| {
+        ask("/count")
+            .key(&format!("k3y-s3cr3t-{key}"))
+            .from("acct-s3cr3t")
+            .body("{\"b0dy\":\"s3cr3t\"}")
+    };
+    let probe = {
+        let held = gate.clone();
+        Probe::running(move |run| {
+            let gate = held.clone();
+            async move {
+                let mut response = run.created();
+                response
+                    .headers_mut()
+                    .insert("x-answer", HeaderValue::from_static("s3cr3t"));
+                match run.operation().key().as_str().rsplit('-').next().unwrap() {
+                    "released" => *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE,
+                    "unknown" => return Err(Failure("unknown")),
+                    "panics" => panic!("s3cr3t"),
+                    "live" => {
+                        let event_stream = HeaderValue::from_static("text/event-stream");
+                        response
+                            .headers_mut()
+                            .insert(header::CONTENT_TYPE, event_stream);
+                    }
+                    "slow" => gate.pass().await,
+                    _ => *response.body_mut() = "answ3r-s3cr3t".into(),
+                }
+                Ok(response)
+            }
+        })
+    };
+    let api = Api::new(required(shared()).request_limit(100), &probe);
+    let mut expected = BTreeMap::new();
+    let mut expect = |outcome: &'static str| *expected.entry(outcome).or_insert(0) += 1;
+
+    api.send(secret("a")).await.assert_live(201);
+    expect("recorded");
+    for _ in 0..2 {
+        assert!(api.send(secret("a")).await.is_replay());
+        expect("replayed");
+    }
+    api.send(secret("a").body("{}"))
+        .await
+        .assert_problem(422, "key-reused");
+    expect("key-reused");
+    api.send(secret("released")).await.assert_live(503);
+    expect("released");
+    assert!(api.respond(secret("unknown").0).await.is_err());
+    expect("unknown");
+    api.send(secret("unknown"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    expect("outcome-unknown");
+    api.send(secret("panics"))
+        .await
+        .assert_problem(500, "handler-panicked");
+    expect("unknown");
+    api.send(secret("live")).await.assert_live(201);
+    expect("live");
+    settle().await;
+    expect("tombstone");
+    api.send(secret("live"))
+        .await
+        .assert_problem(409, "response-not-replayable");
+    expect("response-not-replayable");
+
+    // Before there is a claim.
+    api.send(secret("a").without("idempotency-key"))
+        .await
+        .assert_problem(400, "key-missing");
+    expect("key-missing");
+    api.send(secret("a").key("\"s3cr3t"))
+        .await
+        .assert_problem(400, "key-invalid");
+    expect("key-invalid");
+    api.send(secret("a").without("x-account"))
+        .await
+        .assert_problem(403, "caller-unknown");
+    expect("caller-unknown");
+    api.send(secret("a").body("s3cr3t".repeat(50)))
+        .await
+        .assert_problem(413, "body-too-large");
+    expect("body-too-large");
+    let (frames, body) = streamed();
+    frames.send(Err(Failure("s3cr3t"))).unwrap();
+    api.send(secret("a").body(body))
+        .await
+        .assert_problem(400, "body-invalid");
+    expect("body-invalid");
+    let (frames, body) = streamed();
+    frames.send(Ok(data("s3cr3t"))).unwrap();
+    api.send(secret("a").body(body))
+        .await
+        .assert_problem(408, "body-timeout");
+    expect("body-timeout");
+
+    // Clients that leave: one while it waits, one while its handler runs.
+    let waiting = Api::new(required(shared()).wait(Duration::from_secs(60)), &probe);
+    let owner = waiting.spawn(secret("slow"));
+    gate.arrival().await;
+    api.send(secret("slow"))
+        .await
+        .assert_problem(409, "request-in-progress");
+    expect("request-in-progress");
+    let waiter = waiting.spawn(secret("slow"));
+    settle().await;
+    waiter.abort();
+    settle().await;
+    expect("left");
+    owner.abort();
+    settle().await;
+    gate.open();
+    settle().await;
+    expect("recorded");
+    expect("client_gone");
+
+    // A store that fails.
+    faulty.breaks(Call::Complete, 4.., Fault::Fails);
+    api.send(secret("late")).await;
+    expect("unrecorded");
+    faulty.heals();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    expect("recorded_late");
+    faulty.breaks_down(&Fault::Fails);
+    api.send(secret("b"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    expect("store-unavailable");
+    let probe = Probe::counting();
+    let open = Api::new(
+        required(shared()).store_failure(StoreFailure::RunUnguarded),
+        &probe,
+    );
+    open.send(secret("b")).await;
+    expect("unguarded");
+    faulty.heals();
+
+    // What is not guarded is not told.
+    let unkeyed = Api::new(optional(shared()), &probe);
+    unkeyed
+        .send(secret("c").without("idempotency-key"))
+        .await
+        .assert_live(201);
+    unkeyed
+        .send(secret("c").method(Method::GET))
+        .await
+        .assert_live(201);
+
+    let _ = api.layer.drain(Duration::from_secs(1)).await;
+    api.send(secret("a")).await.assert_problem(503, "draining");
+    expect("draining");
+
+    let (events, counts, text) = told.so_far();
+    assert_eq!(events, expected);
+    assert_eq!(counts, expected);
+    for secret in ["s3cr3t", "acct", "b0dy", "k3y", "answ3r"] {
+        assert!(!text.contains(secret), "{secret} in {text}");
+    }
+}
+
+#[tokio::test]
+async fn rule_75_the_outcome_is_an_extension_for_outer_layers() {
+    use tower_idempotency::{Outcome, RejectionKind};
+    let api = Api::new(required(memory()), &Probe::counting());
+    assert_eq!(api.send(keyed("K")).await.outcome, Some(Outcome::Recorded));
+    assert_eq!(api.send(keyed("K")).await.outcome, Some(Outcome::Replayed));
+    let missing = api.send(ask("/count")).await.outcome;
+    assert_eq!(missing, Some(Outcome::Refused(RejectionKind::KeyMissing)));
+    assert_eq!(missing.unwrap().name(), "key-missing");
+}
+
+#[tokio::test]
+async fn rule_75_debug_output_shows_no_secret() {
+    let store = memory();
+    let probe = Probe::answering(|run| {
+        let operation = run.operation();
+        let mut response = run.created();
+        *response.body_mut() = format!(
+            "{operation:?} {:?} {:?}",
+            operation.key(),
+            operation.scope()
+        )
+        .into();
+        response
+    });
+    let api = Api::new(required(store.clone()), &probe);
+    let answer = api
+        .send(keyed("k3y-s3cr3t").from("acct-s3cr3t").body("b0dy-s3cr3t"))
+        .await;
+    let name = tower_idempotency::RecordName::new(
+        tower_idempotency::Scope::new("acct-s3cr3t").unwrap(),
+        tower_idempotency::Key::new("k3y-s3cr3t"),
+    );
+    let record = store.read(&name).await.unwrap().unwrap();
+    let token = format!("{:?}", record.token.as_bytes());
+    let text = format!(
+        "{} {name:?} {record:?} {:?}",
+        String::from_utf8_lossy(&answer.body),
+        api.layer,
+    );
+    assert!(!text.contains("s3cr3t") && !text.contains(&token), "{text}");
+}
+
+#[test]
+fn rule_77_durations_that_cannot_be_are_refused_by_name() {
+    type Set = fn(IdempotencyBuilder<SharedStore>, Duration) -> IdempotencyBuilder<SharedStore>;
+    let settings: [(&str, Set); 10] = [
+        ("lease", |builder, duration| builder.lease(duration)),
+        ("heartbeat", |builder, duration| builder.heartbeat(duration)),
+        ("longest_run", |builder, duration| {
+            builder.longest_run(duration)
+        }),
+        ("retention", |builder, duration| builder.retention(duration)),
+        ("unknown_retention", |builder, duration| {
+            builder.unknown_retention(duration)
+        }),
+        ("request_time", |builder, duration| {
+            builder.request_time(duration)
+        }),
+        ("response_time", |builder, duration| {
+            builder.response_time(duration)
+        }),
+        ("store_timeout", |builder, duration| {
+            builder.store_timeout(duration)
+        }),
+        ("late_recording", |builder, duration| {
+            builder.late_recording(duration, 1)
+        }),
+        ("retention_for", |builder, duration| {
+            builder.retention_for(StatusCode::OK, duration)
+        }),
+    ];
+    let century = Duration::from_secs(100 * 365 * 24 * 3600);
+    for (setting, set) in settings {
+        for duration in [
+            Duration::ZERO,
+            Duration::from_nanos(1),
+            century,
+            Duration::MAX,
+        ] {
+            refuses(set(required(memory()), duration), setting);
+        }
+        set(required(memory()), Duration::from_secs(10))
+            .heartbeat(SECOND)
+            .lease(3 * SECOND)
+            .build()
+            .unwrap();
+    }
+    // Not to wait is no contradiction; to wait for ever is.
+    required(memory()).wait(Duration::ZERO).build().unwrap();
+    refuses(required(memory()).wait(Duration::MAX), "wait");
+}
+
+#[test]
+fn rule_77_durations_that_contradict_one_another_are_refused_by_name() {
+    let builder = || required(memory());
+    refuses(builder().lease(30 * SECOND).heartbeat(11 * SECOND), "lease");
+    refuses(builder().heartbeat(11 * SECOND), "lease");
+    builder()
+        .lease(30 * SECOND)
+        .heartbeat(10 * SECOND)
+        .build()
+        .unwrap();
+    builder().lease(SECOND).build().unwrap();
+
+    refuses(builder().retention(29 * SECOND), "retention");
+    refuses(
+        builder().unknown_retention(29 * SECOND),
+        "unknown_retention",
+    );
+    refuses(builder().longest_run(29 * SECOND), "longest_run");
+    refuses(
+        builder().retention_for(StatusCode::OK, 29 * SECOND),
+        "retention_for",
+    );
+    refuses(
+        builder()
+            .lease(24 * 3600 * SECOND + SECOND)
+            .longest_run(48 * 3600 * SECOND),
+        "retention",
+    );
+    // The message says which, and how far it is off.
+    let message = builder()
+        .retention(29 * SECOND)
+        .build()
+        .unwrap_err()
+        .to_string();
+    assert!(message.contains("retention") && message.contains("29s") && message.contains("30s"));
+}
+
+#[test]
+fn rule_77_other_settings_that_cannot_be_are_refused_by_name() {
+    let builder = || required(memory());
+    for safe in [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE] {
+        let message = refuses(builder().methods([Method::POST, safe.clone()]), "methods");
+        assert!(message.contains(safe.as_str()));
+    }
+    refuses(builder().methods([]), "methods");
+    let key = || "idempotency-key".parse().unwrap();
+    refuses(builder().replay_marker(key()), "replay_marker");
+    let renamed = || "x-key".parse::<http::HeaderName>().unwrap();
+    refuses(
+        builder().header(renamed()).replay_marker(renamed()),
+        "replay_marker",
+    );
+    for status in [200, 201, 404, 425, 429, 500] {
+        let status = StatusCode::from_u16(status).unwrap();
+        refuses(builder().mismatch_status(status), "mismatch_status");
+    }
+
+    refuses(builder().waiters(0), "waiters");
+    refuses(builder().waiters(usize::MAX), "waiters");
+    refuses(builder().in_flight(0), "in_flight");
+    refuses(builder().in_flight(usize::MAX), "in_flight");
+    refuses(builder().buffered_bytes(0), "buffered_bytes");
+    refuses(builder().buffered_bytes(usize::MAX), "buffered_bytes");
+    refuses(
+        builder().buffered_bytes(1_000).request_limit(1_001),
+        "buffered_bytes",
+    );
+    refuses(builder().late_recording(SECOND, 0), "late_recording");
+    refuses(
+        builder().late_recording(SECOND, usize::MAX),
+        "late_recording",
+    );
+    refuses(builder().attempts(0), "attempts");
+    refuses(builder().response_limit(usize::MAX), "response_limit");
+    let roomy = builder().buffered_bytes(300 << 20);
+    refuses(roomy.request_limit((256 << 20) + 1), "request_limit");
+
+    for syntax in [
+        KeySyntax::compat().length(0..=255),
+        KeySyntax::compat().length(1..=1025),
+        #[expect(clippy::reversed_empty_ranges, reason = "that is what is refused")]
+        KeySyntax::compat().length(2..=1),
+        KeySyntax::strict().uuid_v7(Duration::ZERO),
+    ] {
+        refuses(builder().key_syntax(syntax), "key_syntax");
+    }
+    let nameless = || Fingerprinting::custom("", |_, _| Vec::new());
+    refuses(builder().fingerprint(nameless()), "fingerprint");
+    refuses(
+        builder().fingerprint(Fingerprinting::json_only(["amount"])),
+        "fingerprint",
+    );
+    refuses(
+        builder().fingerprint(Fingerprinting::json_without([""; 0])),
+        "fingerprint",
+    );
+    refuses(
+        builder().earlier_fingerprint(nameless()),
+        "earlier_fingerprint",
+    );
+    for url in ["", "not a url", "<x>", "a\nb"] {
+        refuses(builder().documentation(url), "documentation");
+    }
+}
+
+#[track_caller]
+fn refuses(builder: IdempotencyBuilder<SharedStore>, setting: &str) -> String {
+    let error: BuildError = builder.build().expect_err(setting);
+    assert_eq!(error.setting(), setting, "{error}");
+    let message = error.to_string();
+    assert!(message.starts_with(&format!("{setting}: ")), "{message}");
+    message
+}
+
+/// What was counted while this ran, by its one label.
+async fn counted<T>(done: impl Future<Output = T>) -> (BTreeMap<&'static str, u64>, T) {
+    let told = Told::listen();
+    let done = done.await;
+    let (_, counts, _) = told.so_far();
+    (counts.into_iter().collect(), done)
+}
+
+/// Listens to the events and metrics of this thread.
+struct Told {
+    events: Events,
+    metrics: Snapshotter,
+    _subscriber: tracing::subscriber::DefaultGuard,
+    _recorder: metrics::LocalRecorderGuard<'static>,
+}
+
+impl Told {
+    fn listen() -> Self {
+        let events = Events::default();
+        // The guard outlives no scope of its own, so the recorder has to last.
+        let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
+        Self {
+            events: events.clone(),
+            metrics: recorder.snapshotter(),
+            _subscriber: tracing::subscriber::set_default(
+                tracing_subscriber::registry().with(events),
+            ),
+            _recorder: metrics::set_default_local_recorder(recorder),
+        }
+    }
+
+    /// How often each outcome or notice was told by an event, how often it was
+    /// counted, and all the text there was.
+    fn so_far(
+        &self,
+    ) -> (
+        BTreeMap<&'static str, u64>,
+        BTreeMap<&'static str, u64>,
+        String,
+    ) {
+        let mut text = String::new();
+        let mut events = BTreeMap::new();
+        for fields in &*self.events.0.lock().unwrap() {
+            text += &format!("{fields:?}\n");
+            if let Some(name) = fields.get("outcome").or(fields.get("notice")) {
+                *events.entry(known(name)).or_insert(0) += 1;
+            }
+        }
+        let mut counts = BTreeMap::new();
+        for (key, _, _, value) in self.metrics.snapshot().into_vec() {
+            text += &format!("{key:?}\n");
+            let labels: Vec<_> = key.key().labels().collect();
+            let (metric, label) = (key.key().name(), labels[0]);
+            assert_eq!(labels.len(), 1);
+            assert!(
+                matches!(
+                    (metric, label.key()),
+                    ("idempotency_requests_total", "outcome")
+                        | ("idempotency_notices_total", "notice")
+                ),
+                "{key:?}"
+            );
+            let DebugValue::Counter(count) = value else {
+                panic!("not a counter: {key:?}");
+            };
+            *counts.entry(known(label.value())).or_insert(0) += count;
+        }
+        (events, counts, text)
+    }
+}
+
+/// Labels are bounded: these, and no others.
+fn known(name: &str) -> &'static str {
+    [
+        "recorded",
+        "released",
+        "unknown",
+        "live",
+        "unrecorded",
+        "unguarded",
+        "replayed",
+        "left",
+        "unready",
+        "key-missing",
+        "key-invalid",
+        "key-stale",
+        "caller-unknown",
+        "body-too-large",
+        "body-timeout",
+        "body-invalid",
+        "key-reused",
+        "request-in-progress",
+        "outcome-unknown",
+        "response-not-replayable",
+        "store-unavailable",
+        "overloaded",
+        "draining",
+        "handler-panicked",
+        "runtime-missing",
+        "client_gone",
+        "lost_ownership",
+        "corrupt",
+        "recorded_late",
+        "gave_up_recording",
+        "tombstone",
+        "live_broken",
+    ]
+    .into_iter()
+    .find(|known| *known == name)
+    .unwrap_or_else(|| panic!("not a known label: {name}"))
+}
+
+/// The fields of each event of the crate, and of each span.
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target().starts_with("tower_idempotency") {
+            let mut fields = Fields::default();
+            event.record(&mut fields);
+            self.0.lock().unwrap().push(fields.0);
+        }
+    }
+
+    fn on_new_span(
+        &self,
+        span: &tracing::span::Attributes<'_>,
+        _: &tracing::span::Id,
+        _: Context<'_, S>,
+    ) {
+        if span.metadata().target().starts_with("tower_idempotency") {
+            let mut fields = Fields::default();
+            span.record(&mut fields);
+            self.0.lock().unwrap().push(fields.0);
+        }
+    }
+}
+
+#[derive(Default)]
+struct Fields(BTreeMap<&'static str, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+}
+
+const SECOND: Duration = Duration::from_secs(1);

@@ -1,0 +1,18 @@
+//! The HTTP contract, rule by rule: the number in a test's name is that of the
+//! rule it holds the layer to.
+
+mod api;
+mod client;
+mod faulty;
+mod probe;
+mod server;
+mod stores;
+
+mod concurrency;
+mod fidelity;
+mod identity;
+mod life;
+mod operator;
+mod processes;
+mod service;
+mod syntax;

@@ -1,0 +1,215 @@
+//! What an operator can do about records, and the sweeper.
+
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+use tower_idempotency::{
+    Fence, MemoryStore, RecordedResponse, SharedStore, Store, Sweeper,
+    store::{Filter, RecordState, Resolution, Settlement},
+};
+
+use crate::{
+    api::{Api, keyed, named, record, required},
+    faulty::{Call, Fault, Faulty},
+    probe::{Failure, Gate, Probe},
+    stores::{Place, on_each_store},
+};
+
+on_each_store! {
+    an_unknown_outcome_that_happened_is_replayed_from_then_on
+    an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request
+    a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows
+    an_operator_finds_what_is_unknown_and_what_runs_for_long
+    a_forgotten_record_lets_the_next_request_run
+}
+
+/// Runs K, without anybody knowing what came of it.
+async fn lost(store: &SharedStore) -> (Api, Probe, Fence) {
+    let probe = Probe::running(|run| async move {
+        match run.number {
+            1 => Err(Failure("lost")),
+            _ => Ok(run.created()),
+        }
+    });
+    let api = Api::new(required(store.clone()), &probe);
+    assert!(api.respond(keyed("K").0).await.is_err());
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    let fence = record(store, "K").await.unwrap().fence;
+    (api, probe, fence)
+}
+
+fn happened(response: &RecordedResponse) -> Resolution {
+    Resolution::Happened {
+        response: response.encode(),
+        at_least: Duration::from_secs(60),
+    }
+}
+
+async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place) {
+    let store = place.open().await;
+    let (api, probe, seen) = lost(&store).await;
+    let found = Response::builder()
+        .status(StatusCode::CREATED)
+        .header("location", "/payments/7")
+        .body("paid after all".into())
+        .unwrap();
+    let happened = happened(&RecordedResponse::new(found));
+    // Of another claim than the one that was seen, nothing is said.
+    let other = Fence::new(seen.get() + 1);
+    let resolved = store.resolve(&named("K"), other, &happened).await.unwrap();
+    assert_eq!(resolved, Settlement::Superseded);
+    let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();
+    assert_eq!(resolved, Settlement::Applied);
+    for _ in 0..2 {
+        let replay = api.send(keyed("K")).await;
+        assert!(replay.is_replay());
+        assert_eq!(
+            (replay.status.as_u16(), &*replay.body),
+            (201, &b"paid after all"[..])
+        );
+        assert_eq!(replay.header("location"), Some("/payments/7"));
+    }
+    assert_eq!(probe.runs(), 1);
+}
+
+async fn an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request(place: &Place) {
+    let store = place.open().await;
+    let (api, probe, seen) = lost(&store).await;
+    let before = record(&store, "K").await.unwrap();
+    let resolved = store
+        .resolve(&named("K"), seen, &Resolution::DidNotHappen)
+        .await
+        .unwrap();
+    assert_eq!(resolved, Settlement::Applied);
+    api.send(keyed("K").body("{}"))
+        .await
+        .assert_problem(422, "key-reused");
+    let first = api.send(keyed("K")).await;
+    first.assert_live(201).assert_run(2);
+    let after = record(&store, "K").await.unwrap();
+    assert_eq!((after.operation, after.attempt), (before.operation, 2));
+    api.send(keyed("K")).await.assert_replay_of(&first);
+    assert_eq!(probe.runs(), 2);
+}
+
+async fn a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows(place: &Place) {
+    let store = place.open().await;
+    let (api, probe, seen) = lost(&store).await;
+    let happened = happened(&RecordedResponse::tombstone());
+    let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();
+    assert_eq!(resolved, Settlement::Applied);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "response-not-replayable");
+    assert_eq!(probe.runs(), 1);
+}
+
+async fn an_operator_finds_what_is_unknown_and_what_runs_for_long(place: &Place) {
+    let store = place.open().await;
+    lost(&store).await;
+    let gate = Gate::closed();
+    let slow = Api::new(required(store.clone()), &Probe::behind(&gate));
+    let owner = slow.spawn(keyed("L"));
+    gate.arrival().await;
+    let unknown = store.list(Filter::Unknown, 10).await.unwrap();
+    let names: Vec<_> = unknown
+        .iter()
+        .map(|(name, _)| name.key().as_str())
+        .collect();
+    assert_eq!(names, ["K"]);
+    assert!(matches!(unknown[0].1.state, RecordState::Unknown));
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let running = store
+        .list(Filter::InProgressFor(Duration::from_millis(5)), 10)
+        .await
+        .unwrap();
+    let names: Vec<_> = running
+        .iter()
+        .map(|(name, _)| name.key().as_str())
+        .collect();
+    assert_eq!(names, ["L"]);
+    let hour = Filter::InProgressFor(Duration::from_secs(3600));
+    assert!(store.list(hour, 10).await.unwrap().is_empty());
+    gate.open();
+    owner.await.unwrap().assert_run(1);
+}
+
+async fn a_forgotten_record_lets_the_next_request_run(place: &Place) {
+    let store = place.open().await;
+    let (api, probe, seen) = lost(&store).await;
+    let forgotten = store.forget(&named("K"), seen).await.unwrap();
+    assert_eq!(forgotten, Settlement::Applied);
+    api.send(keyed("K").body("any"))
+        .await
+        .assert_live(201)
+        .assert_run(2);
+    assert!(record(&store, "K").await.unwrap().fence > seen);
+    assert_eq!(probe.runs(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweeper_removes_what_has_expired_and_says_what_it_did() {
+    let store = MemoryStore::new();
+    let probe = Probe::statuses(&[201, 504, 503]);
+    let minute = Duration::from_secs(60);
+    let builder = required(SharedStore::new(store.clone()))
+        .retention(minute)
+        .unknown_retention(minute);
+    let api = Api::new(builder, &probe);
+    for key in ["completed", "unknown", "released"] {
+        api.send(keyed(key)).await;
+    }
+    let gate = Gate::closed();
+    let running = Api::new(
+        required(SharedStore::new(store.clone())),
+        &Probe::behind(&gate),
+    );
+    let owner = running.spawn(keyed("running"));
+    gate.arrival().await;
+
+    // Batches of one: a sweep goes on until nothing more is due.
+    let sweeper = Sweeper::new(store.clone())
+        .every(10 * minute)
+        .batch(1)
+        .spawn();
+    tokio::time::sleep(5 * minute).await;
+    assert_eq!(store.len(), 4, "expired, and not swept yet");
+    tokio::time::sleep(7 * minute).await;
+    assert_eq!(store.len(), 1);
+    let report = sweeper.stop().await;
+    assert_eq!(
+        (report.sweeps, report.removed, report.removed_unknown),
+        (1, 3, 1)
+    );
+    assert_eq!((report.marked_unknown, report.failures), (0, 0));
+    gate.open();
+    owner.await.unwrap().assert_run(1);
+
+    // It has stopped.
+    tokio::time::sleep(Duration::from_secs(48 * 3600)).await;
+    assert_eq!(store.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_sweeper_outlives_a_store_that_fails_and_stops_when_it_is_dropped() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::PurgeExpired, 1..=2, Fault::Fails);
+    let minute = Duration::from_secs(60);
+    let sweeper = Sweeper::new(SharedStore::new(faulty.clone()))
+        .every(minute)
+        .spawn();
+    tokio::time::sleep(10 * minute).await;
+    let swept = faulty.count(Call::PurgeExpired);
+    assert!(swept >= 3);
+    let report = sweeper.stop().await;
+    assert_eq!(report.failures, 2);
+
+    let sweeper = Sweeper::new(SharedStore::new(faulty.clone()))
+        .every(minute)
+        .spawn();
+    drop(sweeper);
+    tokio::time::sleep(10 * minute).await;
+    assert_eq!(faulty.count(Call::PurgeExpired), swept);
+}

@@ -1,0 +1,467 @@
+//! The layer as a Tower service, and what else its settings promise.
+
+use std::{
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Wake, Waker},
+    time::Duration,
+};
+
+use axum::body::Body;
+use http::{Method, Request, Response, StatusCode};
+use http_body::Frame;
+use tower::{Layer as _, Service, ServiceExt};
+use tower_idempotency::{
+    Disconnect, MemoryStore, Outcome, RejectionKind, SharedStore, Store,
+    store::{Claim, Release},
+};
+
+use crate::{
+    api::{Answer, Api, Ask, ask, fingerprint, keyed, named, optional, required, send, settle},
+    faulty::{Call, Fault, Faulty},
+    probe::{Failure, Gate, Handled, Probe, streamed},
+    stores::memory,
+};
+
+#[test]
+fn without_a_tokio_runtime_guarded_requests_are_refused_and_others_pass() {
+    let store = MemoryStore::new();
+    let probe = Probe::counting();
+    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let refused = block_on(api.send(keyed("K")));
+    refused.assert_problem(500, "runtime-missing");
+    assert_eq!(refused.retry_after(), None);
+    assert_eq!((probe.runs(), store.len()), (0, 0));
+    let passed = block_on(api.send(keyed("K").method(Method::GET)));
+    passed.assert_live(201).assert_run(1);
+}
+
+/// An executor that is nobody's runtime.
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    struct Unpark(std::thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let mut future = pin!(future);
+    loop {
+        if let Poll::Ready(done) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return done;
+        }
+        std::thread::park();
+    }
+}
+
+#[tokio::test]
+async fn a_second_layer_on_the_same_request_passes() {
+    let (outer_store, inner_store) = (MemoryStore::new(), MemoryStore::new());
+    let probe = Probe::counting();
+    let inner = required(SharedStore::new(inner_store.clone()))
+        .build()
+        .unwrap();
+    let outer = required(SharedStore::new(outer_store.clone()))
+        .build()
+        .unwrap();
+    let service = outer.layer(inner.layer(probe.clone()));
+    let first = send(service.clone(), keyed("K")).await;
+    first.assert_run(1);
+    send(service.clone(), keyed("K"))
+        .await
+        .assert_replay_of(&first);
+    assert_eq!(
+        (outer_store.len(), inner_store.len(), probe.runs()),
+        (1, 0, 1)
+    );
+}
+
+#[tokio::test]
+async fn one_service_calls_the_inner_one_that_it_made_ready() {
+    let probe = Probe::counting();
+    let mut service = Api::new(optional(memory()), &probe).service();
+    let mut asked = async |ask: Ask| {
+        let ready = ServiceExt::<Request<Body>>::ready(&mut service).await;
+        Answer::of(ready.unwrap().call(ask.0).await.unwrap()).await
+    };
+    for (index, ask) in [keyed("K"), ask("/count"), keyed("L"), keyed("M")]
+        .into_iter()
+        .enumerate()
+    {
+        asked(ask).await.assert_run(index + 1);
+    }
+    assert!(asked(keyed("K")).await.is_replay());
+    assert_eq!(probe.runs(), 4);
+}
+
+/// Ready a number of times, over all its clones.
+#[derive(Clone)]
+struct ReadyFor {
+    times: Arc<AtomicUsize>,
+    probe: Probe,
+}
+
+impl<B> Service<Request<B>> for ReadyFor
+where
+    Probe: Service<Request<B>, Response = Response<Body>, Error = Failure>,
+{
+    type Response = Response<Body>;
+    type Error = Failure;
+    type Future = <Probe as Service<Request<B>>>::Future;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Failure>> {
+        let left = self
+            .times
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |times| {
+                times.checked_sub(1)
+            });
+        match left {
+            Ok(_) => self.probe.poll_ready(cx),
+            Err(_) => Poll::Ready(Err(Failure("never ready again"))),
+        }
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        self.probe.call(request)
+    }
+}
+
+#[tokio::test]
+async fn an_inner_service_that_fails_to_become_ready_after_the_wait_leaves_the_key_free() {
+    let store = memory();
+    let probe = Probe::counting();
+    let layer = required(store.clone())
+        .wait(Duration::from_secs(60))
+        .build()
+        .unwrap();
+    let claim = Claim::new(
+        fingerprint(keyed("K")).await,
+        Duration::from_secs(60),
+        Duration::from_secs(600),
+    );
+    store.claim(&named("K"), &claim).await.unwrap();
+    let service = layer.layer(ReadyFor {
+        times: Arc::new(AtomicUsize::new(1)),
+        probe: probe.clone(),
+    });
+    let waiter = tokio::spawn(service.oneshot(keyed("K").0));
+    settle().await;
+    let _ = store
+        .release(&named("K"), claim.token, Release::Bound)
+        .await
+        .unwrap();
+    let error = waiter.await.unwrap().err().unwrap();
+    assert_eq!(error.0, "never ready again");
+    assert_eq!(probe.runs(), 0);
+    send(layer.layer(probe), keyed("K")).await.assert_run(1);
+}
+
+#[tokio::test]
+async fn no_more_requests_run_than_allowed_even_if_their_clients_have_left() {
+    let gate = Gate::closed();
+    let probe = Probe::behind(&gate);
+    let api = Api::new(required(memory()).in_flight(2), &probe);
+    let owner = api.spawn(keyed("K"));
+    let gone = api.spawn(keyed("L"));
+    gate.arrival().await;
+    gate.arrival().await;
+    gone.abort();
+    settle().await;
+    for key in ["M", "K"] {
+        let refused = api.send(keyed(key)).await;
+        refused.assert_problem(503, "overloaded");
+        assert!(refused.retry_after() >= Some(1));
+    }
+    // What is not guarded is not counted.
+    gate.let_one_pass();
+    gate.let_one_pass();
+    owner.await.unwrap().assert_live(201);
+    settle().await;
+    gate.open();
+    api.send(keyed("M")).await.assert_run(3);
+    assert!(api.send(keyed("L")).await.is_replay());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_write_holds_no_place_of_those_that_run() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Complete, 1..=5, Fault::Fails);
+    let probe = Probe::counting();
+    let api = Api::new(required(SharedStore::new(faulty)).in_flight(1), &probe);
+    let first = api.send(keyed("K")).await;
+    assert_eq!(first.header("idempotent-recorded"), Some("false"));
+    settle().await;
+    assert_eq!(api.send(keyed("L")).await.header("x-run"), Some("2"));
+}
+
+#[tokio::test]
+async fn no_more_bytes_are_held_for_waiting_requests_than_allowed() {
+    let store = memory();
+    let probe = Probe::counting();
+    let builder = required(store.clone())
+        .request_limit(100)
+        .buffered_bytes(150)
+        .wait(Duration::from_secs(60));
+    let api = Api::new(builder, &probe);
+    let large = || keyed("K").body("x".repeat(100));
+    let claim = Claim::new(
+        fingerprint(large()).await,
+        Duration::from_secs(60),
+        Duration::from_secs(600),
+    );
+    store.claim(&named("K"), &claim).await.unwrap();
+    let waiter = api.spawn(large());
+    settle().await;
+    let refused = api.send(keyed("L").body("x".repeat(51))).await;
+    refused.assert_problem(503, "overloaded");
+    api.send(keyed("L").body("x".repeat(50)))
+        .await
+        .assert_run(1);
+    let _ = store
+        .release(&named("K"), claim.token, Release::Bound)
+        .await
+        .unwrap();
+    waiter.await.unwrap().assert_run(2);
+    api.send(keyed("M").body("x".repeat(100)))
+        .await
+        .assert_run(3);
+}
+
+#[tokio::test]
+async fn a_body_over_the_cap_is_too_large_and_not_a_matter_of_room() {
+    // It would be sent again and again if it were told to come back.
+    let api = Api::new(
+        required(memory()).request_limit(100).buffered_bytes(100),
+        &Probe::counting(),
+    );
+    let (frames, body) = streamed();
+    for _ in 0..2 {
+        frames.send(Ok(Frame::data(vec![b'x'; 60].into()))).unwrap();
+    }
+    api.send(keyed("K").body(body))
+        .await
+        .assert_problem(413, "body-too-large");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_is_recorded_before_its_client_is_answered() {
+    let faulty = Faulty::over(MemoryStore::new());
+    let gate = Gate::closed();
+    faulty.breaks(Call::Complete, .., Fault::Waits(gate.clone()));
+    let patient = required(SharedStore::new(faulty)).store_timeout(Duration::from_secs(600));
+    let probe = Probe::counting();
+    let api = Api::new(patient, &probe);
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    settle().await;
+    assert!(!owner.is_finished());
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "request-in-progress");
+    gate.open();
+    let first = owner.await.unwrap();
+    first.assert_run(1);
+    api.send(keyed("K")).await.assert_replay_of(&first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_took_long_is_confirmed_before_the_handler_starts() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Claim, .., Fault::IsLate(Duration::from_secs(11)));
+    let calls = faulty.clone();
+    let probe = Probe::answering(move |run| {
+        assert_eq!(calls.count(Call::Renew), 1);
+        run.created()
+    });
+    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(60));
+    Api::new(patient, &probe)
+        .send(keyed("K"))
+        .await
+        .assert_run(1);
+    // One that was quick is not.
+    faulty.heals();
+    let before = faulty.count(Call::Renew);
+    let quick = Api::new(
+        required(SharedStore::new(faulty.clone())),
+        &Probe::counting(),
+    );
+    quick.send(keyed("L")).await.assert_run(1);
+    assert_eq!(faulty.count(Call::Renew), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_handler_learns_that_its_lease_is_or_may_be_lost() {
+    // Reached in time, superseded, cut off, too long.
+    for (cut_off, longest, expected) in [
+        (false, 900, None),
+        (true, 900, Some(30)),
+        (false, 60, Some(60)),
+    ] {
+        let faulty = Faulty::over(MemoryStore::new());
+        if cut_off {
+            faulty.breaks(Call::Renew, .., Fault::Fails);
+        }
+        let probe = Probe::running(|run| async move {
+            let start = tokio::time::Instant::now();
+            let lost = tokio::time::timeout(Duration::from_secs(300), run.operation().lost()).await;
+            let after = lost.ok().map(|()| start.elapsed().as_secs());
+            let mut response = run.created();
+            *response.body_mut() = format!("{after:?}").into();
+            Ok(response)
+        });
+        let builder = required(SharedStore::new(faulty)).longest_run(Duration::from_secs(longest));
+        let first = Api::new(builder, &probe).send(keyed("K")).await;
+        // Nobody has taken over, so its response stands.
+        first.assert_live(201);
+        assert_eq!(first.body, format!("{expected:?}"));
+    }
+}
+
+#[tokio::test]
+async fn a_layer_may_stop_the_handler_of_a_client_that_leaves() {
+    struct Stopped(Arc<AtomicBool>);
+
+    impl Drop for Stopped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+
+    let gate = Gate::closed();
+    let stopped = Arc::new(AtomicBool::new(false));
+    let probe = {
+        let (gate, stopped) = (gate.clone(), Arc::clone(&stopped));
+        Probe::running(move |run| {
+            let (gate, stopped) = (gate.clone(), Stopped(Arc::clone(&stopped)));
+            async move {
+                gate.pass().await;
+                let _ran_to_its_end = stopped;
+                Handled::Ok(run.created())
+            }
+        })
+    };
+    let api = Api::new(required(memory()).disconnect(Disconnect::Cancel), &probe);
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    assert!(!stopped.load(Ordering::SeqCst));
+    owner.abort();
+    settle().await;
+    assert!(stopped.load(Ordering::SeqCst));
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    // One whose client stays is not stopped.
+    gate.open();
+    api.send(keyed("L")).await.assert_live(201);
+    assert_eq!(probe.runs(), 2);
+}
+
+#[tokio::test]
+async fn other_unsafe_methods_may_be_guarded() {
+    let probe = Probe::counting();
+    let api = Api::new(
+        required(memory()).methods([Method::PUT, Method::DELETE]),
+        &probe,
+    );
+    let first = api.send(keyed("K").method(Method::PUT)).await;
+    api.send(keyed("K").method(Method::PUT))
+        .await
+        .assert_replay_of(&first);
+    api.send(keyed("K").method(Method::DELETE))
+        .await
+        .assert_problem(422, "key-reused");
+    // POST no longer is.
+    api.send(ask("/count")).await.assert_run(2);
+}
+
+#[tokio::test]
+async fn a_function_decides_which_unsafe_requests_are_guarded() {
+    let probe = Probe::counting();
+    let by_path = required(memory()).guard_if(|parts| parts.uri.path().starts_with("/pay"));
+    let api = Api::new(by_path, &probe);
+    for method in [Method::POST, Method::PUT, Method::DELETE] {
+        let asked = || ask("/pay").key(method.as_str()).method(method.clone());
+        let first = api.send(asked()).await;
+        api.send(asked()).await.assert_replay_of(&first);
+        api.send(ask("/pay").method(method.clone()))
+            .await
+            .assert_problem(400, "key-missing");
+        api.send(ask("/other").method(method.clone()))
+            .await
+            .assert_live(201);
+    }
+    // Safe methods are not guarded, whatever it says.
+    let everything = Api::new(required(memory()).guard_if(|_| true), &probe);
+    for _ in 0..2 {
+        let answer = everything.send(keyed("K").method(Method::GET)).await;
+        assert_eq!((answer.status.as_u16(), answer.outcome), (201, None));
+        assert!(!answer.is_replay());
+    }
+}
+
+#[tokio::test]
+async fn refusals_may_have_types_of_their_own_and_another_look() {
+    let builder = required(memory()).problem_types("https://errors.test/");
+    let refused = Api::new(builder, &Probe::counting())
+        .send(ask("/count"))
+        .await;
+    assert_eq!(refused.problem()["type"], "https://errors.test/key-missing");
+
+    let builder = required(memory()).render(|rejection| {
+        assert!(!rejection.detail().is_empty());
+        (rejection.kind() == RejectionKind::KeyMissing).then(|| {
+            let body = format!(
+                "{} {:?}",
+                rejection.status(),
+                rejection.retry_after_seconds()
+            );
+            let response = Response::builder().status(StatusCode::PRECONDITION_REQUIRED);
+            response.body(body.into()).unwrap()
+        })
+    });
+    let api = Api::new(builder, &Probe::counting());
+    let refused = api.send(ask("/count")).await;
+    assert_eq!(
+        (refused.status.as_u16(), &*refused.body),
+        (428, &b"400 Bad Request None"[..])
+    );
+    assert_eq!(refused.header("cache-control"), Some("no-store"));
+    api.send(keyed("\""))
+        .await
+        .assert_problem(400, "key-invalid");
+}
+
+#[tokio::test]
+async fn a_full_store_refuses_new_keys_and_evicts_no_record() {
+    let store = MemoryStore::bounded(2, 1 << 20);
+    let probe = Probe::counting();
+    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let first = api.send(keyed("K")).await;
+    api.send(keyed("L")).await.assert_run(2);
+    api.send(keyed("M"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    api.send(keyed("K")).await.assert_replay_of(&first);
+    assert_eq!((probe.runs(), store.len()), (2, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_response_for_which_a_full_store_has_no_room_goes_out_and_does_not_run_again() {
+    let store = MemoryStore::bounded(10, 4);
+    let probe = Probe::counting();
+    let api = Api::new(required(SharedStore::new(store)), &probe);
+    let first = api.send(keyed("K")).await;
+    assert_eq!(first.status, StatusCode::CREATED);
+    assert_eq!(first.outcome, Some(Outcome::Unrecorded));
+    assert_eq!(first.header("idempotent-recorded"), Some("false"));
+    for _ in 0..5 {
+        assert_eq!(api.send(keyed("K")).await.status, StatusCode::CONFLICT);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+    }
+    assert_eq!(probe.runs(), 1);
+}

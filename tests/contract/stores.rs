@@ -1,0 +1,203 @@
+//! The stores that the rules hold for, each test on a fresh one.
+
+use std::{path::PathBuf, sync::Mutex, time::Duration};
+
+use futures_util::{FutureExt as _, future::BoxFuture};
+use tower_idempotency::{
+    MemoryStore, PostgresStore, SharedStore, SqliteStore,
+    sqlx::{
+        AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
+        postgres::PgConnectOptions, raw_sql,
+    },
+};
+
+/// Where one test keeps its records. Each [`open`](Self::open) is another
+/// process's view of the same records.
+pub(crate) struct Place {
+    kind: Kind,
+    /// To be closed before the place is removed.
+    opened: Mutex<Vec<Closing>>,
+}
+
+type Closing = BoxFuture<'static, ()>;
+
+enum Kind {
+    Memory(MemoryStore),
+    Sqlite(PathBuf),
+    Postgres(Database),
+}
+
+impl Place {
+    pub(crate) async fn memory() -> Self {
+        Self::of(Kind::Memory(MemoryStore::new()))
+    }
+
+    pub(crate) async fn sqlite() -> Self {
+        let name = format!("{:016x}.sqlite", rand::random::<u64>());
+        Self::of(Kind::Sqlite(
+            PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name),
+        ))
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        let database = Database::create().await;
+        let store = PostgresStore::connect(&database.url).await.unwrap();
+        store.migrate().await.unwrap();
+        store.close().await;
+        Self::of(Kind::Postgres(database))
+    }
+
+    fn of(kind: Kind) -> Self {
+        Self {
+            kind,
+            opened: Mutex::default(),
+        }
+    }
+
+    pub(crate) async fn open(&self) -> SharedStore {
+        match &self.kind {
+            Kind::Memory(store) => SharedStore::new(store.clone()),
+            Kind::Sqlite(path) => {
+                let store = SqliteStore::open(path).await.unwrap();
+                let opened = store.clone();
+                self.closed_with(async move { opened.close().await });
+                SharedStore::new(store)
+            }
+            Kind::Postgres(database) => {
+                let store = PostgresStore::connect(&database.url).await.unwrap();
+                let opened = store.clone();
+                self.closed_with(async move { opened.close().await });
+                SharedStore::new(store)
+            }
+        }
+    }
+
+    /// What another process calls this place.
+    pub(crate) fn address(&self) -> String {
+        match &self.kind {
+            Kind::Memory(_) => "memory".to_owned(),
+            Kind::Sqlite(path) => format!("sqlite:{}", path.display()),
+            Kind::Postgres(database) => database.url.clone(),
+        }
+    }
+
+    fn closed_with(&self, closing: impl Future<Output = ()> + Send + 'static) {
+        self.opened.lock().unwrap().push(Box::pin(closing));
+    }
+
+    /// Leaves nothing behind.
+    async fn remove(self) {
+        for closing in self.opened.into_inner().unwrap() {
+            closing.await;
+        }
+        match self.kind {
+            Kind::Memory(_) => {}
+            Kind::Sqlite(path) => {
+                for end in ["", "-wal", "-shm"] {
+                    let mut file = path.clone().into_os_string();
+                    file.push(end);
+                    // Which of them are there is SQLite's affair.
+                    let _ = std::fs::remove_file(file);
+                }
+            }
+            Kind::Postgres(database) => database.drop().await,
+        }
+    }
+}
+
+/// A fresh memory store, for rules that do not depend on where records live.
+pub(crate) fn memory() -> SharedStore {
+    SharedStore::new(MemoryStore::new())
+}
+
+/// Runs a rule on every store, as one test for each: `rule::memory` and so on.
+macro_rules! on_each_store {
+    ($($rule:ident)*) => {
+        $(mod $rule {
+            use crate::stores::{Place, check};
+
+            #[tokio::test]
+            async fn memory() {
+                check(Place::memory().await, super::$rule).await;
+            }
+
+            crate::stores::on_shared_stores!($rule);
+        })*
+    };
+}
+pub(crate) use on_each_store;
+
+/// The same on the stores that several processes share.
+macro_rules! on_each_shared_store {
+    ($($rule:ident)*) => {
+        $(mod $rule {
+            use crate::stores::{Place, check};
+
+            crate::stores::on_shared_stores!($rule);
+        })*
+    };
+}
+pub(crate) use on_each_shared_store;
+
+macro_rules! on_shared_stores {
+    ($rule:ident) => {
+        #[tokio::test]
+        async fn sqlite() {
+            check(Place::sqlite().await, super::$rule).await;
+        }
+
+        #[tokio::test]
+        async fn postgres() {
+            check(Place::postgres().await, super::$rule).await;
+        }
+    };
+}
+pub(crate) use on_shared_stores;
+
+/// Runs a rule, and removes its records even if it fails.
+pub(crate) async fn check(place: Place, rule: impl AsyncFnOnce(&Place)) {
+    let bounded = tokio::time::timeout(LONGEST_TEST, rule(&place));
+    let ended = std::panic::AssertUnwindSafe(bounded).catch_unwind().await;
+    place.remove().await;
+    match ended {
+        Ok(in_time) => in_time.expect("a rule that hangs is a rule that fails"),
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// A database of one test's own.
+struct Database {
+    server: String,
+    name: String,
+    url: String,
+}
+
+impl Database {
+    async fn create() -> Self {
+        let server = std::env::var("DATABASE_URL").expect(
+            "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
+             ./tests/run starts one",
+        );
+        let name = format!("contract_{:016x}", rand::random::<u64>());
+        run(&server, format!("CREATE DATABASE {name}")).await;
+        let options: PgConnectOptions = server.parse().unwrap();
+        let url = options.database(&name).to_url_lossy().to_string();
+        Self { server, name, url }
+    }
+
+    async fn drop(self) {
+        let statement = format!("DROP DATABASE {} WITH (FORCE)", self.name);
+        run(&self.server, statement).await;
+    }
+}
+
+async fn run(server: &str, statement: String) {
+    let mut connection = PgConnection::connect(server).await.unwrap();
+    raw_sql(AssertSqlSafe(statement))
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    connection.close().await.unwrap();
+}
+
+const LONGEST_TEST: Duration = Duration::from_secs(120);
