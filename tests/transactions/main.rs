@@ -9,6 +9,7 @@ mod commit;
 mod disconnect;
 mod fence;
 mod foreign;
+mod process;
 mod proxy;
 mod response;
 mod rollback;
