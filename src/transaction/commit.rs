@@ -36,7 +36,7 @@ impl Committed {
 
     /// The response, for services that are not axum's.
     #[must_use]
-    pub fn into_response(self) -> Response<Full<Bytes>> {
+    pub fn into_http(self) -> Response<Full<Bytes>> {
         self.response
     }
 }
