@@ -7,7 +7,7 @@ use std::{
 
 use axum::response::IntoResponse as _;
 use tower_idempotency::{
-    CommitErrorKind, Outcome, PostgresStore, Recovery,
+    CommitError, CommitErrorKind, Outcome, PostgresStore, Recovery,
     sqlx::{Connection as _, PgConnection, query_scalar},
 };
 
@@ -44,7 +44,7 @@ fn noting(shop: &PostgresShop) -> (Service<PostgresShop>, Told) {
         let told = Arc::clone(&noted);
         async move {
             let committed = order(&run).await;
-            let kind = committed.as_ref().err().map(|error| error.kind());
+            let kind = committed.as_ref().err().map(CommitError::kind);
             told.lock().unwrap().push(kind);
             committed.into_response()
         }

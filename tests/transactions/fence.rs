@@ -3,13 +3,17 @@
 use std::sync::Arc;
 
 use axum::response::IntoResponse as _;
+use http::Response;
 use tokio::sync::Notify;
 use tower_idempotency::{
-    CommitErrorKind, PostgresStore, Recovery, Store as _, sqlx::query_scalar, store::Settlement,
+    CommitError, CommitErrorKind, Key, PostgresStore, RecordName, RecordedResponse, Recovery,
+    Scope, Store as _,
+    sqlx::query_scalar,
+    store::{Resolution, Settlement},
 };
 
 use crate::{
-    commit::respond,
+    commit::{order, respond},
     service::{Service, status},
     shop::{PostgresShop, Shop, options, ordered, with_each_database, with_postgres},
 };
@@ -71,20 +75,46 @@ async fn an_owner_whose_outcome_was_given_up_may_still_commit<S: Shop>(shop: S) 
     assert!(shop.i5_has_order("key").await);
 }
 
+async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        run.shop.lapse().await;
+        let other = Service::new(&run.shop, respond);
+        let key = run.operation.key().as_str();
+        other.post(key).await.assert_problem(409, "outcome-unknown");
+        let resolution = match key {
+            "happened" => Resolution::Happened {
+                response: RecordedResponse::new(Response::new("it had happened".into())).encode(),
+                at_least: std::time::Duration::from_secs(3600),
+            },
+            _ => Resolution::DidNotHappen,
+        };
+        let record = run.shop.record(key).await.unwrap();
+        let name = RecordName::new(Scope::single_tenant(), Key::new(key));
+        let resolved = run.shop.store().resolve(&name, record.fence, &resolution).await;
+        assert_eq!(resolved.unwrap(), Settlement::Applied);
+        let error = order(&run).await.unwrap_err();
+        assert_eq!(error.kind(), CommitErrorKind::Superseded);
+        error.into_response()
+    });
+    service.post("happened").await.assert_is(200, "it had happened");
+    assert!(shop.orders().await.is_empty());
+    service.post("not").await.assert_problem(409, "outcome-unknown");
+    assert!(!shop.i5_has_order("not").await);
+    let retry = Service::new(&shop, respond);
+    retry.post("not").await.assert_is(201, "ordered by run 1");
+}
+
 async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let record = run.shop.record("key").await.unwrap();
-        let name = tower_idempotency::RecordName::new(
-            tower_idempotency::Scope::single_tenant(),
-            tower_idempotency::Key::new("key"),
-        );
+        let name = RecordName::new(Scope::single_tenant(), Key::new("key"));
         let forgotten = run.shop.store().forget(&name, record.fence).await.unwrap();
         assert_eq!(forgotten, Settlement::Applied);
         run.operation.lost().await;
         let Err(error) = run.shop.begin(&run.operation).await else {
             panic!("begun without a lease");
         };
-        let error = tower_idempotency::CommitError::from(error);
+        let error = CommitError::from(error);
         let source = std::error::Error::source(&error).unwrap();
         assert!(std::error::Error::source(source).unwrap().to_string().contains("lease is lost"));
         error.into_response()
