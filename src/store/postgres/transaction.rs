@@ -29,7 +29,17 @@ impl PostgresStore {
     ) -> Result<Transaction<'static, Postgres>, StoreError> {
         operation.check_lease()?;
         let pool = self.transactions.clone();
-        sql::detached(async move { pool.begin_with(BEGIN).await.map_err(failure) }).await
+        let patience = pool
+            .options()
+            .get_acquire_timeout()
+            .saturating_add(self.deadline);
+        sql::detached(async move {
+            tokio::time::timeout(patience, pool.begin_with(BEGIN))
+                .await
+                .map_err(|_| StoreError::timed_out())?
+                .map_err(failure)
+        })
+        .await
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -39,7 +49,8 @@ impl PostgresStore {
     /// task that goes on when the caller is dropped. If its answer gets lost, the
     /// record is asked, which waits for the transaction's end. A transaction
     /// from another pool is accepted if it is READ COMMITTED and on the store's
-    /// database.
+    /// database. One that has ended before, by a statement of the handler's own
+    /// or by the database, records nothing.
     ///
     /// ```no_run
     /// use http::StatusCode;
