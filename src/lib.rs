@@ -173,6 +173,6 @@ pub use self::transaction::{CommitError, CommitErrorKind, CommitResponse, Commit
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use sqlx;
 
-#[cfg(all(doctest, feature = "axum"))]
+#[cfg(all(doctest, feature = "axum", feature = "postgres"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
