@@ -1,0 +1,243 @@
+//! The end of a run: what became of it is written down, and only then its client
+//! gets an answer.
+
+use bytes::Bytes;
+use http::{Response, response};
+use http_body::Body;
+
+use super::Exchange;
+use crate::{
+    Operation, Outcome, Rejection, ResponseBody, Store, Word,
+    body::{Gathered, gather},
+    keeping::{correct_length, declared_length},
+    operation::Verdict,
+    outcome::Notice,
+    policy::Conclusion,
+    reply::{Answer, say_unrecorded},
+    settle::{Ending, Owned},
+    store::{Release, Settlement},
+    transaction::{AsCommitted, Transacted},
+};
+
+impl<S, R, E> Exchange<S, R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+    E: Send + 'static,
+{
+    /// The response was committed in the handler's transaction: it is the
+    /// answer, whatever the handler made of it.
+    pub(super) async fn reply_committed(
+        &mut self,
+        owned: &Owned<S>,
+        answered: Result<Result<Response<R>, E>, Rejection>,
+        recorded: Bytes,
+    ) {
+        owned.host.waiters.wake(&owned.name);
+        let unchanged = match answered {
+            Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
+                self.unchanged(response, &recorded).await
+            }
+            _ => None,
+        };
+        match unchanged {
+            Some(response) => self
+                .reply
+                .finish(Ok(response), Outcome::Recorded, owned.operation),
+            None => self.reply.answer_recorded(recorded, owned.operation),
+        }
+    }
+
+    /// The response as it was committed, with the headers that are not kept;
+    /// `None` if anybody has changed it on its way.
+    async fn unchanged(
+        &mut self,
+        response: Response<R>,
+        recorded: &Bytes,
+    ) -> Option<Response<ResponseBody<R>>> {
+        let config = &self.host.config;
+        let (mut parts, body) = config.cleaned(response).into_parts();
+        parts.extensions.remove::<Word>();
+        let (limit, within) = (config.response_limit, config.response_time);
+        let Gathered::Whole {
+            data,
+            trailers: None,
+        } = gather(body, limit, within, |_| true).await
+        else {
+            return None;
+        };
+        let kept = config.completion(&parts, &data, None, Word::default());
+        (kept.response == *recorded).then(|| {
+            correct_length(&mut parts, Some(data.len() as u64));
+            Response::from_parts(parts, ResponseBody::whole(data, None))
+        })
+    }
+
+    /// The answer to COMMIT got lost, and nobody could say what became of it.
+    pub(super) async fn lose_commit(&mut self, owned: &Owned<S>) {
+        let response = self.host.config.refuse(&Rejection::commit_unknown());
+        self.lose(owned, Ok(response)).await;
+    }
+
+    /// The transaction was rolled back, and the handler has not noticed.
+    pub(super) async fn deny_success(
+        &mut self,
+        owned: &Owned<S>,
+        operation: &Operation,
+        word: Word,
+    ) {
+        if operation.effects_began() || word.verdict() == Some(Verdict::Unknown) {
+            let rejection = Rejection::rolled_back_after_effects();
+            let response = self.host.config.refuse(&rejection);
+            return self.lose(owned, Ok(response)).await;
+        }
+        let response = self.host.config.refuse(&Rejection::rolled_back());
+        let ending = Ending::Released(Release::Bound);
+        self.settle(owned, &ending, Outcome::Released, Ok(response))
+            .await;
+    }
+
+    /// The handler was stopped with nobody left to answer.
+    pub(super) async fn lose_unattended(&mut self, owned: &Owned<S>, operation: &Operation) {
+        self.reply.abandon(owned.operation);
+        // A commit that was under way was not stopped with it.
+        if let Transacted::Committed { .. } = operation.transacted().await {
+            return owned.host.waiters.wake(&owned.name);
+        }
+        match owned.settle(&Ending::Unknown).await {
+            Ok(Settlement::Applied) => {}
+            Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
+            Err(_) => self.settle_late(owned, &Ending::Unknown).await,
+        }
+    }
+
+    /// The handler has answered: do with its response what its word, or the
+    /// tables, say; and only then reply.
+    pub(super) async fn record(
+        &mut self,
+        owned: &Owned<S>,
+        operation: &Operation,
+        response: Response<R>,
+    ) {
+        let (mut parts, body) = self.host.config.cleaned(response).into_parts();
+        correct_length(&mut parts, body.size_hint().exact());
+        let said = parts.extensions.remove::<Word>().unwrap_or_default();
+        let word = said.or(operation.word());
+        let config = &owned.host.config;
+        match config.dispositions.conclude(&parts, word, operation) {
+            Conclusion::Release(release) => {
+                let response = Response::from_parts(parts, ResponseBody::streamed(body));
+                self.settle(
+                    owned,
+                    &Ending::Released(release),
+                    Outcome::Released,
+                    Ok(response),
+                )
+                .await;
+            }
+            Conclusion::Unknown => {
+                let response = Response::from_parts(parts, ResponseBody::streamed(body));
+                self.lose(owned, Ok(response)).await;
+            }
+            Conclusion::Record => self.keep(owned, parts, body, word).await,
+        }
+    }
+
+    /// Gathers the response and records it; or lets it go out as it comes.
+    async fn keep(&mut self, owned: &Owned<S>, mut parts: response::Parts, body: R, word: Word) {
+        let config = &owned.host.config;
+        let gathered = if config.goes_out_live(&parts) {
+            Gathered::Outgrown {
+                read: Bytes::new(),
+                rest: Box::pin(body),
+            }
+        } else {
+            gather(body, config.response_limit, config.response_time, |_| true).await
+        };
+        match gathered {
+            Gathered::Whole { data, trailers } => {
+                let completion = config.completion(&parts, &data, trailers.as_ref(), word);
+                correct_length(&mut parts, Some(data.len() as u64));
+                let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
+                let ending = Ending::Completed(completion);
+                self.settle(owned, &ending, Outcome::Recorded, Ok(response))
+                    .await;
+            }
+            Gathered::Broken { read, error } => {
+                let response = Response::from_parts(parts, ResponseBody::broken(read, error));
+                self.lose(owned, Ok(response)).await;
+            }
+            Gathered::Outgrown { read, rest }
+            | Gathered::Late { read, rest }
+            | Gathered::Crowded { read, rest } => {
+                let (status, length) = (parts.status, declared_length(&parts));
+                let (body, ended) = ResponseBody::live(read, rest, length);
+                let response = Response::from_parts(parts, body);
+                self.reply
+                    .finish(Ok(response), Outcome::Live, owned.operation);
+                let (ending, notice) = match ended.await {
+                    Ok(()) => {
+                        let tombstone = config.tombstone(status, word);
+                        (Ending::Completed(tombstone), Notice::Tombstone)
+                    }
+                    Err(_) => (Ending::Unknown, Notice::LiveBroken),
+                };
+                notice.tell(owned.operation);
+                match owned.settle(&ending).await {
+                    Ok(Settlement::Applied) => {}
+                    Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
+                    Err(_) => self.settle_late(owned, &ending).await,
+                }
+            }
+        }
+    }
+
+    /// There is no word of the handler: the outcome is unknown.
+    pub(super) async fn lose(&mut self, owned: &Owned<S>, answer: Answer<R, E>) {
+        self.settle(owned, &Ending::Unknown, Outcome::Unknown, answer)
+            .await;
+    }
+
+    /// Another claim has superseded this one: its answer is the only one that
+    /// an epoch has, and this handler's is not shown.
+    pub(super) async fn answer_as_loser(&mut self, owned: &Owned<S>) {
+        Notice::LostOwnership.tell(owned.operation);
+        match owned.winner().await {
+            Ok(Some(seen)) => self.reply.answer(seen),
+            Ok(None) => self.reply.refuse(&Rejection::outcome_unknown()),
+            Err(error) => self
+                .reply
+                .refuse(&Rejection::store_unavailable(error.kind())),
+        }
+    }
+
+    /// Writes the ending down, then replies; if it cannot be written, replies
+    /// and goes on trying. If another claim has superseded this one, the client
+    /// gets that one's answer.
+    async fn settle(
+        &mut self,
+        owned: &Owned<S>,
+        ending: &Ending,
+        outcome: Outcome,
+        mut answer: Answer<R, E>,
+    ) {
+        match owned.settle(ending).await {
+            Ok(Settlement::Applied) => {
+                self.reply.finish(answer, outcome, owned.operation);
+            }
+            Ok(Settlement::Superseded) => {
+                self.answer_as_loser(owned).await;
+            }
+            Err(_) => {
+                let mut outcome = outcome;
+                if let (Ok(response), Ending::Completed(_)) = (&mut answer, ending) {
+                    say_unrecorded(response);
+                    outcome = Outcome::Unrecorded;
+                }
+                self.reply.finish(answer, outcome, owned.operation);
+                self.settle_late(owned, ending).await;
+            }
+        }
+    }
+}
