@@ -10,14 +10,19 @@
 
 use std::{
     collections::BTreeMap,
+    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
 use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
 use tokio::time::Instant;
+use tower::{Layer as _, ServiceExt as _, service_fn};
 use tower_idempotency::{
-    Fence, Fingerprint, OperationId, RecordName, Store, StoreError, Token,
+    Fence, Fingerprint, IdempotencyLayer, OperationId, RecordName, RequestBody, Scope, Store,
+    StoreError, Token,
     conformance::{Subject, promises},
     store::{
         Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
@@ -26,8 +31,29 @@ use tower_idempotency::{
 };
 
 #[tokio::main(flavor = "current_thread", start_paused = true)]
-async fn main() {
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
     check().await;
+    use_it().await
+}
+
+/// The store below the layer, as any other: one run, and its replay.
+#[expect(clippy::print_stdout, reason = "a report for whoever runs it")]
+async fn use_it() -> Result<(), Box<dyn std::error::Error>> {
+    let layer = IdempotencyLayer::required(MapStore::default(), |_| Some(Scope::single_tenant()))
+        .build()?;
+    let service = layer.layer(service_fn(|_: Request<RequestBody<Full<Bytes>>>| async {
+        println!("the handler runs");
+        Ok::<_, Infallible>(Response::new(Full::from("paid")))
+    }));
+    for _ in 0..2 {
+        let request = Request::post("/payments")
+            .header("idempotency-key", "8e03978e")
+            .body(Full::<Bytes>::from("amount=100"))?;
+        let response = service.clone().oneshot(request).await?;
+        let replayed = response.headers().contains_key("idempotent-replayed");
+        println!("{}, replayed: {replayed}", response.status());
+    }
+    Ok(())
 }
 
 /// Says each promise once it is kept; panics at the first that is not.
