@@ -1,11 +1,22 @@
 //! Rules 56, 60 and 74 on processes that are killed and stopped, with the
 //! playground as the server.
 
-use std::{net::SocketAddr, path::PathBuf, process::Stdio, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use tokio::{
-    io::{AsyncBufReadExt as _, BufReader},
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
     process::{Child, ChildStdout, Command},
+    time::sleep,
 };
 
 use crate::{
@@ -19,6 +30,7 @@ on_each_shared_store! {
     rule_56_a_killed_process_is_followed_by_exactly_one_rerun
     rule_60_processes_run_one_request_once
     rule_74_a_stopped_process_finishes_what_it_began
+    rule_74_a_rolling_restart_under_load_strands_no_key
 }
 
 async fn rule_56_a_killed_process_leaves_an_unknown_outcome(place: &Place) {
@@ -92,6 +104,66 @@ async fn rule_74_a_stopped_process_finishes_what_it_began(place: &Place) {
     assert!(replay.is_replay());
     assert_eq!(replay.body, first.body);
     site.runs("/slow", 1).await;
+}
+
+async fn rule_74_a_rolling_restart_under_load_strands_no_key(place: &Place) {
+    const CLIENTS: usize = 8;
+    let site = Site::at(place, &[]);
+    let mut processes = [site.start().await, site.start().await];
+    let serving = Arc::new(Mutex::new(
+        processes.each_ref().map(|process| process.address),
+    ));
+    let over = Arc::new(AtomicBool::new(false));
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|client| {
+            let (serving, over) = (serving.clone(), over.clone());
+            tokio::spawn(async move {
+                let mut done = 0;
+                while !over.load(SeqCst) {
+                    let key = format!("{client}-{done}");
+                    for attempt in 0.. {
+                        assert!(attempt < 1_000, "the key is stranded");
+                        let address = serving.lock().unwrap()[attempt % 2];
+                        match status_of(address, "/slow?ms=30", &key).await {
+                            Some(201) => break,
+                            // Stopping, stopped, or still at it elsewhere.
+                            None | Some(503 | 409) => sleep(Duration::from_millis(20)).await,
+                            Some(other) => panic!("{other}"),
+                        }
+                    }
+                    done += 1;
+                }
+                done
+            })
+        })
+        .collect();
+    for index in [0, 1, 0, 1] {
+        let next = site.start().await;
+        serving.lock().unwrap()[index] = next.address;
+        std::mem::replace(&mut processes[index], next)
+            .terminate()
+            .await;
+    }
+    over.store(true, SeqCst);
+    let mut keys = 0;
+    for client in clients {
+        keys += client.await.unwrap();
+    }
+    assert!(keys > CLIENTS);
+    site.runs("/slow", keys).await;
+}
+
+/// The status that the process answers to a request with this key, if it does.
+async fn status_of(address: SocketAddr, path: &str, key: &str) -> Option<u16> {
+    let mut socket = TcpStream::connect(address).await.ok()?;
+    let request = format!(
+        "POST {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer acme.1\r\nIdempotency-Key: {key}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    );
+    socket.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = Vec::new();
+    socket.read_to_end(&mut answer).await.ok()?;
+    let line = String::from_utf8_lossy(&answer);
+    line.strip_prefix("HTTP/1.1 ")?.get(..3)?.parse().ok()
 }
 
 /// Servers on one store, which note their runs in one file.
