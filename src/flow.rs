@@ -282,6 +282,7 @@ where
                 return false;
             }
             tokio::select! {
+                biased;
                 () = heard => {}
                 () = time::sleep_until(until) => {}
                 () = self.reply.left() => {
