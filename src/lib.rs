@@ -133,6 +133,7 @@ mod rejection;
 mod outcome;
 mod host;
 mod jitter;
+mod sync;
 
 pub mod store;
 mod protocol;
