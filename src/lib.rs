@@ -134,6 +134,7 @@ mod rejection;
 mod outcome;
 mod host;
 mod jitter;
+mod sync;
 
 pub mod store;
 mod protocol;
@@ -166,6 +167,9 @@ pub use self::{
     store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
 };
 
+#[cfg(feature = "__simulate")]
+#[doc(hidden)]
+pub use self::jitter::repeatable::seed_jitter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use self::transaction::{CommitError, CommitErrorKind, CommitResponse, Committed};
 /// The sqlx that the SQL stores are built on, so that an application names the

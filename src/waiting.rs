@@ -2,16 +2,16 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
     time::Duration,
 };
 
 use tokio::{sync::Notify, time};
 
-use crate::{RecordName, jitter::jittered};
+use crate::{
+    RecordName,
+    jitter::jittered,
+    sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
+};
 
 /// The requests of this process that wait, by the record they wait for.
 pub(crate) struct Waiters {

@@ -143,6 +143,7 @@ where
                 return false;
             }
             tokio::select! {
+                biased;
                 () = heard => {}
                 () = time::sleep_until(until) => {}
                 () = host.tasks.drained() => {}

@@ -6,10 +6,6 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher as _, RandomState},
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
     time::Duration,
 };
 
@@ -22,6 +18,7 @@ use super::{
 use crate::{
     Fence, RecordName, Token,
     protocol::{Moment, Row, Sweep},
+    sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 
 /// Records in memory, lost when the process ends.
@@ -279,7 +276,7 @@ impl Store for MemoryStore {
                 shard
                     .iter()
                     .map(|(name, row)| (name, row.snapshot(now)))
-                    .filter(|(_, record)| filter.chooses(record))
+                    .filter(|(_, record)| is_chosen(filter, record))
                     .map(|(name, record)| (name.clone(), record)),
             );
         }
@@ -333,13 +330,11 @@ impl Store for MemoryStore {
     }
 }
 
-impl Filter {
-    fn chooses(self, record: &Record) -> bool {
-        match (self, &record.state) {
-            (Self::Unknown, RecordState::Unknown) => true,
-            (Self::InProgressFor(least), RecordState::InProgress { .. }) => record.age > least,
-            _ => false,
-        }
+fn is_chosen(filter: Filter, record: &Record) -> bool {
+    match (filter, &record.state) {
+        (Filter::Unknown, RecordState::Unknown) => true,
+        (Filter::InProgressFor(least), RecordState::InProgress { .. }) => record.age > least,
+        _ => false,
     }
 }
 

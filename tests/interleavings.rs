@@ -1,0 +1,372 @@
+//! Threads may stop between any two of their steps.
+//!
+//! The memory store and the registry of waiters are compiled into this test
+//! with the primitives of `shuttle` in the place of `crate::sync`, and run
+//! under many orders of their threads. A wake-up that is lost shows as a
+//! deadlock: the clock stands still here, so no pause ends on its own.
+//!
+//! Steps are those of locks and atomics under sequential consistency; weaker
+//! orderings are not explored, and neither is the inside of `tokio::sync::Notify`.
+//!
+//! # Longer
+//!
+//! `ORDERS=1000000 cargo test --release --test interleavings`. A failure prints
+//! its order, for `shuttle::replay`.
+
+#[path = "../src/protocol.rs"]
+mod protocol;
+#[path = "../src/waiting.rs"]
+mod waiting;
+
+#[path = "../src/store/memory.rs"]
+#[expect(unreachable_pub, reason = "it is public where it belongs")]
+mod memory;
+
+mod store {
+    pub(crate) use tower_idempotency::store::*;
+}
+
+mod sync {
+    pub(crate) use shuttle::sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    };
+}
+
+mod jitter {
+    use std::time::Duration;
+
+    pub(crate) fn jittered(pause: Duration) -> Duration {
+        pause
+    }
+}
+
+use std::{env, time::Duration};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use shuttle::{check_pct, check_random, future::block_on, thread};
+use tower_idempotency::{
+    Fence, Fingerprint, Key, OperationId, RecordName, Scope, Store, StoreError, Token,
+};
+
+use self::{
+    memory::MemoryStore,
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
+        Resolution, Settlement, Succession, Witness,
+    },
+    sync::{Arc, AtomicUsize, Ordering},
+    waiting::Waiters,
+};
+
+#[test]
+fn i1_i2_one_of_two_claims_that_race_with_a_removal_is_granted_at_a_time() {
+    in_every_order(|| {
+        let store = MemoryStore::new();
+        let first = acquired(&store, NOTHING);
+        let claimants: Vec<_> = (0..2)
+            .map(|_| {
+                let store = store.clone();
+                thread::spawn(move || {
+                    let claim = claim(HOUR);
+                    match now(store.claim(&name(), &claim)) {
+                        Claimed::Acquired(grant) => Some((claim.token, grant.fence)),
+                        Claimed::Occupied(_) | Claimed::Vanished => None,
+                    }
+                })
+            })
+            .collect();
+        let forgetful = {
+            let store = store.clone();
+            thread::spawn(move || now(store.forget(&name(), first.1)))
+        };
+        let granted: Vec<_> = claimants.into_iter().filter_map(joined).collect();
+        assert_eq!(joined(forgetful), Settlement::Applied);
+        assert!(granted.len() <= 1, "two claims were granted");
+        let record = now(store.read(&name()));
+        assert_eq!(
+            record.map(|record| (record.token, record.fence)),
+            granted.first().copied()
+        );
+        assert!(granted.iter().all(|(_, fence)| *fence > first.1));
+        assert_eq!(store.len(), granted.len());
+    });
+}
+
+#[test]
+fn i3_one_of_two_takeovers_that_race_with_the_owner_is_granted_or_none() {
+    in_every_order(|| {
+        let store = MemoryStore::new();
+        let (token, fence) = acquired(&store, NOTHING);
+        pass();
+        let owner = {
+            let store = store.clone();
+            thread::spawn(move || now(store.complete(&name(), token, &completion(1))))
+        };
+        let takers: Vec<_> = (0..2)
+            .map(|_| {
+                let store = store.clone();
+                thread::spawn(move || {
+                    let takeover = Succession::TakeOver;
+                    now(store.reclaim(&name(), fence, takeover, &claim(HOUR)))
+                })
+            })
+            .collect();
+        let granted = takers.into_iter().filter_map(joined).count();
+        let completed = joined(owner) == Settlement::Applied;
+        assert_eq!(granted + usize::from(completed), 1);
+    });
+}
+
+#[test]
+fn i4_a_completion_that_races_with_a_marking_and_a_release_is_kept_whole() {
+    in_every_order(|| {
+        let store = MemoryStore::new();
+        let (token, fence) = acquired(&store, NOTHING);
+        pass();
+        let completing = {
+            let store = store.clone();
+            thread::spawn(move || now(store.complete(&name(), token, &completion(3))))
+        };
+        let marking = {
+            let store = store.clone();
+            let lapsed = Witness::Lapsed(fence);
+            thread::spawn(move || now(store.mark_unknown(&name(), lapsed, HOUR)))
+        };
+        let releasing = {
+            let store = store.clone();
+            thread::spawn(move || now(store.release(&name(), token, Release::Bound)))
+        };
+        let completed = joined(completing);
+        let released = joined(releasing);
+        let _ = joined(marking);
+        let record = now(store.read(&name())).expect("a record stays");
+        // Whoever was told that it was applied sees that it was.
+        match record.state {
+            RecordState::Completed { response } => {
+                assert_eq!(
+                    (completed, released),
+                    (Settlement::Applied, Settlement::Superseded)
+                );
+                assert_eq!(response.len(), 3);
+            }
+            RecordState::Released(_) => {
+                assert_eq!(
+                    (completed, released),
+                    (Settlement::Superseded, Settlement::Applied)
+                );
+            }
+            state => panic!("{state:?}"),
+        }
+    });
+}
+
+#[test]
+fn i13_a_sweep_a_removal_and_a_completion_that_race_give_back_what_was_taken_once() {
+    in_every_order(|| {
+        // Room for two records, and for the bytes of one response.
+        let store = MemoryStore::bounded(2, 4);
+        let (token, fence) = acquired_for(&store, NOTHING, NOTHING);
+        pass();
+        let threads = [
+            {
+                let store = store.clone();
+                thread::spawn(move || {
+                    let completion = Completion::new(body(4), NOTHING, NOTHING);
+                    let _ = now(store.complete(&name(), token, &completion));
+                })
+            },
+            {
+                let store = store.clone();
+                thread::spawn(move || {
+                    let _ = now(store.purge_expired(10, NOTHING));
+                })
+            },
+            {
+                let store = store.clone();
+                thread::spawn(move || {
+                    let _ = now(store.forget(&name(), fence));
+                })
+            },
+            {
+                let store = store.clone();
+                thread::spawn(move || {
+                    let listed = now(store.list(Filter::InProgressFor(NOTHING), 10));
+                    assert!(listed.len() <= 1);
+                })
+            },
+        ];
+        threads.into_iter().for_each(joined);
+        assert!(store.is_empty(), "forgotten or swept, and counted once");
+        // Both bounds are free again: neither too little nor too much was
+        // given back.
+        let (token, _) = acquired(&store, HOUR);
+        let (kept, refused) = (completion(4), completion(1));
+        let settled = now(store.complete(&name(), token, &kept));
+        assert_eq!(settled, Settlement::Applied);
+        let other = RecordName::new(Scope::single_tenant(), Key::new("another key"));
+        let another = claim(HOUR);
+        assert!(matches!(
+            now(store.claim(&other, &another)),
+            Claimed::Acquired(_)
+        ));
+        let too_much = store.complete(&other, another.token, &refused);
+        assert!(
+            too_much
+                .now_or_never()
+                .expect("memory does not wait")
+                .is_err()
+        );
+    });
+}
+
+#[test]
+fn f6_a_completion_wakes_everybody_who_waits_for_it() {
+    in_every_order(|| {
+        let waiters = Arc::new(Waiters::new(2));
+        let completed = Arc::new(AtomicUsize::new(0));
+        let waiting: Vec<_> = (0..2)
+            .map(|_| {
+                let (waiters, completed) = (waiters.clone(), completed.clone());
+                thread::spawn(move || {
+                    let mut place = waiters.enter(&name()).expect("there are places");
+                    loop {
+                        let heard = place.listen();
+                        if completed.load(Ordering::SeqCst) == 1 {
+                            return;
+                        }
+                        block_on(heard);
+                    }
+                })
+            })
+            .collect();
+        completed.store(1, Ordering::SeqCst);
+        waiters.wake(&name());
+        waiting.into_iter().for_each(joined);
+    });
+}
+
+#[test]
+fn f6_a_waiter_that_leaves_takes_nobody_elses_bell_along() {
+    in_every_order(|| {
+        let waiters = Arc::new(Waiters::new(3));
+        let completed = Arc::new(AtomicUsize::new(0));
+        let leaving = {
+            let waiters = waiters.clone();
+            thread::spawn(move || drop(waiters.enter(&name()).expect("there are places")))
+        };
+        let waiting = {
+            let (waiters, completed) = (waiters.clone(), completed.clone());
+            thread::spawn(move || {
+                let mut place = waiters.enter(&name()).expect("there are places");
+                loop {
+                    let heard = place.listen();
+                    if completed.load(Ordering::SeqCst) == 1 {
+                        return;
+                    }
+                    block_on(heard);
+                }
+            })
+        };
+        completed.store(1, Ordering::SeqCst);
+        waiters.wake(&name());
+        joined(leaving);
+        joined(waiting);
+    });
+}
+
+#[test]
+fn i13_no_more_wait_than_may_and_every_place_is_given_back() {
+    in_every_order(|| {
+        let waiters = Arc::new(Waiters::new(2));
+        let inside = Arc::new(AtomicUsize::new(0));
+        let threads: Vec<_> = (0..3)
+            .map(|_| {
+                let (waiters, inside) = (waiters.clone(), inside.clone());
+                thread::spawn(move || {
+                    let Some(_place) = waiters.enter(&name()) else {
+                        return;
+                    };
+                    assert!(inside.fetch_add(1, Ordering::SeqCst) < 2);
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                })
+            })
+            .collect();
+        threads.into_iter().for_each(joined);
+        let places = [waiters.enter(&name()), waiters.enter(&name())];
+        assert!(places.iter().all(Option::is_some));
+        assert!(waiters.enter(&name()).is_none());
+    });
+}
+
+/// At random, and with few changes of thread at the worst moments.
+fn in_every_order(scenario: impl Fn() + Send + Sync + 'static) {
+    let orders = match env::var("ORDERS") {
+        Ok(text) => text.parse().expect("a number"),
+        Err(_) => ORDERS,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime");
+    let _clock = runtime.enter();
+    let scenario = std::sync::Arc::new(scenario);
+    let again = scenario.clone();
+    check_random(move || scenario(), orders);
+    check_pct(move || again(), orders, 3);
+}
+
+/// What a call to memory answers, at once.
+fn now<T>(call: impl Future<Output = Result<T, StoreError>>) -> T {
+    let answer = call.now_or_never().expect("memory does not wait");
+    answer.expect("memory answers")
+}
+
+fn joined<T>(thread: thread::JoinHandle<T>) -> T {
+    thread.join().expect("a thread does not panic")
+}
+
+fn acquired(store: &MemoryStore, lease: Duration) -> (Token, Fence) {
+    acquired_for(store, lease, HOUR)
+}
+
+fn acquired_for(store: &MemoryStore, lease: Duration, retention: Duration) -> (Token, Fence) {
+    let claim = Claim::new(fingerprint(), lease, retention);
+    match now(store.claim(&name(), &claim)) {
+        Claimed::Acquired(grant) => (claim.token, grant.fence),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn claim(lease: Duration) -> Claim {
+    Claim::new(fingerprint(), lease, HOUR)
+}
+
+fn completion(length: usize) -> Completion {
+    Completion::new(body(length), HOUR, NOTHING)
+}
+
+fn body(length: usize) -> Bytes {
+    vec![b'x'; length].into()
+}
+
+fn fingerprint() -> Fingerprint {
+    Fingerprint::from_bytes([1; 40])
+}
+
+fn name() -> RecordName {
+    RecordName::new(Scope::single_tenant(), Key::new("a key"))
+}
+
+/// What lasts nothing is over.
+fn pass() {
+    tokio::time::advance(Duration::from_millis(1))
+        .now_or_never()
+        .unwrap_or_default();
+}
+
+const NOTHING: Duration = Duration::ZERO;
+const HOUR: Duration = Duration::from_secs(3600);
+const ORDERS: usize = 2_000;

@@ -1,0 +1,283 @@
+//! The way from a host to the store: calls and answers get lost on it.
+
+use std::{future::pending, sync::Arc, time::Duration};
+
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
+use tower_idempotency::{
+    Fence, MemoryStore, RecordName, Store, StoreError, Token,
+    store::{
+        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
+        Succession, Witness,
+    },
+};
+
+use crate::{
+    history::{Call, Event, Granted},
+    world::{World, digest},
+};
+
+/// The store as one life of a host sees it.
+pub(crate) struct Link {
+    pub(crate) world: Arc<World>,
+    pub(crate) host: usize,
+    pub(crate) life: CancellationToken,
+}
+
+/// What becomes of one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    Clear {
+        there: Duration,
+        back: Duration,
+    },
+    /// It fails before it reaches the store.
+    Refused,
+    /// It happens, and its answer is an error.
+    Lost,
+    /// It never reaches the store, and nobody says so.
+    Stuck,
+    /// It happens, and its answer never comes.
+    StuckAfter,
+    /// It happens when nobody waits for it any more.
+    Late(Duration),
+}
+
+impl Link {
+    /// A dead host makes no call and hears no answer; what it has sent arrives.
+    async fn carry<T: Send + 'static>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        if self.life.is_cancelled() {
+            return pending().await;
+        }
+        let way = self.world.way(self.host);
+        let carried = async {
+            match way {
+                Way::Clear { there, back } => {
+                    sleep(there).await;
+                    let answer = call.await;
+                    sleep(back).await;
+                    answer
+                }
+                Way::Refused => Err(StoreError::unavailable("refused")),
+                Way::Lost => {
+                    let _ = call.await;
+                    self.world.count("lost answers");
+                    Err(StoreError::unavailable("the answer is lost"))
+                }
+                Way::Stuck => pending().await,
+                Way::StuckAfter => {
+                    let _ = call.await;
+                    self.world.count("lost answers");
+                    pending().await
+                }
+                Way::Late(after) => {
+                    self.world.count("late calls");
+                    tokio::spawn(async move {
+                        sleep(after).await;
+                        let _ = call.await;
+                    });
+                    pending().await
+                }
+            }
+        };
+        match self.life.run_until_cancelled(carried).await {
+            Some(answer) => answer,
+            None => pending().await,
+        }
+    }
+
+    /// A call whose answer says whether it was applied.
+    async fn settling<F>(
+        &self,
+        name: &RecordName,
+        call: Call,
+        transition: impl FnOnce(MemoryStore, RecordName) -> F + Send + 'static,
+    ) -> Result<Settlement, StoreError>
+    where
+        F: Future<Output = Result<Settlement, StoreError>> + Send,
+    {
+        let (world, host, name) = (self.world.clone(), self.host, name.clone());
+        self.carry(async move {
+            let settled = transition(world.records.clone(), name.clone()).await?;
+            world.push(Event::Called {
+                name: world.number_of(&name),
+                host,
+                call,
+                applied: settled == Settlement::Applied,
+            });
+            Ok(settled)
+        })
+        .await
+    }
+}
+
+impl Store for Link {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        let (world, host, name, claim) = (self.world.clone(), self.host, name.clone(), *claim);
+        self.carry(async move {
+            let claimed = world.records.claim(&name, &claim).await?;
+            match &claimed {
+                Claimed::Acquired(grant) => world.push(Event::Called {
+                    name: world.number_of(&name),
+                    host,
+                    call: Call::Claim {
+                        claim: world.brought(&claim),
+                        granted: world.granted(grant),
+                    },
+                    applied: true,
+                }),
+                Claimed::Occupied(record) => world.push(Event::Shown {
+                    name: world.number_of(&name),
+                    shown: Some(world.shown(record)),
+                }),
+                Claimed::Vanished => {}
+            }
+            Ok(claimed)
+        })
+        .await
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        succession: Succession,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        let (world, host, name, claim) = (self.world.clone(), self.host, name.clone(), *claim);
+        self.carry(async move {
+            let granted = world
+                .records
+                .reclaim(&name, seen, succession, &claim)
+                .await?;
+            world.push(Event::Called {
+                name: world.number_of(&name),
+                host,
+                call: Call::Reclaim {
+                    seen: seen.get(),
+                    succession,
+                    claim: world.brought(&claim),
+                    granted: granted
+                        .as_ref()
+                        .map_or_else(Granted::default, |grant| world.granted(grant)),
+                },
+                applied: granted.is_some(),
+            });
+            Ok(granted)
+        })
+        .await
+    }
+
+    async fn renew(
+        &self,
+        name: &RecordName,
+        token: Token,
+        lease: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let call = Call::Renew {
+            token: self.world.token(token),
+            lease,
+        };
+        self.settling(name, call, move |records, name| async move {
+            records.renew(&name, token, lease).await
+        })
+        .await
+    }
+
+    async fn complete(
+        &self,
+        name: &RecordName,
+        token: Token,
+        completion: &Completion,
+    ) -> Result<Settlement, StoreError> {
+        let call = Call::Complete {
+            token: self.world.token(token),
+            response: digest(&completion.response),
+            retention: completion.retention,
+            at_least: completion.at_least,
+            again: self.world.tries_again(token),
+        };
+        let completion = completion.clone();
+        self.settling(name, call, move |records, name| async move {
+            records.complete(&name, token, &completion).await
+        })
+        .await
+    }
+
+    async fn release(
+        &self,
+        name: &RecordName,
+        token: Token,
+        release: Release,
+    ) -> Result<Settlement, StoreError> {
+        let call = Call::Release {
+            token: self.world.token(token),
+            release,
+        };
+        self.settling(name, call, move |records, name| async move {
+            records.release(&name, token, release).await
+        })
+        .await
+    }
+
+    async fn mark_unknown(
+        &self,
+        name: &RecordName,
+        witness: Witness,
+        retention: Duration,
+    ) -> Result<Settlement, StoreError> {
+        let call = match witness {
+            Witness::Owner(token) => Call::MarkByOwner {
+                token: self.world.token(token),
+                retention,
+            },
+            Witness::Lapsed(seen) => Call::MarkLapsed {
+                seen: seen.get(),
+                retention,
+            },
+        };
+        self.settling(name, call, move |records, name| async move {
+            records.mark_unknown(&name, witness, retention).await
+        })
+        .await
+    }
+
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        let (world, name) = (self.world.clone(), name.clone());
+        self.carry(async move {
+            let record = world.records.read(&name).await?;
+            world.push(Event::Shown {
+                name: world.number_of(&name),
+                shown: record.as_ref().map(|record| world.shown(record)),
+            });
+            Ok(record)
+        })
+        .await
+    }
+
+    /// A layer makes none of the operator's calls; the operator of the
+    /// simulation talks to the store itself.
+    async fn resolve(
+        &self,
+        _: &RecordName,
+        _: Fence,
+        _: &Resolution,
+    ) -> Result<Settlement, StoreError> {
+        unreachable!("a layer resolves nothing")
+    }
+
+    async fn list(&self, _: Filter, _: u32) -> Result<Vec<(RecordName, Record)>, StoreError> {
+        unreachable!("a layer lists nothing")
+    }
+
+    async fn forget(&self, _: &RecordName, _: Fence) -> Result<Settlement, StoreError> {
+        unreachable!("a layer forgets nothing")
+    }
+
+    async fn purge_expired(&self, _: u32, _: Duration) -> Result<Purged, StoreError> {
+        unreachable!("a layer sweeps nothing")
+    }
+}

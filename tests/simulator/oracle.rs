@@ -1,0 +1,675 @@
+//! Walks a history and says where it breaks an invariant.
+//!
+//! The oracle keeps a record of each key of its own, written from the
+//! invariants rather than from the store: every call that the store says it
+//! applied must have been allowed, and every call that it turned away must not.
+
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    time::Duration,
+};
+
+use tower_idempotency::{
+    Recovery,
+    store::{Purged, Release, Succession},
+};
+
+use crate::{
+    history::{Answer, Brought, Call, Event, Granted, Line, Shown, ShownState},
+    world::{ATTEMPTS, Tally},
+};
+
+/// What the oracle finds in a history.
+pub(crate) struct Findings {
+    pub(crate) violations: Vec<Violation>,
+    pub(crate) tally: Tally,
+}
+
+pub(crate) struct Violation {
+    /// The line of the history.
+    pub(crate) line: usize,
+    pub(crate) what: String,
+}
+
+pub(crate) fn examine(history: &[Line], recovery: Recovery) -> Findings {
+    let mut oracle = Oracle {
+        recovery,
+        ..Oracle::default()
+    };
+    for (line, (now, event)) in history.iter().enumerate() {
+        oracle.line = line;
+        oracle.now = *now;
+        oracle.read(event);
+    }
+    Findings {
+        violations: oracle.violations,
+        tally: oracle.tally,
+    }
+}
+
+#[derive(Default)]
+struct Oracle {
+    recovery: Recovery,
+    line: usize,
+    now: Duration,
+    records: BTreeMap<usize, Kept>,
+    /// Of each key, the largest fence ever granted.
+    fences: HashMap<usize, u64>,
+    tokens: HashSet<usize>,
+    operations: HashSet<usize>,
+    /// Every grant, by its key and fence.
+    grants: HashMap<(usize, u64), Grant>,
+    /// What each fingerprint stands for, once it has run.
+    bodies: HashMap<usize, &'static str>,
+    runs: HashMap<usize, (usize, u64)>,
+    epochs: HashMap<(usize, usize), Epoch>,
+    last_epoch: HashMap<usize, usize>,
+    requests: HashMap<usize, (usize, &'static str)>,
+    /// The one final answer of each operation.
+    finals: HashMap<usize, Answer>,
+    /// The operations that an operator said have happened.
+    resolved: HashSet<usize>,
+    /// The operations of which an attempt was lost.
+    lost: HashSet<usize>,
+    /// The fences whose response a store keeps or has kept.
+    completed: HashSet<(usize, u64)>,
+    violations: Vec<Violation>,
+    tally: Tally,
+}
+
+struct Kept {
+    token: usize,
+    operation: usize,
+    fence: u64,
+    attempt: u32,
+    takeovers: u32,
+    fingerprint: usize,
+    claimed_at: Duration,
+    expires_at: Duration,
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    InProgress { lease_until: Duration },
+    Completed { response: u64 },
+    Unknown,
+    Released(Release),
+}
+
+struct Grant {
+    operation: usize,
+    attempt: u32,
+    token: usize,
+    fingerprint: usize,
+    epoch: usize,
+    started: bool,
+}
+
+/// From a fresh claim until the record expires.
+#[derive(Default)]
+struct Epoch {
+    starts: usize,
+    /// Releases, and the operator's word that nothing happened.
+    releases: usize,
+    effects: usize,
+    did_not_happen: usize,
+    /// A later attempt gave the key free for another request, although nobody
+    /// knows what an earlier one did.
+    freed_after_loss: usize,
+    charged: HashSet<usize>,
+}
+
+impl Oracle {
+    fn read(&mut self, event: &Event) {
+        match event {
+            Event::Called {
+                name,
+                call,
+                applied: true,
+                ..
+            } => self.applied(*name, call),
+            Event::Called {
+                name,
+                call,
+                applied: false,
+                ..
+            } => self.turned_away(*name, call),
+            Event::Shown { name, shown } => self.shown(*name, shown.as_ref()),
+            Event::Swept { purged } => self.swept(*purged),
+            Event::Started {
+                run,
+                name,
+                operation,
+                attempt,
+                fence,
+                body,
+                ..
+            } => self.started(*run, *name, *operation, *attempt, *fence, body),
+            Event::Affected { run } => self.affected(*run),
+            Event::Finished { .. } => {}
+            Event::Sent {
+                request,
+                name,
+                body,
+                ..
+            } => {
+                self.requests.insert(*request, (*name, body));
+            }
+            Event::Answered { request, answer } => self.answered(*request, answer),
+            Event::Left { why, .. } => self.count(why),
+            Event::Weather { what, .. } => self.count(what),
+            Event::Stood { .. } => self.count("clock jumps"),
+        }
+    }
+
+    /// The store says that it did this: was it allowed?
+    fn applied(&mut self, name: usize, call: &Call) {
+        let now = self.now;
+        match *call {
+            Call::Claim { claim, granted } => {
+                let free = !self.records.contains_key(&name);
+                self.demand(free, || {
+                    "I4: a key with a record was claimed as free".into()
+                });
+                self.grant(name, claim, granted, None);
+            }
+            Call::Reclaim {
+                seen,
+                succession,
+                claim,
+                granted,
+            } => {
+                let Some(kept) = self.records.get(&name) else {
+                    return self.violate("a key without a record was reclaimed");
+                };
+                let allowed = kept.fence == seen && kept.allows(succession, now);
+                let (state, takeovers) = (kept.state, kept.takeovers);
+                let number = match succession {
+                    Succession::TakeOver => "I3",
+                    Succession::Rerun => "I11",
+                    _ => "I4",
+                };
+                self.demand(allowed, || {
+                    format!("{number}: {succession:?} was granted of {state:?} at {now:?}")
+                });
+                if matches!(succession, Succession::TakeOver | Succession::Rerun) {
+                    self.count("takeovers");
+                    let wanted =
+                        matches!(self.recovery, Recovery::Rerun) && takeovers + 1 < ATTEMPTS;
+                    self.demand(wanted, || "I11: an unknown outcome was run again".into());
+                }
+                self.grant(name, claim, granted, Some(succession));
+            }
+            Call::Renew { token, lease } => {
+                self.with_owner(name, token, "renewed", |kept| {
+                    let State::InProgress { lease_until } = &mut kept.state else {
+                        return false;
+                    };
+                    *lease_until = now + lease;
+                    true
+                });
+            }
+            Call::Complete {
+                token,
+                response,
+                retention,
+                at_least,
+                again,
+            } => {
+                let mut changed = false;
+                self.with_owner(name, token, "completed", |kept| match kept.state {
+                    State::InProgress { .. } | State::Unknown => {
+                        changed = true;
+                        kept.state = State::Completed { response };
+                        kept.expires_at = (kept.claimed_at + retention).max(now + at_least);
+                        true
+                    }
+                    State::Completed { .. } => true,
+                    State::Released(_) => false,
+                });
+                if let Some(kept) = self.records.get(&name) {
+                    self.completed.insert((name, kept.fence));
+                }
+                if changed && again {
+                    self.count("late recordings");
+                }
+            }
+            Call::Release { token, release } => {
+                let mut changed = false;
+                self.with_owner(name, token, "released", |kept| match kept.state {
+                    State::InProgress { .. } => {
+                        changed = true;
+                        kept.state = State::Released(release);
+                        true
+                    }
+                    State::Released(_) => true,
+                    State::Completed { .. } | State::Unknown => false,
+                });
+                if changed {
+                    self.count("releases");
+                    self.epoch(name).releases += 1;
+                }
+            }
+            Call::MarkByOwner { token, retention } => {
+                self.with_owner(name, token, "marked unknown by its owner", |kept| {
+                    kept.lose(now + retention)
+                });
+                self.count("unknown outcomes");
+            }
+            Call::MarkLapsed { seen, retention } => {
+                let allowed = self.records.get_mut(&name).is_some_and(|kept| {
+                    let lapsed = kept.has_lapsed(now) || kept.state == State::Unknown;
+                    kept.fence == seen && lapsed && kept.lose(now + retention)
+                });
+                self.demand(allowed, || "I3: a live lease was marked unknown".into());
+                self.count("unknown outcomes");
+            }
+            Call::Resolve { seen, happened } => {
+                let allowed = self.records.get_mut(&name).is_some_and(|kept| {
+                    let allowed = kept.fence == seen && kept.state == State::Unknown;
+                    kept.state = match happened {
+                        Some((response, at_least)) => {
+                            kept.expires_at = kept.expires_at.max(now + at_least);
+                            State::Completed { response }
+                        }
+                        None => State::Released(Release::Bound),
+                    };
+                    allowed
+                });
+                self.demand(allowed, || "I4: what was not unknown was resolved".into());
+                if happened.is_none() {
+                    let epoch = self.epoch(name);
+                    epoch.releases += 1;
+                    epoch.did_not_happen += 1;
+                }
+                if let Some(kept) = self.records.get(&name).filter(|_| happened.is_some()) {
+                    self.resolved.insert(kept.operation);
+                }
+                self.completed.insert((name, seen));
+                self.count("resolutions");
+            }
+        }
+    }
+
+    /// The store says that the guard was closed: was it?
+    fn turned_away(&mut self, name: usize, call: &Call) {
+        let now = self.now;
+        let kept = self.records.get(&name);
+        let owner = |token| kept.filter(|kept| kept.token == token);
+        let open = match *call {
+            Call::Claim { .. } => false,
+            Call::Reclaim {
+                seen, succession, ..
+            } => kept.is_some_and(|kept| kept.fence == seen && kept.allows(succession, now)),
+            Call::Renew { token, .. } => {
+                owner(token).is_some_and(|kept| matches!(kept.state, State::InProgress { .. }))
+            }
+            Call::Complete { token, .. } => {
+                owner(token).is_some_and(|kept| !matches!(kept.state, State::Released(_)))
+            }
+            Call::Release { token, .. } => owner(token).is_some_and(|kept| {
+                matches!(kept.state, State::InProgress { .. } | State::Released(_))
+            }),
+            Call::MarkByOwner { token, .. } => owner(token).is_some_and(|kept| {
+                matches!(kept.state, State::InProgress { .. } | State::Unknown)
+            }),
+            Call::MarkLapsed { seen, .. } => kept.is_some_and(|kept| {
+                kept.fence == seen && (kept.has_lapsed(now) || kept.state == State::Unknown)
+            }),
+            Call::Resolve { seen, .. } => {
+                kept.is_some_and(|kept| kept.fence == seen && kept.state == State::Unknown)
+            }
+        };
+        if let Call::Complete { token, .. } = *call {
+            let ran = self
+                .grants
+                .iter()
+                .any(|((of, _), grant)| *of == name && grant.token == token && grant.started);
+            if ran {
+                self.count("fenced zombies");
+            }
+        }
+        self.demand(!open, || {
+            format!("I10: turned away although allowed: {call:?}")
+        });
+    }
+
+    fn grant(
+        &mut self,
+        name: usize,
+        claim: Brought,
+        granted: Granted,
+        succession: Option<Succession>,
+    ) {
+        let Granted {
+            operation,
+            fence,
+            attempt,
+        } = granted;
+        let token_is_new = self.tokens.insert(claim.token);
+        self.demand(token_is_new, || "I1: a token was granted twice".into());
+        let last = self.fences.insert(name, fence);
+        self.demand(last.is_none_or(|last| last < fence), || {
+            format!("I2: fence {fence} was granted after {last:?}")
+        });
+        let operation_is_new = self.operations.insert(operation);
+        let before = self.records.remove(&name);
+        let lost = before
+            .as_ref()
+            .is_some_and(|before| self.lost.contains(&before.operation));
+        match succession {
+            Some(Succession::TakeOver | Succession::Rerun) => {
+                self.lost.insert(operation);
+            }
+            Some(Succession::Replace) if lost => self.epoch(name).freed_after_loss += 1,
+            _ => {}
+        }
+        let goes_on = match succession {
+            Some(
+                Succession::TakeOver
+                | Succession::Rerun
+                | Succession::Retry
+                | Succession::Reconcile,
+            ) => before,
+            Some(Succession::Replace | Succession::Expired) | None => None,
+        };
+        if let Some(before) = &goes_on {
+            let sound = before.operation == operation
+                && before.attempt + 1 == attempt
+                && before.fingerprint == claim.fingerprint;
+            self.demand(sound, || {
+                "I8: another attempt is not of the same operation and request".into()
+            });
+        } else {
+            self.demand(operation_is_new && attempt == 1, || {
+                "I8: a first attempt has an operation that was used before".into()
+            });
+        }
+        if matches!(succession, None | Some(Succession::Expired)) {
+            *self.last_epoch.entry(name).or_default() += 1;
+        }
+        let takeovers = match succession {
+            Some(Succession::TakeOver | Succession::Rerun) => {
+                goes_on.map_or(0, |before| before.takeovers) + 1
+            }
+            _ => 0,
+        };
+        self.records.insert(
+            name,
+            Kept {
+                token: claim.token,
+                operation,
+                fence,
+                attempt,
+                takeovers,
+                fingerprint: claim.fingerprint,
+                claimed_at: self.now,
+                expires_at: self.now + claim.retention,
+                state: State::InProgress {
+                    lease_until: self.now + claim.lease,
+                },
+            },
+        );
+        let epoch = self.last_epoch[&name];
+        self.grants.insert(
+            (name, fence),
+            Grant {
+                operation,
+                attempt,
+                token: claim.token,
+                fingerprint: claim.fingerprint,
+                epoch,
+                started: false,
+            },
+        );
+    }
+
+    /// What the store shows is what it was told to keep.
+    fn shown(&mut self, name: usize, shown: Option<&Shown>) {
+        let now = self.now;
+        let kept = self.records.get(&name).map(|kept| Shown {
+            token: kept.token,
+            operation: kept.operation,
+            fence: kept.fence,
+            attempt: kept.attempt,
+            takeovers: kept.takeovers,
+            fingerprint: kept.fingerprint,
+            expired: kept.expires_at < now,
+            state: match kept.state {
+                State::InProgress { lease_until } => ShownState::InProgress {
+                    lapsed: lease_until < now,
+                },
+                State::Completed { response } => ShownState::Completed { response },
+                State::Unknown => ShownState::Unknown,
+                State::Released(release) => ShownState::Released(release),
+            },
+        });
+        self.demand(kept.as_ref() == shown, || {
+            format!("I4: {shown:?} was shown in the place of {kept:?}")
+        });
+    }
+
+    fn swept(&mut self, purged: Purged) {
+        let now = self.now;
+        let mut due = Purged::default();
+        let mut marked = Vec::new();
+        self.records.retain(|_, kept| {
+            if kept.expires_at >= now {
+                return true;
+            }
+            match kept.state {
+                State::InProgress { .. } => {
+                    if kept.has_lapsed(now) {
+                        due.marked_unknown += 1;
+                        marked.push(kept.fence);
+                    }
+                    true
+                }
+                State::Unknown => {
+                    due.removed += 1;
+                    due.removed_unknown += 1;
+                    false
+                }
+                State::Completed { .. } | State::Released(_) => {
+                    due.removed += 1;
+                    false
+                }
+            }
+        });
+        for kept in self.records.values_mut() {
+            if marked.contains(&kept.fence) {
+                kept.lose(now + crate::world::UNKNOWN_RETENTION);
+            }
+        }
+        self.demand(due == purged, || {
+            format!("I11: a sweep did {purged:?} where {due:?} was due")
+        });
+        *self.tally.entry("swept records").or_default() += purged.removed as usize;
+    }
+
+    fn started(
+        &mut self,
+        run: usize,
+        name: usize,
+        operation: usize,
+        attempt: u32,
+        fence: u64,
+        body: &'static str,
+    ) {
+        self.count("runs");
+        self.runs.insert(run, (name, fence));
+        let Some(grant) = self.grants.get_mut(&(name, fence)) else {
+            return self.violate("I12: a handler ran without a claim");
+        };
+        let again = std::mem::replace(&mut grant.started, true);
+        let same = grant.operation == operation && grant.attempt == attempt;
+        let (fingerprint, epoch) = (grant.fingerprint, grant.epoch);
+        self.demand(same, || "I12: a handler was given another claim".into());
+        self.demand(!again, || "I6: a claim started two handlers".into());
+        let meant = *self.bodies.entry(fingerprint).or_insert(body);
+        self.demand(meant == body, || {
+            format!("I8: {body} ran under a claim for {meant}")
+        });
+        let epoch = self.epochs.entry((name, epoch)).or_default();
+        epoch.starts += 1;
+        let (starts, releases) = (epoch.starts, epoch.releases);
+        let once = matches!(self.recovery, Recovery::Rerun) || starts <= releases + 1;
+        self.demand(once, || {
+            format!("I6: start {starts} of an epoch with {releases} releases")
+        });
+    }
+
+    fn affected(&mut self, run: usize) {
+        let (name, fence) = self.runs[&run];
+        let Some(grant) = self.grants.get(&(name, fence)) else {
+            return;
+        };
+        let operation = grant.operation;
+        let epoch = self.epochs.entry((name, grant.epoch)).or_default();
+        epoch.effects += 1;
+        epoch.charged.insert(operation);
+        let (effects, charged) = (epoch.effects, epoch.charged.len());
+        // The operator said "did not happen" beside an owner that was alive.
+        let excused = epoch.did_not_happen + epoch.freed_after_loss;
+        let once = matches!(self.recovery, Recovery::Rerun) || effects <= 1 + excused;
+        self.demand(once, || format!("I6: effect {effects} of an epoch"));
+        self.demand(charged <= 1 + excused, || {
+            format!("I6: an epoch charged under {charged} keys")
+        });
+        if effects > 1 {
+            self.count("repeated effects");
+        }
+    }
+
+    fn answered(&mut self, request: usize, answer: &Answer) {
+        self.count(answer.outcome);
+        let (name, body) = self.requests[&request];
+        let is_final = matches!(answer.outcome, "recorded" | "replayed");
+        let is_own = matches!(answer.outcome, "released" | "unrecorded" | "live");
+        if !is_final && !is_own {
+            return;
+        }
+        self.demand(
+            answer.marked_replay == (answer.outcome == "replayed"),
+            || format!("I7: {answer:?} is marked wrongly"),
+        );
+        let Some(said) = Payload::read(&answer.body) else {
+            return self.violate(&format!("I7: {:?} is no handler's answer", answer.body));
+        };
+        self.demand(said.name == name, || {
+            format!("I9: key {name} was shown the answer of key {}", said.name)
+        });
+        self.demand(said.body == body || said.body == "found", || {
+            format!("I8: {body} was shown the answer to {}", said.body)
+        });
+        if !is_final {
+            return;
+        }
+        let recorded = self.completed.contains(&(name, said.fence));
+        self.demand(recorded, || {
+            format!("I7: an answer of fence {} is not recorded", said.fence)
+        });
+        if self.resolved.contains(&said.operation) {
+            return;
+        }
+        let shown = Answer {
+            outcome: "final",
+            marked_replay: false,
+            ..answer.clone()
+        };
+        let first = self.finals.entry(said.operation).or_insert(shown.clone());
+        let same = *first == shown;
+        let first = first.clone();
+        self.demand(same, || format!("I7: {shown:?} after {first:?}"));
+    }
+
+    fn with_owner(
+        &mut self,
+        name: usize,
+        token: usize,
+        what: &str,
+        apply: impl FnOnce(&mut Kept) -> bool,
+    ) {
+        let kept = self.records.get_mut(&name);
+        let Some(kept) = kept.filter(|kept| kept.token == token) else {
+            return self.violate(&format!("I1: {what} by somebody who is not the owner"));
+        };
+        let before = kept.state;
+        if !apply(kept) {
+            self.violate(&format!("I4: {what} in the state {before:?}"));
+        }
+    }
+
+    fn epoch(&mut self, name: usize) -> &mut Epoch {
+        let last = self.last_epoch.get(&name).copied().unwrap_or_default();
+        self.epochs.entry((name, last)).or_default()
+    }
+
+    fn demand(&mut self, holds: bool, otherwise: impl FnOnce() -> String) {
+        if !holds {
+            self.violate(&otherwise());
+        }
+    }
+
+    fn violate(&mut self, what: &str) {
+        self.violations.push(Violation {
+            line: self.line,
+            what: what.to_owned(),
+        });
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.tally.entry(what).or_default() += 1;
+    }
+}
+
+impl Kept {
+    fn has_lapsed(&self, now: Duration) -> bool {
+        matches!(self.state, State::InProgress { lease_until } if lease_until < now)
+    }
+
+    fn allows(&self, succession: Succession, now: Duration) -> bool {
+        let expired = self.expires_at < now;
+        match succession {
+            Succession::TakeOver => self.has_lapsed(now),
+            Succession::Rerun | Succession::Reconcile => self.state == State::Unknown && !expired,
+            Succession::Retry => matches!(self.state, State::Released(_)) && !expired,
+            Succession::Replace => self.state == State::Released(Release::Freed) && !expired,
+            Succession::Expired => expired && !matches!(self.state, State::InProgress { .. }),
+        }
+    }
+
+    fn lose(&mut self, until: Duration) -> bool {
+        match self.state {
+            State::InProgress { .. } => {
+                self.state = State::Unknown;
+                self.expires_at = until;
+                true
+            }
+            State::Unknown => true,
+            State::Completed { .. } | State::Released(_) => false,
+        }
+    }
+}
+
+/// What a handler's answer says about itself.
+struct Payload<'a> {
+    name: usize,
+    body: &'a str,
+    operation: usize,
+    fence: u64,
+}
+
+impl<'a> Payload<'a> {
+    fn read(text: &'a str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let read = Self {
+            name: words.next()?.parse().ok()?,
+            body: words.next()?,
+            operation: words.next()?.parse().ok()?,
+            fence: words.nth(1)?.parse().ok()?,
+        };
+        words.next().is_none().then_some(read)
+    }
+}
