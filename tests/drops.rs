@@ -29,7 +29,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody, combinators::UnsyncBoxBody}
 use tokio::{
     runtime::Handle,
     task::yield_now,
-    time::{self, sleep},
+    time::{self, Instant, sleep},
 };
 use tower::{Layer as _, Service, ServiceExt as _, service_fn, util::BoxCloneService};
 use tower_idempotency::{
@@ -108,6 +108,24 @@ async fn f42_i13_a_waiter_dropped_at_any_poll_gives_its_place_back_and_disturbs_
         "the waiter waited for {} polls",
         seen.len()
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn f6_a_completion_at_any_moment_wakes_the_waiters_of_its_host_without_a_pause() {
+    for steps in 0..40 {
+        let trial = Trial::new(|layer| layer.wait(MINUTE).in_flight(2));
+        let owner = tokio::spawn(trial.send(whole("amount=100")));
+        // The handler ends now; the waiter comes so many steps later.
+        sleep(LEASE / 2).await;
+        for _ in 0..steps {
+            yield_now().await;
+        }
+        let start = Instant::now();
+        let waiter = trial.send(whole("amount=100")).await;
+        assert_eq!(outcome(&waiter), Outcome::Replayed, "{steps} steps");
+        assert_eq!(start.elapsed(), Duration::ZERO, "{steps} steps");
+        owner.await.expect("the owner answers");
+    }
 }
 
 #[tokio::test(start_paused = true)]

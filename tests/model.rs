@@ -560,7 +560,12 @@ impl Protocol {
     #[expect(clippy::print_stdout, reason = "how much a passing test has explored")]
     fn holds(self) {
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let checker = self.checker().threads(threads).spawn_bfs().join();
+        let checker = self
+            .checker()
+            .threads(threads)
+            .finish_when(HasDiscoveries::AnyFailures)
+            .spawn_bfs()
+            .join();
         println!(
             "{} states, {} of them unique, depth {}",
             checker.state_count(),

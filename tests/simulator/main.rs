@@ -155,7 +155,7 @@ fn number(variable: &str) -> Option<u64> {
 }
 
 /// What has to happen at least once, with either recovery.
-const SEEN: [&str; 19] = [
+const SEEN: [&str; 20] = [
     "clock jumps",
     "dies",
     "impatient",
@@ -169,6 +169,7 @@ const SEEN: [&str; 19] = [
     "recorded",
     "released",
     "releases",
+    "renewals",
     "replayed",
     "resolutions",
     "response-not-replayable",

@@ -209,6 +209,7 @@ impl Oracle {
                     *lease_until = now + lease;
                     true
                 });
+                self.count("renewals");
             }
             Call::Complete {
                 token,
