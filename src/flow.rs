@@ -134,6 +134,9 @@ where
             since,
             operation.loss(),
         );
+        // Their task begins on this thread, and a handler that blocks it from its
+        // first poll on would not let it.
+        tokio::task::yield_now().await;
         let Some(answered) = self.attended(call(inner, request)).await else {
             return self.lose_unattended(&owned, &operation).await;
         };

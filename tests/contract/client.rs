@@ -92,7 +92,8 @@ impl Wire {
         rest
     }
 
-    async fn exactly(&mut self, length: usize) -> Vec<u8> {
+    /// The next so many bytes, whatever they are.
+    pub(crate) async fn exactly(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.0.read_exact(&mut bytes).await.unwrap();
         bytes

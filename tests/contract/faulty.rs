@@ -63,6 +63,8 @@ pub(crate) struct Faulty<S> {
 struct Plan {
     calls: Vec<Call>,
     faults: Vec<Planned>,
+    /// How many claims find that the record in their way has just gone.
+    vanishing: usize,
 }
 
 struct Planned {
@@ -99,6 +101,18 @@ impl<S> Faulty<S> {
         for call in ALL {
             self.breaks(call, .., fault.clone());
         }
+    }
+
+    /// The next so many claims do nothing: a sweep was quicker than they.
+    pub(crate) fn vanishes(&self, claims: usize) {
+        self.plan().vanishing = claims;
+    }
+
+    fn has_vanished(&self) -> bool {
+        let mut plan = self.plan();
+        let vanished = plan.vanishing > 0;
+        plan.vanishing = plan.vanishing.saturating_sub(1);
+        vanished
     }
 
     /// No fault from now on.
@@ -164,8 +178,13 @@ impl<S> Faulty<S> {
 
 impl<S: Store> Store for Faulty<S> {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
-        self.around(Call::Claim, self.inner.claim(name, claim))
-            .await
+        let done = async {
+            if self.has_vanished() {
+                return Ok(Claimed::Vanished);
+            }
+            self.inner.claim(name, claim).await
+        };
+        self.around(Call::Claim, done).await
     }
 
     async fn reclaim(

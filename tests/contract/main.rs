@@ -9,6 +9,7 @@ mod server;
 mod stores;
 
 mod concurrency;
+mod faults;
 mod fidelity;
 mod identity;
 mod life;

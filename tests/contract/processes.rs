@@ -1,5 +1,5 @@
-//! Rules 56, 60 and 74 on processes that are killed and stopped, with the
-//! playground as the server.
+//! Rules 56, 60 and 74, and a fault, on processes that are killed and stopped,
+//! with the playground as the server.
 
 use std::{
     net::SocketAddr,
@@ -28,6 +28,7 @@ use crate::{
 on_each_shared_store! {
     rule_56_a_killed_process_leaves_an_unknown_outcome
     rule_56_a_killed_process_is_followed_by_exactly_one_rerun
+    f41_a_process_that_sleeps_past_its_lease_answers_as_the_winner
     rule_60_processes_run_one_request_once
     rule_74_a_stopped_process_finishes_what_it_began
     rule_74_a_rolling_restart_under_load_strands_no_key
@@ -74,6 +75,25 @@ async fn rule_56_a_killed_process_is_followed_by_exactly_one_rerun(place: &Place
     let replay = other.ask("/slow?ms=2000").await;
     assert!(replay.is_replay());
     assert_eq!(replay.body, rerun.body);
+    site.runs("/slow", 2).await;
+}
+
+async fn f41_a_process_that_sleeps_past_its_lease_answers_as_the_winner(place: &Place) {
+    let site = Site::at(place, &[("LEASE_MS", "1500"), ("RECOVERY", "rerun")]);
+    let (sleeper, other) = (site.start().await, site.start().await);
+    let mut left_alone = sleeper.asked("/slow?ms=2000").await;
+    site.runs("/slow", 1).await;
+    sleeper.signal("-STOP").await;
+    let winner = eventually(async || {
+        let answer = other.ask("/slow?ms=2000").await;
+        (answer.status == 201).then_some(answer)
+    })
+    .await;
+    assert!(!winner.is_replay());
+    sleeper.signal("-CONT").await;
+    let woken = left_alone.answer().await;
+    assert!(woken.is_replay(), "{woken:?}");
+    assert_eq!((woken.status, woken.body), (201, winner.body));
     site.runs("/slow", 2).await;
 }
 
@@ -251,18 +271,19 @@ impl Process {
         self.asked(path).await.answer().await
     }
 
+    async fn signal(&self, signal: &str) {
+        let process = self.child.id().unwrap().to_string();
+        let told = Command::new("kill").args([signal, &process]).status().await;
+        assert!(told.unwrap().success());
+    }
+
     async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }
 
     /// Asks it to stop, and waits until it has.
     async fn terminate(mut self) {
-        let process = self.child.id().unwrap().to_string();
-        let told = Command::new("kill")
-            .args(["-TERM", &process])
-            .status()
-            .await;
-        assert!(told.unwrap().success());
+        self.signal("-TERM").await;
         let grace = Duration::from_secs(60);
         let ended = tokio::time::timeout(grace, self.child.wait()).await;
         assert!(ended.unwrap().unwrap().success());

@@ -162,6 +162,21 @@ async fn an_inner_service_that_fails_to_become_ready_after_the_wait_leaves_the_k
 }
 
 #[tokio::test]
+async fn f46_an_inner_service_that_fails_before_the_call_claims_nothing() {
+    let store = MemoryStore::new();
+    let probe = Probe::counting();
+    let layer = required(SharedStore::new(store.clone())).build().unwrap();
+    let failing = layer.layer(ReadyFor {
+        times: Arc::default(),
+        probe: probe.clone(),
+    });
+    let error = failing.oneshot(keyed("K").0).await.err().unwrap();
+    assert_eq!(error.0, "never ready again");
+    assert_eq!((probe.runs(), store.len()), (0, 0));
+    send(layer.layer(probe), keyed("K")).await.assert_run(1);
+}
+
+#[tokio::test]
 async fn no_more_requests_run_than_allowed_even_if_their_clients_have_left() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);

@@ -267,6 +267,40 @@ async fn f44_a_savepoint_whose_beginning_was_dropped_takes_the_order_and_the_rec
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn f68_a_transaction_that_the_server_ended_for_its_idleness_records_nothing() {
+    with_postgres(async |shop| {
+        let service = at_first(&shop, async |run| {
+            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
+            PostgresShop::order(&mut transaction, &run.operation, "pen")
+                .await
+                .unwrap();
+            let impatient = "SET LOCAL idle_in_transaction_session_timeout = '50ms'";
+            PostgresShop::run(&mut transaction, impatient)
+                .await
+                .unwrap();
+            let idle = "SELECT count(*) FROM pg_stat_activity
+                        WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
+            loop {
+                let idle: i64 = query_scalar(idle).fetch_one(&run.shop.pool).await.unwrap();
+                if idle == 0 {
+                    break;
+                }
+            }
+            let error = run
+                .shop
+                .commit(&run.operation, transaction, ordered("a pen"))
+                .await
+                .unwrap_err();
+            assert_eq!(error.kind(), CommitErrorKind::Aborted);
+            status(201)
+        });
+        service.post("key").await.assert_problem(500, "rolled-back");
+        assert_retry_orders(&shop, &service).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn f33_a_statement_by_which_sqlite_rolls_all_back_records_nothing() {
     with_sqlite(async |shop| {
         let service = at_first(&shop, async |run| {

@@ -1,0 +1,792 @@
+//! The project's own list of faults, from F1 to F84, and the tests that hold
+//! the right behaviour in each; or why no test can.
+//!
+//! A name of a test is that of its function, which may be made into one test for
+//! each store.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// A fault, by its number.
+struct Fault(usize, &'static str, Held);
+
+enum Held {
+    /// By tests with these names.
+    By(&'static [&'static str]),
+    /// By none, for this reason.
+    ByNone(&'static str),
+}
+
+use Held::{By, ByNone};
+
+/// From the client's side.
+const CLIENT: &[Fault] = &[
+    Fault(
+        1,
+        "the client is gone before its upload has ended",
+        By(&["rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind"]),
+    ),
+    Fault(
+        2,
+        "the client is gone between the claim and the handler",
+        By(&["f02_f42_a_request_dropped_at_any_moment_runs_once_and_its_retry_gets_the_answer"]),
+    ),
+    Fault(
+        3,
+        "the client is gone while the handler runs, noticed or not",
+        By(&[
+            "rule_46_the_client_closes_the_connection_and_the_handler_finishes",
+            "rule_46_the_client_resets_the_stream_and_the_handler_finishes",
+            "f03_a_client_that_pipelines_and_leaves_finds_its_answer",
+            "a_layer_may_stop_the_handler_of_a_client_that_leaves",
+        ]),
+    ),
+    Fault(
+        4,
+        "the client is gone in the middle of its answer",
+        By(&[
+            "f04_a_client_that_leaves_in_the_middle_of_its_answer_gets_it_whole_by_a_retry",
+            "a_response_is_recorded_before_its_client_is_answered",
+            "rule_69_a_live_response_that_breaks_or_loses_its_client_is_unknown",
+        ]),
+    ),
+    Fault(
+        5,
+        "the client closes its sending half and listens on",
+        By(&["rule_46_the_client_closes_its_half_and_the_handler_finishes"]),
+    ),
+    Fault(
+        6,
+        "the retry reaches another host than the first try",
+        By(&[
+            "rule_60_two_processes_keep_each_others_claims_and_records",
+            "rule_60_processes_run_one_request_once",
+        ]),
+    ),
+    Fault(
+        7,
+        "the retry comes after the record's time",
+        By(&[
+            "rule_72_after_the_retention_the_key_runs_again_without_a_sweep",
+            "rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim",
+            "expired_is_granted_for_an_expired_record_that_is_not_in_progress_only",
+        ]),
+    ),
+    Fault(
+        8,
+        "a body trickles in",
+        By(&[
+            "f08_a_body_that_drips_is_refused_by_its_whole_time_and_claims_nothing",
+            "rule_47_a_body_that_comes_too_slowly_is_refused_before_any_claim",
+        ]),
+    ),
+    Fault(
+        9,
+        "a body is enormous",
+        By(&[
+            "rule_61_a_body_over_the_cap_is_refused_without_a_claim_and_without_reading_on",
+            "rule_61_the_cap_holds_for_every_framing_and_not_without_a_key",
+            "no_more_bytes_are_held_for_waiting_requests_than_allowed",
+        ]),
+    ),
+    Fault(
+        10,
+        "reading the body fails half-way",
+        By(&["rule_47_a_body_that_breaks_off_is_refused_before_any_claim"]),
+    ),
+    Fault(
+        11,
+        "the same bytes come in another framing or version of HTTP",
+        By(&["rule_36_neither_the_framing_nor_the_borders_of_chunks_matter"]),
+    ),
+    Fault(
+        12,
+        "the retry's body is compressed to other bytes",
+        By(&[
+            "f12_a_body_compressed_anew_is_the_same_request_if_it_is_unpacked_outside_of_the_layer",
+        ]),
+    ),
+    Fault(
+        13,
+        "JSON comes back in another order or layout",
+        By(&[
+            "rule_24_reordered_members_are_a_mismatch_by_bytes_and_a_replay_by_structure",
+            "json_counts_by_structure",
+        ]),
+    ),
+    Fault(
+        14,
+        "the client waits to be told to continue",
+        By(&["rule_18_a_client_that_waits_to_be_told_to_continue_learns_of_the_refusal_first"]),
+    ),
+    Fault(
+        15,
+        "a safe request carries a key",
+        By(&[
+            "rule_17_other_methods_pass_untouched_and_unbuffered_even_with_a_malformed_key",
+            "a_function_decides_which_unsafe_requests_are_guarded",
+        ]),
+    ),
+    Fault(
+        16,
+        "a request has trailers",
+        By(&[
+            "f16_trailers_of_a_request_reach_the_handler_and_make_no_other_request",
+            "rule_16_a_key_in_trailers_is_absent",
+        ]),
+    ),
+    Fault(
+        17,
+        "the key's header comes twice",
+        By(&[
+            "rule_05_two_lines_are_refused_equal_or_not",
+            "rule_06_one_line_with_two_members_is_refused",
+        ]),
+    ),
+    Fault(
+        18,
+        "the key is empty, or has bytes that are no text",
+        By(&[
+            "rule_04_an_empty_key_is_never_an_absent_one",
+            "rule_08_bytes_outside_visible_ascii_are_refused_without_a_panic",
+            "no_bytes_make_the_parser_panic",
+        ]),
+    ),
+    Fault(
+        19,
+        "the key is as long as the server lets it be",
+        By(&["rule_10_a_key_of_64_kib_is_refused_before_any_hash_or_look_up"]),
+    ),
+    Fault(
+        20,
+        "an answer has no end: upgrades, tunnels, event streams",
+        By(&[
+            "f20_web_sockets_and_tunnels_pass_with_what_the_server_needs_to_upgrade",
+            "rule_69_an_upgrade_is_not_recorded",
+            "rule_69_event_streams_and_opted_out_types_go_out_live_at_once",
+            "rule_69_a_slow_response_goes_out_live_after_its_time",
+        ]),
+    ),
+    Fault(
+        21,
+        "an answer is larger than what is kept",
+        By(&[
+            "rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombstone",
+            "rule_69_a_large_response_reaches_the_client_whole_over_every_version",
+            "i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs",
+        ]),
+    ),
+    Fault(
+        22,
+        "an answer's body breaks off",
+        By(&[
+            "rule_55_a_body_that_breaks_is_never_replayed_short",
+            "rule_69_a_live_response_that_breaks_or_loses_its_client_is_unknown",
+            "i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs",
+        ]),
+    ),
+    Fault(
+        23,
+        "an answer has headers of one hop, a date, or trailers",
+        By(&[
+            "rule_62_no_hop_by_hop_header_is_replayed_whatever_is_configured",
+            "rule_64_a_replay_has_one_date_of_now_and_no_age",
+            "rule_68_trailers_are_replayed_as_trailers",
+            "rule_71_recorded_over_one_version_of_http_it_replays_over_the_other",
+        ]),
+    ),
+    Fault(
+        24,
+        "answers are compressed outside or inside of the layer",
+        By(&[
+            "rule_71_outer_layers_add_their_headers_to_a_replay_exactly_once",
+            "f24_compression_inside_of_the_layer_is_recorded_with_the_name_of_its_encoding",
+        ]),
+    ),
+    Fault(
+        25,
+        "a header has several lines, or commas in one",
+        By(&[
+            "f25_any_lines_of_any_headers_come_back_as_they_were",
+            "rule_66_lines_of_one_header_keep_their_order_and_their_bytes",
+        ]),
+    ),
+];
+
+/// From the handler's side.
+const HANDLER: &[Fault] = &[
+    Fault(
+        26,
+        "the handler panics",
+        By(&[
+            "rule_49_a_panic_is_500_and_its_outcome_unknown",
+            "a_panic_before_the_commit_leaves_an_unknown_outcome_and_no_order",
+        ]),
+    ),
+    Fault(
+        27,
+        "the handler answers that the server failed",
+        By(&[
+            "rule_50_what_is_released_by_500_or_503_runs_again_for_the_same_request_alone",
+            "rule_50_what_another_gave_up_waiting_for_is_unknown",
+            "presets_and_predicates_say_which_responses_are_recorded",
+            "a_dropped_transaction_is_rolled_back_and_a_retry_runs",
+        ]),
+    ),
+    Fault(
+        28,
+        "the handler refuses, before or after effects",
+        By(&[
+            "rule_51_refusals_of_the_handler_are_recorded",
+            "rule_52_what_is_released_by_a_4xx_is_free_for_any_request",
+            "rule_53_the_handlers_word_beats_the_table_and_is_not_seen",
+        ]),
+    ),
+    Fault(
+        29,
+        "the handler outlives its lease",
+        By(&[
+            "rule_57_heartbeats_keep_a_lease_that_the_handler_outlives",
+            "the_handler_learns_that_its_lease_is_or_may_be_lost",
+            "rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner",
+        ]),
+    ),
+    Fault(
+        30,
+        "the handler blocks its thread",
+        By(&[
+            "f30_a_handler_that_blocks_its_thread_keeps_its_lease_on_another_one",
+            "f30_a_handler_that_blocks_the_only_thread_is_fenced_and_answers_as_the_winner",
+        ]),
+    ),
+    Fault(
+        31,
+        "the handler hangs",
+        By(&["rule_57_a_handler_that_hangs_loses_its_lease_after_the_longest_run"]),
+    ),
+    Fault(
+        32,
+        "a request brings every process down that takes it",
+        By(&[
+            "f32_f40_a_request_that_ends_every_process_it_runs_in_comes_to_an_end",
+            "rule_56_rerun_ends_after_the_attempts_that_were_set",
+            "f32_a_request_that_always_fails_comes_to_an_end",
+        ]),
+    ),
+    Fault(
+        33,
+        "the handler overlooks an error of its transaction",
+        By(&[
+            "f33_an_error_that_the_handler_swallows_in_its_transaction_records_nothing",
+            "f33_a_statement_by_which_sqlite_rolls_all_back_records_nothing",
+        ]),
+    ),
+    Fault(
+        34,
+        "the record is completed in a savepoint that is undone",
+        By(&[
+            "f34_a_savepoint_that_is_rolled_back_does_no_harm",
+            "f34_a_transaction_that_the_handler_ended_itself_records_nothing",
+        ]),
+    ),
+    Fault(
+        35,
+        "the handler writes elsewhere than in its transaction",
+        By(&[
+            "f35_a_transaction_on_another_postgres_database_is_refused_and_the_key_is_not_lost",
+            "f35_a_transaction_on_another_sqlite_file_is_refused_and_the_key_is_not_lost",
+            "i11_a_success_after_a_failed_commit_and_other_effects_is_unknown",
+        ]),
+    ),
+    Fault(
+        36,
+        "duplicates use up the connections that the handler needs",
+        By(&["f36_duplicates_take_no_connection_from_the_handler"]),
+    ),
+    Fault(
+        37,
+        "two of the layers guard one request",
+        By(&["a_second_layer_on_the_same_request_passes"]),
+    ),
+];
+
+/// From the process and its runtime.
+const PROCESS: &[Fault] = &[
+    Fault(
+        38,
+        "the process is killed, at any step",
+        By(&[
+            "a_crash_before_the_commit",
+            "a_crash_after_the_commit",
+            "rule_56_a_killed_process_leaves_an_unknown_outcome",
+            "rule_56_a_killed_process_is_followed_by_exactly_one_rerun",
+            "what_is_acknowledged_survives_a_process_that_is_killed",
+        ]),
+    ),
+    Fault(
+        39,
+        "the process is asked to stop while requests run",
+        By(&[
+            "rule_74_a_stopped_process_finishes_what_it_began",
+            "rule_74_what_runs_finishes_and_is_recorded_within_the_grace_period",
+            "rule_74_what_does_not_end_in_time_is_left_to_its_lease",
+        ]),
+    ),
+    Fault(
+        40,
+        "the runtime ends under a detached task",
+        By(&[
+            "rule_74_what_does_not_end_in_time_is_left_to_its_lease",
+            "f32_f40_a_request_that_ends_every_process_it_runs_in_comes_to_an_end",
+        ]),
+    ),
+    Fault(
+        41,
+        "the process stands still for longer than its lease",
+        By(&[
+            "f41_a_process_that_sleeps_past_its_lease_answers_as_the_winner",
+            "i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer",
+        ]),
+    ),
+    Fault(
+        42,
+        "the future of a response is dropped at any await",
+        By(&[
+            "f02_f42_a_request_dropped_at_any_moment_runs_once_and_its_retry_gets_the_answer",
+            "rule_45_a_waiter_that_leaves_frees_its_place_and_the_owner_is_untouched",
+            "i15_an_order_whose_client_leaves_is_there_if_and_only_if_its_record_is",
+        ]),
+    ),
+    Fault(
+        43,
+        "heartbeats go on without their owner",
+        By(&["f43_heartbeats_end_with_their_owner_whatever_its_end"]),
+    ),
+    Fault(
+        44,
+        "a task ends between its last statement and COMMIT",
+        By(&[
+            "f44_a_savepoint_whose_beginning_was_dropped_takes_the_order_and_the_record_with_it",
+            "i15_an_order_dropped_at_any_await_is_there_if_and_only_if_its_record_is",
+            "i15_an_order_whose_client_leaves_is_there_if_and_only_if_its_record_is",
+        ]),
+    ),
+];
+
+/// From what Tower asks of a service.
+const TOWER: &[Fault] = &[
+    Fault(
+        45,
+        "a clone is called that never was ready",
+        By(&[
+            "one_service_calls_the_inner_one_that_it_made_ready",
+            "rule_45_waiters_do_not_hold_the_readiness_that_the_owner_needs",
+        ]),
+    ),
+    Fault(
+        46,
+        "the inner service fails to become ready",
+        By(&[
+            "f46_an_inner_service_that_fails_before_the_call_claims_nothing",
+            "an_inner_service_that_fails_to_become_ready_after_the_wait_leaves_the_key_free",
+        ]),
+    ),
+    Fault(
+        47,
+        "waiters keep the readiness that others need",
+        By(&["rule_45_waiters_do_not_hold_the_readiness_that_the_owner_needs"]),
+    ),
+    Fault(
+        48,
+        "a timeout outside of the layer drops the request",
+        By(&["rule_48_an_outer_timeout_is_not_recorded_and_the_real_result_is"]),
+    ),
+    Fault(
+        49,
+        "each request gets a clone, and bounds are not shared",
+        By(&[
+            "f49_all_clones_of_a_router_share_the_places_to_wait",
+            "no_more_requests_run_than_allowed_even_if_their_clients_have_left",
+        ]),
+    ),
+    Fault(
+        50,
+        "an error of the store ends the connection",
+        By(&[
+            "rule_58_while_the_store_cannot_be_reached_nothing_runs",
+            "rule_54_an_error_of_the_inner_service_is_unchanged_and_its_outcome_unknown",
+        ]),
+    ),
+];
+
+/// From a store that fails.
+const STORE: &[Fault] = &[
+    Fault(
+        51,
+        "the store is down when the key is claimed",
+        By(&[
+            "rule_58_while_the_store_cannot_be_reached_nothing_runs",
+            "rule_58_a_route_may_choose_to_run_unguarded_and_says_so",
+        ]),
+    ),
+    Fault(
+        52,
+        "the store is down when the response is recorded",
+        By(&[
+            "rule_59_a_response_that_cannot_be_recorded_goes_out_and_is_recorded_late",
+            "rule_59_what_is_never_recorded_never_runs_again",
+        ]),
+    ),
+    Fault(
+        53,
+        "the store is down for heartbeats and releases",
+        By(&[
+            "the_handler_learns_that_its_lease_is_or_may_be_lost",
+            "rule_59_a_release_or_an_unknown_outcome_that_cannot_be_written_is_written_late",
+        ]),
+    ),
+    Fault(
+        54,
+        "the store is slow",
+        By(&[
+            "rule_58_while_the_store_cannot_be_reached_nothing_runs",
+            "a_dropped_call_still_writes",
+            "a_server_that_falls_silent_takes_no_connection_for_ever",
+            "a_role_s_careless_defaults_do_not_reach_the_store",
+        ]),
+    ),
+    Fault(
+        55,
+        "no connection is free",
+        By(&[
+            "f55_where_all_connections_are_taken_nothing_runs_and_the_client_may_come_back",
+            "a_record_locked_by_another_transaction_times_out_and_the_store_stays_usable",
+        ]),
+    ),
+    Fault(
+        56,
+        "a claim is made and its answer gets lost",
+        By(&[
+            "rule_58_a_claim_whose_answer_got_lost_is_still_this_requests_claim",
+            "i1_claiming_again_with_the_same_token_grants_nothing_and_shows_the_token",
+        ]),
+    ),
+];
+
+/// From PostgreSQL.
+const POSTGRES: &[Fault] = &[
+    Fault(
+        57,
+        "an insert waits for a transaction that may have claimed",
+        By(&[
+            "f57_a_claim_that_another_transaction_may_have_made_is_not_waited_for_for_ever",
+            "a_duplicate_does_not_wait_for_a_completion_under_way",
+        ]),
+    ),
+    Fault(
+        58,
+        "the loser of a race cannot see the winner's row yet",
+        By(&[
+            "of_64_simultaneous_claims_exactly_one_is_acquired",
+            "one_of_all_simultaneous_claims_is_acquired",
+        ]),
+    ),
+    Fault(
+        59,
+        "the row in the way is swept before it is read",
+        By(&[
+            "f59_a_record_that_vanishes_under_a_claim_is_claimed_again_and_never_run_without",
+            "i2_fences_strictly_increase_while_claims_and_removals_race",
+        ]),
+    ),
+    Fault(
+        60,
+        "the role's isolation is a stricter one",
+        By(&[
+            "a_role_s_careless_defaults_do_not_reach_the_store",
+            "f60_a_transaction_of_another_isolation_is_refused_by_its_name",
+        ]),
+    ),
+    Fault(
+        61,
+        "the role does not wait for the disk",
+        By(&[
+            "a_role_s_careless_defaults_do_not_reach_the_store",
+            "f61_a_commit_is_durable_whatever_the_pool_s_default_is",
+        ]),
+    ),
+    Fault(
+        62,
+        "the answer to COMMIT gets lost",
+        By(&[
+            "f62_a_connection_cut_before_commit_arrives_is_found_to_be_an_abort_and_a_retry_orders",
+            "f62_a_connection_cut_after_the_commit_is_found_to_be_a_commit",
+            "f62_an_answer_that_comes_too_late_is_found_before_it",
+            "f62_a_commit_that_outlasts_its_deadline_is_waited_for",
+            "i11_a_commit_that_nobody_can_find_out_about_is_unknown_until_it_arrives",
+        ]),
+    ),
+    Fault(
+        63,
+        "COMMIT succeeds in rolling back",
+        By(&[
+            "f33_an_error_that_the_handler_swallows_in_its_transaction_records_nothing",
+            "f63_a_success_after_a_failed_commit_is_denied_and_a_retry_runs",
+        ]),
+    ),
+    Fault(
+        64,
+        "a constraint fails as late as at COMMIT",
+        By(&["f64_a_constraint_that_fails_at_commit_aborts_and_a_retry_runs"]),
+    ),
+    Fault(
+        65,
+        "waiting for the standby is given up",
+        ByNone(
+            "The server then calls the COMMIT a success, with no more than a warning, and only a \
+         failover in that moment tells the difference: that takes a cluster of two servers.",
+        ),
+    ),
+    Fault(
+        66,
+        "a standby takes over without the last claims",
+        ByNone(
+            "What the standby never received is gone for whoever asks it, and no client of it can \
+         tell: the store's documentation says that such a retry runs again.",
+        ),
+    ),
+    Fault(
+        67,
+        "the server is a standby, or refuses to write",
+        By(&[
+            "a_standby_is_refused_with_its_reason",
+            "a_role_s_careless_defaults_do_not_reach_the_store",
+        ]),
+    ),
+    Fault(
+        68,
+        "the server's patience ends: statements, locks, idleness",
+        By(&[
+            "a_record_locked_by_another_transaction_times_out_and_the_store_stays_usable",
+            "a_record_that_somebody_keeps_locked_aborts_the_commit_in_time",
+            "f68_a_transaction_that_the_server_ended_for_its_idleness_records_nothing",
+            "f68_a_commit_that_waits_longer_than_all_patience_is_unknown_until_it_ends",
+        ]),
+    ),
+    Fault(
+        69,
+        "two calls lock rows in opposite orders",
+        By(&[
+            // A call locks one row; a sweep locks many, and waits for none.
+            "simultaneous_sweeps_count_each_record_once",
+            "a_sweep_never_deletes_a_record_that_was_claimed_again",
+        ]),
+    ),
+    Fault(
+        70,
+        "a pooler changes the connection between transactions",
+        By(&[
+            // Made into tests of that pooler by `tests/conformance_pgbouncer.rs`.
+            "one_of_all_simultaneous_claims_is_acquired",
+            "i2_fences_strictly_increase_over_release_expiry_sweep_and_forget",
+        ]),
+    ),
+    Fault(
+        71,
+        "a heartbeat meets the handler's own transaction",
+        By(&["f71_a_heartbeat_in_the_time_of_the_transaction_does_no_harm"]),
+    ),
+    Fault(
+        72,
+        "heartbeats and completions bloat an index",
+        By(&["a_completion_touches_no_index"]),
+    ),
+    Fault(
+        73,
+        "a sweep removes what lives, or locks for long",
+        By(&[
+            "a_sweep_never_deletes_a_record_that_was_claimed_again",
+            "a_sweep_keeps_to_its_limit_and_spares_what_is_leased",
+            "i3_a_live_lease_is_never_swept",
+        ]),
+    ),
+    Fault(
+        74,
+        "the database cannot hold a key, or holds two for equal",
+        By(&[
+            "names_that_other_collations_merge_stay_apart",
+            "odd_names_are_kept_as_they_are",
+            "rule_14_keys_are_byte_exact_and_case_sensitive",
+        ]),
+    ),
+    Fault(
+        75,
+        "records of another version of the crate",
+        By(&[
+            "the_bytes_of_version_1_are_read_for_ever",
+            "rule_73_a_record_that_cannot_be_read_is_503_and_never_absent",
+            "a_row_that_cannot_be_read_is_an_error_and_never_absent",
+            "rule_30_records_of_an_earlier_fingerprint_are_compared_and_of_an_unknown_one_refused",
+            "a_store_of_a_later_version_is_refused",
+            "eight_processes_may_migrate_at_once",
+        ]),
+    ),
+];
+
+/// From other stores.
+const OTHER_STORES: &[Fault] = &[
+    Fault(
+        76,
+        "Redis evicts a claim",
+        ByNone("There is no store on Redis yet."),
+    ),
+    Fault(
+        77,
+        "Redis fails over, is a cluster, or busy",
+        ByNone("There is no store on Redis yet."),
+    ),
+    Fault(
+        78,
+        "SQLite is locked, full, or does not wait for the disk",
+        By(&[
+            "f78_a_transaction_that_sqlite_cannot_upgrade_is_aborted_and_a_retry_runs",
+            "f78_a_full_database_rolls_back_and_the_retry_orders",
+            "a_full_database_says_so_and_keeps_nothing_by_halves",
+            "wal_and_full_are_in_force_whatever_the_application_asked_for",
+            "two_stores_on_one_file_race_for_each_key",
+        ]),
+    ),
+    Fault(
+        79,
+        "the memory store has no more room",
+        By(&[
+            "a_full_store_refuses_new_keys_and_evicts_no_record",
+            "a_response_for_which_a_full_store_has_no_room_goes_out_and_does_not_run_again",
+            "a_full_store_repeats_its_answers_and_refuses_new_responses",
+        ]),
+    ),
+];
+
+/// From time.
+const TIME: &[Fault] = &[
+    Fault(
+        80,
+        "the clocks of the hosts differ",
+        By(&["f80_no_decision_reads_the_clock_of_a_host"]),
+    ),
+    Fault(
+        81,
+        "the server's clock jumps",
+        By(&[
+            "f81_a_clock_that_jumps_forward_lets_another_take_over_and_the_owner_is_fenced",
+            "f81_a_clock_that_jumps_back_starts_nothing_and_the_next_heartbeat_sets_the_lease_right",
+            "i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer",
+        ]),
+    ),
+    Fault(
+        82,
+        "durations are zero, too long, or at odds",
+        By(&[
+            "rule_77_durations_that_cannot_be_are_refused_by_name",
+            "rule_77_durations_that_contradict_one_another_are_refused_by_name",
+            "nothing_is_kept_for_no_time",
+            "a_retention_of_a_century_is_kept",
+        ]),
+    ),
+    Fault(
+        83,
+        "much of the lease is gone when the claim is granted",
+        By(&["a_claim_that_took_long_is_confirmed_before_the_handler_starts"]),
+    ),
+    Fault(
+        84,
+        "the retry comes at the very end of a lease or a retention",
+        By(&[
+            "i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after",
+            "i4_a_record_is_live_at_its_very_end_and_expired_right_after",
+            "a_released_record_may_be_retried_at_its_very_end",
+            "rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim",
+        ]),
+    ),
+];
+
+#[test]
+fn every_fault_from_1_to_84_is_held_by_a_test_or_cannot_occur() {
+    let parts = [
+        CLIENT,
+        HANDLER,
+        PROCESS,
+        TOWER,
+        STORE,
+        POSTGRES,
+        OTHER_STORES,
+        TIME,
+    ];
+    let faults: Vec<_> = parts.into_iter().flatten().collect();
+    let numbers: Vec<_> = faults.iter().map(|fault| fault.0).collect();
+    assert_eq!(numbers, (1..=84).collect::<Vec<_>>());
+
+    let functions = functions();
+    for Fault(number, what, held) in faults {
+        match held {
+            By(tests) => {
+                assert!(!tests.is_empty(), "F{number}, {what}: held by nothing");
+                for test in *tests {
+                    assert!(functions.contains(*test), "F{number}, {what}: no {test}");
+                }
+            }
+            ByNone(reason) => assert!(reason.ends_with('.'), "F{number}, {what}: why?"),
+        }
+    }
+}
+
+/// Clocks of the stores decide, and between two moments on one host its
+/// monotonic clock; so a host's own time of day may be off by years. One setting
+/// asks for it, and says so: the age of UUIDs of version 7.
+#[test]
+fn f80_no_decision_reads_the_clock_of_a_host() {
+    let readers: Vec<_> = sources("src")
+        .into_iter()
+        .filter(|path| {
+            let source = fs::read_to_string(path).unwrap();
+            ["SystemTime", "Utc::now", "OffsetDateTime"]
+                .iter()
+                .any(|clock| source.contains(clock))
+        })
+        .collect();
+    assert_eq!(readers, [root().join("src/key.rs")]);
+}
+
+/// The names of all functions in the tests and in the crate.
+fn functions() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for path in sources("tests").into_iter().chain(sources("src")) {
+        for after in fs::read_to_string(path).unwrap().split("fn ").skip(1) {
+            let is_of_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
+            let end = after.find(|c| !is_of_name(c)).unwrap_or(after.len());
+            names.insert(after[..end].to_owned());
+        }
+    }
+    names
+}
+
+/// The Rust files under this folder, at any depth.
+fn sources(folder: impl AsRef<Path>) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(root().join(folder)).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(sources(path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
