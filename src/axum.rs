@@ -70,7 +70,7 @@ impl IntoResponseParts for Word {
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl IntoResponse for crate::Committed {
     fn into_response(self) -> Response {
-        Self::into_response(self).map(::axum::body::Body::new)
+        self.into_http().map(::axum::body::Body::new)
     }
 }
 

@@ -20,6 +20,7 @@ use crate::{
     host::{Host, Share},
     keeping::{correct_length, declared_length},
     lease::Heartbeats,
+    operation::Verdict,
     outcome::Notice,
     policy::{Conclusion, Disconnect},
     reconcile::{Reconciliation, reconcile},
@@ -138,15 +139,23 @@ where
             operation.loss(),
         );
         let Some(answered) = self.attended(call(inner, request)).await else {
-            return self.lose_unattended(&owned).await;
+            return self.lose_unattended(&owned, &operation).await;
         };
         let answered = answered.map_err(|_panic| Rejection::handler_panicked());
         match operation.transacted().await {
-            Transacted::Committed { response } => self.reply_committed(&owned, answered, response),
+            Transacted::Committed { response } => {
+                self.reply_committed(&owned, answered, response).await;
+            }
             Transacted::Superseded => self.answer_as_loser(&owned).await,
             Transacted::Unknown => self.lose_commit(&owned).await,
-            Transacted::Aborted if claims_success(&answered) => self.deny_success(&owned).await,
-            Transacted::Aborted | Transacted::Not | Transacted::Pending => match answered {
+            transacted => match answered {
+                Ok(Ok(response))
+                    if matches!(transacted, Transacted::Aborted) && claims_success(&response) =>
+                {
+                    let said = response.extensions().get::<Word>().copied();
+                    let word = said.unwrap_or_default().or(operation.word());
+                    self.deny_success(&owned, &operation, word).await;
+                }
                 Ok(Ok(response)) => self.record(&owned, &operation, response).await,
                 Ok(Err(error)) => self.lose(&owned, Err(error)).await,
                 Err(rejection) => {
@@ -160,22 +169,50 @@ where
 
     /// The response was committed in the handler's transaction: it is the
     /// answer, whatever the handler made of it.
-    fn reply_committed(
+    async fn reply_committed(
         &mut self,
         owned: &Owned<S>,
         answered: Result<Result<Response<R>, E>, Rejection>,
         recorded: Bytes,
     ) {
         owned.host.waiters.wake(&owned.name);
-        match answered {
+        let unchanged = match answered {
             Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
-                let response = self.host.config.cleaned(response);
-                let response = response.map(ResponseBody::streamed);
-                self.reply
-                    .finish(Ok(response), Outcome::Recorded, owned.operation);
+                self.unchanged(response, &recorded).await
             }
-            _ => self.reply.answer_recorded(recorded, owned.operation),
+            _ => None,
+        };
+        match unchanged {
+            Some(response) => self
+                .reply
+                .finish(Ok(response), Outcome::Recorded, owned.operation),
+            None => self.reply.answer_recorded(recorded, owned.operation),
         }
+    }
+
+    /// The response as it was committed, with the headers that are not kept;
+    /// `None` if anybody has changed it on its way.
+    async fn unchanged(
+        &mut self,
+        response: Response<R>,
+        recorded: &Bytes,
+    ) -> Option<Response<ResponseBody<R>>> {
+        let config = &self.host.config;
+        let (mut parts, body) = config.cleaned(response).into_parts();
+        parts.extensions.remove::<Word>();
+        let (limit, within) = (config.response_limit, config.response_time);
+        let Gathered::Whole {
+            data,
+            trailers: None,
+        } = gather(body, limit, within, |_| true).await
+        else {
+            return None;
+        };
+        let kept = config.completion(&parts, &data, None, Word::default());
+        (kept.response == *recorded).then(|| {
+            correct_length(&mut parts, Some(data.len() as u64));
+            Response::from_parts(parts, ResponseBody::whole(data, None))
+        })
     }
 
     /// The answer to COMMIT got lost, and nobody could say what became of it.
@@ -185,7 +222,12 @@ where
     }
 
     /// The transaction was rolled back, and the handler has not noticed.
-    async fn deny_success(&mut self, owned: &Owned<S>) {
+    async fn deny_success(&mut self, owned: &Owned<S>, operation: &Operation, word: Word) {
+        if operation.effects_began() || word.verdict() == Some(Verdict::Unknown) {
+            let rejection = Rejection::rolled_back_after_effects();
+            let response = self.host.config.refuse(&rejection);
+            return self.lose(owned, Ok(response)).await;
+        }
         let response = self.host.config.refuse(&Rejection::rolled_back());
         let ending = Ending::Released(Release::Bound);
         self.settle(owned, &ending, Outcome::Released, Ok(response))
@@ -206,8 +248,12 @@ where
     }
 
     /// The handler was stopped with nobody left to answer.
-    async fn lose_unattended(&mut self, owned: &Owned<S>) {
+    async fn lose_unattended(&mut self, owned: &Owned<S>, operation: &Operation) {
         self.reply.abandon(owned.operation);
+        // A commit that was under way was not stopped with it.
+        if let Transacted::Committed { .. } = operation.transacted().await {
+            return owned.host.waiters.wake(&owned.name);
+        }
         match owned.settle(&Ending::Unknown).await {
             Ok(Settlement::Applied) => {}
             Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
@@ -537,8 +583,8 @@ where
 }
 
 /// Whether a handler says that it did its work.
-fn claims_success<R, E, X>(answered: &Result<Result<Response<R>, E>, X>) -> bool {
-    matches!(answered, Ok(Ok(response)) if response.status().as_u16() < 400)
+fn claims_success<R>(response: &Response<R>) -> bool {
+    response.status().as_u16() < 400
 }
 
 /// Gives the readiness of `inner` back: a clone has none.

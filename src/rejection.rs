@@ -251,6 +251,13 @@ impl Rejection {
         .retry_after(1)
     }
 
+    pub(crate) fn rolled_back_after_effects() -> Self {
+        Self::new(
+            RejectionKind::RolledBack,
+            "The transaction of this request was rolled back, but it may have done other work outside of it. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
+        )
+    }
+
     pub(crate) fn not_replayable() -> Self {
         Self::new(
             RejectionKind::ResponseNotReplayable,

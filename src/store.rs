@@ -292,6 +292,12 @@ impl Completion {
             at_least,
         }
     }
+
+    /// Whether it keeps no response.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn is_tombstone(&self) -> bool {
+        self.response == crate::RecordedResponse::tombstone().encode()
+    }
 }
 
 /// For whom a released record is free.

@@ -9,7 +9,7 @@ use bytes::Bytes;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use self::commit::{CommitError, CommitErrorKind, CommitResponse, Committed};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use self::commit::{Desk, Verdict, commit};
+pub(crate) use self::commit::{Desk, ENDED, Verdict, commit};
 
 /// Marks the response that the layer need not look up in the record.
 #[derive(Clone, Copy)]

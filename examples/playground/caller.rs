@@ -13,6 +13,10 @@ use tower_idempotency::Scope;
 pub(crate) struct Account(String);
 
 impl Account {
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
     /// The name for the list of runs; `-` where there is no caller.
     pub(crate) fn name(extensions: &http::Extensions) -> &str {
         extensions.get::<Self>().map_or("-", |account| &account.0)

@@ -27,6 +27,7 @@ use tower_idempotency::{Operation, RequestBody, Word};
 
 use crate::{
     caller::Account,
+    orders::{self, Orders},
     runs::{self, Run, Runs},
 };
 
@@ -43,12 +44,13 @@ pub(crate) fn counters(runs: Runs) -> Router {
 /// cannot.)
 pub(crate) fn fallible(
     runs: Runs,
+    orders: Orders,
 ) -> impl Service<Request<RequestBody<Body>>, Response = Response, Error = Failed, Future: Send>
 + Clone
 + Send
 + Sync
 + 'static {
-    let router = router(runs.clone());
+    let router = router(runs.clone(), orders);
     tower::service_fn(move |request: Request<RequestBody<Body>>| {
         let (runs, router) = (runs.clone(), router.clone());
         async move {
@@ -78,7 +80,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-fn router(runs: Runs) -> Router {
+fn router(runs: Runs, orders: Orders) -> Router {
     Router::new()
         .route("/slow", post(slow))
         .route("/seq/{id}", post(seq))
@@ -91,7 +93,7 @@ fn router(runs: Runs) -> Router {
         .route("/panic", post(panics))
         .route("/effect-then-panic", post(panics_after_an_effect))
         .route("/say/{word}", post(say))
-        .route("/order", post(order))
+        .route("/order", post(orders::order).layer(Extension(orders)))
         .route("/operation", post(operation))
         .route_layer(middleware::from_fn_with_state(runs.clone(), runs::note))
         .merge(counters(runs))
@@ -289,12 +291,6 @@ async fn say(
     Ok((status, said, Json(json!({ "n": n }))).into_response())
 }
 
-/// Only a store that keeps the orders too can commit them with the record.
-async fn order() -> (StatusCode, &'static str) {
-    let message = "this store keeps no orders";
-    (StatusCode::NOT_IMPLEMENTED, message)
-}
-
 async fn operation(
     Extension(Run(n)): Extension<Run>,
     operation: Option<Operation>,
@@ -310,10 +306,10 @@ async fn operation(
 }
 
 /// What the query asks for.
-struct Wishes(HashMap<String, String>);
+pub(crate) struct Wishes(HashMap<String, String>);
 
 impl Wishes {
-    fn text(&self, name: &str) -> Option<&str> {
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).map(String::as_str)
     }
 

@@ -22,6 +22,7 @@
 mod caller;
 mod handlers;
 mod operator;
+mod orders;
 mod runs;
 mod server;
 mod settings;
@@ -38,6 +39,7 @@ use tower_idempotency::{IdempotencyLayer, SharedStore, Sweeper};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use self::{
+    orders::Orders,
     runs::Runs,
     server::{serve, stop_signal},
     settings::{Malformed, Settings},
@@ -61,7 +63,7 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let settings = Settings::from_environment()?;
     start_logs()?;
-    let store = stores::open(&settings.store).await?;
+    let (store, orders) = stores::open(&settings.store).await?;
     let layer = settings.layer(store.clone())?;
     let runs = Runs::new(settings.runs.clone());
     let sweeper = settings
@@ -71,7 +73,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let stop = stop_signal()?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, settings.port)).await?;
     println!("listening on {}", listener.local_addr()?);
-    let connections = serve(listener, app(&settings, &layer, store, runs), stop).await;
+    let connections = serve(listener, app(&settings, &layer, store, runs, orders), stop).await;
 
     let end = Instant::now() + settings.grace;
     // Connections first: what they are still sending becomes a request that the
@@ -94,6 +96,7 @@ fn app(
     layer: &IdempotencyLayer<SharedStore>,
     store: SharedStore,
     runs: Runs,
+    orders: Orders,
 ) -> Router {
     let everything_else = ServiceBuilder::new()
         .layer(HandleErrorLayer::new(
@@ -102,7 +105,7 @@ fn app(
             },
         ))
         .layer(layer.clone())
-        .service(handlers::fallible(runs.clone()));
+        .service(handlers::fallible(runs.clone(), orders.clone()));
     // Inside of a nested router the path is cut short; two of them look alike
     // to a layer that stands there.
     let counters = handlers::counters(runs.clone()).layer(layer.clone());
@@ -117,7 +120,7 @@ fn app(
             bound,
         ));
     }
-    app.merge(operator::router(store, runs))
+    app.merge(operator::router(store, runs, orders))
 }
 
 /// To standard error, as chatty as `RUST_LOG` says.

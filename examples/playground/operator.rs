@@ -14,14 +14,18 @@ use tower_idempotency::{
     store::{Filter, Record, RecordState, Resolution, Settlement},
 };
 
-use crate::runs::{self, Runs};
+use crate::{
+    orders::Orders,
+    runs::{self, Runs},
+};
 
 /// - `GET /runs?path=` counts runs;
+/// - `GET /orders` counts committed orders, all and of each account;
 /// - `GET /records?filter=unknown|in-progress&older_ms=` lists, and
 ///   `?account=&key=` reads one;
 /// - `POST /resolve/{happened|not}?account=&key=` ends an unknown outcome;
 /// - `DELETE /records?account=&key=` forgets.
-pub(crate) fn router(store: SharedStore, runs: Runs) -> Router {
+pub(crate) fn router(store: SharedStore, runs: Runs, orders: Orders) -> Router {
     Router::new()
         .route("/records", get(records).delete(forget))
         .route("/resolve/{outcome}", post(resolve))
@@ -30,6 +34,11 @@ pub(crate) fn router(store: SharedStore, runs: Runs) -> Router {
             Router::new()
                 .route("/runs", get(count_runs))
                 .with_state(runs),
+        )
+        .merge(
+            Router::new()
+                .route("/orders", get(count_orders))
+                .with_state(orders),
         )
 }
 
@@ -40,6 +49,15 @@ async fn count_runs(State(runs): State<Runs>, Query(asked): Asked) -> Answer<Str
     runs.count(asked.get("path").map(String::as_str))
         .map(|runs| runs.to_string())
         .map_err(|error| runs::unwritable(&error))
+}
+
+async fn count_orders(State(orders): State<Orders>) -> Answer<Json<Value>> {
+    let Some(accounts) = orders.count().await.map_err(failed)? else {
+        let message = "this store keeps no orders".to_owned();
+        return Err((StatusCode::NOT_IMPLEMENTED, message));
+    };
+    let total: i64 = accounts.values().sum();
+    Ok(Json(json!({ "total": total, "accounts": accounts })))
 }
 
 async fn records(State(store): State<SharedStore>, Query(asked): Asked) -> Answer<Json<Value>> {

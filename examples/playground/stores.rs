@@ -1,8 +1,10 @@
 //! The store that `STORE` names.
 
-use std::path::PathBuf;
+use std::{error::Error, path::PathBuf};
 
-use tower_idempotency::{MemoryStore, PostgresStore, SharedStore, SqliteStore, StoreError};
+use tower_idempotency::{MemoryStore, PostgresStore, SharedStore, SqliteStore};
+
+use crate::orders::Orders;
 
 /// Which store, and where.
 pub(crate) enum StoreAddress {
@@ -22,15 +24,20 @@ impl StoreAddress {
     }
 }
 
-/// Opens the store and brings its tables up to date.
-pub(crate) async fn open(address: &StoreAddress) -> Result<SharedStore, StoreError> {
+/// Opens the store and brings its tables up to date, with the orders beside it.
+pub(crate) async fn open(address: &StoreAddress) -> Result<(SharedStore, Orders), Box<dyn Error>> {
     Ok(match address {
-        StoreAddress::Memory => SharedStore::new(MemoryStore::new()),
-        StoreAddress::Sqlite(path) => SharedStore::new(SqliteStore::open(path).await?),
+        StoreAddress::Memory => (SharedStore::new(MemoryStore::new()), Orders::Nowhere),
+        StoreAddress::Sqlite(path) => {
+            let store = SqliteStore::open(path).await?;
+            let orders = Orders::in_file(store.clone(), path).await?;
+            (SharedStore::new(store), orders)
+        }
         StoreAddress::Postgres(url) => {
             let store = PostgresStore::connect(url).await?;
             store.migrate().await?;
-            SharedStore::new(store)
+            let orders = Orders::on_server(store.clone(), url).await?;
+            (SharedStore::new(store), orders)
         }
     })
 }

@@ -69,7 +69,7 @@ use crate::{Fence, RecordName, Token};
 pub struct PostgresStore {
     pool: PgPool,
     transactions: PgPool,
-    options: PgConnectOptions,
+    options: Arc<PgConnectOptions>,
     deadline: Duration,
     pooled: Option<Pooled>,
 }
@@ -110,7 +110,7 @@ impl PostgresStore {
     /// If the server cannot be reached or refuses, or if the database was
     /// migrated by a later version of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        let options = self.options.clone();
+        let options = Arc::clone(&self.options);
         sql::detached(async move {
             // A connection of its own: one that fails on the way would take the
             // migrator's lock back into the pool.

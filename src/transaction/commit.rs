@@ -36,7 +36,7 @@ impl Committed {
 
     /// The response, for services that are not axum's.
     #[must_use]
-    pub fn into_response(self) -> Response<Full<Bytes>> {
+    pub fn into_http(self) -> Response<Full<Bytes>> {
         self.response
     }
 }
@@ -248,7 +248,7 @@ pub(crate) async fn commit<D: Desk>(
     response: impl CommitResponse,
 ) -> Result<Committed, CommitError> {
     if !operation.begin_commit() {
-        desk.roll_back(transaction).await;
+        roll_back(&desk, operation, transaction).await;
         return Err(CommitError::caused(
             CommitErrorKind::Aborted,
             "the operation has another transaction, which was committed or may be",
@@ -259,10 +259,10 @@ pub(crate) async fn commit<D: Desk>(
         otherwise: Transacted::Aborted,
     };
     let Some((response, completion)) = response.gather(operation).await else {
-        desk.roll_back(transaction).await;
+        roll_back(&desk, operation, transaction).await;
         return Err(CommitError::new(CommitErrorKind::ResponseNotKept));
     };
-    let ended = tokio::spawn(async move {
+    let settling = async move {
         pending.otherwise = Transacted::Unknown;
         let operation = &pending.operation;
         let ended = settle(&desk, operation, transaction, &completion).await;
@@ -273,8 +273,10 @@ pub(crate) async fn commit<D: Desk>(
             Err(error) => error.transacted(),
         });
         ended
-    });
-    match ended.await {
+    };
+    #[cfg(feature = "tracing")]
+    let settling = tracing::Instrument::in_current_span(settling);
+    match tokio::spawn(settling).await {
         Ok(Ok(())) => Ok(Committed::new(response)),
         Ok(Err(error)) => Err(error),
         Err(_) => Err(CommitError::new(CommitErrorKind::Unknown)),
@@ -300,10 +302,18 @@ async fn settle<D: Desk>(
     mut transaction: D::Transaction,
     completion: &Completion,
 ) -> Result<(), CommitError> {
-    match desk.complete(&mut transaction, operation, completion).await {
+    let patience = operation.config().store_timeout;
+    // Without an answer it is dropped, and COMMIT is not sent.
+    let completed = time::timeout(
+        patience,
+        desk.complete(&mut transaction, operation, completion),
+    )
+    .await
+    .unwrap_or_else(|_| Err(CommitError::caused(CommitErrorKind::Aborted, NO_ANSWER)));
+    match completed {
         Ok(Settlement::Applied) => {}
         Ok(Settlement::Superseded) => {
-            desk.roll_back(transaction).await;
+            roll_back(desk, operation, transaction).await;
             return Err(match desk.find_out(operation).await {
                 Ok(Verdict::Open) => CommitError::new(CommitErrorKind::OtherDatabase),
                 Ok(Verdict::Completed | Verdict::Superseded) => {
@@ -313,11 +323,10 @@ async fn settle<D: Desk>(
             });
         }
         Err(error) => {
-            desk.roll_back(transaction).await;
+            roll_back(desk, operation, transaction).await;
             return Err(error);
         }
     }
-    let patience = operation.config().store_timeout;
     let error = match time::timeout(patience, desk.commit(transaction)).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) if D::is_abort(&error) => {
@@ -353,6 +362,13 @@ async fn settle<D: Desk>(
     })
 }
 
+/// Waits for the end of the rollback, so that the locks of the transaction are
+/// free for the next one, but not for ever.
+async fn roll_back<D: Desk>(desk: &D, operation: &Operation, transaction: D::Transaction) {
+    let patience = operation.config().store_timeout;
+    let _ = time::timeout(patience, desk.roll_back(transaction)).await;
+}
+
 async fn gathered<B>(response: Response<B>, operation: &Operation) -> Option<WithCompletion>
 where
     B: Body<Data = Bytes> + Send,
@@ -363,6 +379,9 @@ where
     let said = parts.extensions.remove::<Word>().unwrap_or_default();
     let word = said.or(operation.word());
     let (limit, within) = (config.response_limit, config.response_time);
+    if config.goes_out_live(&parts) {
+        return None;
+    }
     match gather(body, limit, within, |_| true).await {
         // A trailer cannot follow a body of known length; none is lost unsaid.
         Gathered::Whole {
@@ -371,11 +390,15 @@ where
         } => {
             correct_length(&mut parts, Some(data.len() as u64));
             let completion = config.completion(&parts, &data, None, word);
-            Some((Response::from_parts(parts, Full::new(data)), completion))
+            // A tombstone would be committed work without its answer.
+            (!completion.is_tombstone())
+                .then(|| (Response::from_parts(parts, Full::new(data)), completion))
         }
         _ => None,
     }
 }
 
+pub(crate) const ENDED: &str = "the transaction had been ended before";
+const NO_ANSWER: &str = "the database did not answer in time";
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -1,6 +1,6 @@
 //! The settings of a store's connections.
 
-use std::{fmt, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::{
     ConnectOptions as _, Connection as _,
@@ -158,7 +158,7 @@ impl PostgresStoreBuilder {
         Ok(PostgresStore {
             pool: pool.connect_lazy_with(options.clone()),
             transactions: transactions.connect_lazy_with(options.clone()),
-            options,
+            options: Arc::new(options),
             // For the two statements of a call, and the way there.
             deadline: patience
                 .statement

@@ -1,12 +1,14 @@
 //! The handler's own transaction, which completes its record and commits both.
 
-use sqlx::{AssertSqlSafe, Postgres, Transaction, query_scalar};
+use sqlx::{AssertSqlSafe, Connection as _, Postgres, Transaction, query_as, query_scalar};
 
 use super::{PostgresStore, failure, statements};
 use crate::{
     Operation, StoreError,
     store::{Completion, Settlement, sql},
-    transaction::{CommitError, CommitErrorKind, CommitResponse, Committed, Desk, Verdict, commit},
+    transaction::{
+        CommitError, CommitErrorKind, CommitResponse, Committed, Desk, ENDED, Verdict, commit,
+    },
 };
 
 impl PostgresStore {
@@ -89,7 +91,20 @@ impl Desk for PostgresStore {
         operation: &Operation,
         completion: &Completion,
     ) -> Result<Settlement, CommitError> {
-        let isolation: Option<String> = query_scalar(COMPLETE)
+        // A savepoint whose beginning was dropped takes the transaction with it.
+        if !transaction.is_in_transaction() {
+            return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
+        }
+        let isolation: String = query_scalar(PREPARE)
+            .persistent(self.pooled.is_none())
+            .bind(operation.token().as_bytes().as_slice())
+            .fetch_one(&mut **transaction)
+            .await
+            .map_err(refused)?;
+        if isolation != "read committed" {
+            return Err(CommitError::new(CommitErrorKind::Isolation));
+        }
+        let (completed, still_open): (bool, bool) = query_as(COMPLETE)
             .persistent(self.pooled.is_none())
             .bind(operation.name().scope().as_str())
             .bind(operation.name().key().as_str())
@@ -97,13 +112,13 @@ impl Desk for PostgresStore {
             .bind(&completion.response[..])
             .bind(sql::micros(completion.retention))
             .bind(sql::micros(completion.at_least))
-            .fetch_optional(&mut **transaction)
+            .fetch_one(&mut **transaction)
             .await
             .map_err(refused)?;
-        match isolation.as_deref() {
-            Some("read committed") => Ok(Settlement::Applied),
-            Some(_) => Err(CommitError::new(CommitErrorKind::Isolation)),
-            None => Ok(Settlement::Superseded),
+        match (completed, still_open) {
+            (true, _) => Ok(Settlement::Applied),
+            (false, true) => Ok(Settlement::Superseded),
+            (false, false) => Err(CommitError::caused(CommitErrorKind::Aborted, ENDED)),
         }
     }
 
@@ -148,14 +163,37 @@ fn sqlstate(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
 
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
+/// What is said here lasts as long as the transaction: [`COMPLETE`] does nothing
+/// if it ended meanwhile or before, by a ROLLBACK that the driver sent or the
+/// handler wrote, and each statement would commit on its own. A transaction of
+/// another pool is made as durable as the store's own.
+const PREPARE: &str = "
+SELECT current_setting('transaction_isolation')
+FROM (SELECT set_config('tower_idempotency.completes', encode($1, 'hex'), true),
+             set_config('synchronous_commit',
+                 CASE current_setting('synchronous_commit')
+                     WHEN 'remote_apply' THEN 'remote_apply'
+                     ELSE 'on'
+                 END, true)
+      OFFSET 0) AS said";
+
 /// Only an open claim: one that was completed already, even by this token, must
 /// not take further writes with it.
 const COMPLETE: &str = "
-UPDATE idempotency_records
-SET state = 2,
-    response = $4,
-    expires_at = GREATEST(
-        claimed_at + $5 * interval '1 microsecond',
-        clock_timestamp() + $6 * interval '1 microsecond')
-WHERE scope = $1 AND key = $2 AND token = $3 AND state IN (1, 3)
-RETURNING current_setting('transaction_isolation')";
+WITH transaction AS MATERIALIZED (
+    SELECT COALESCE(
+        current_setting('tower_idempotency.completes', true) = encode($3, 'hex'),
+        false) AS is_open
+), completed AS (
+    UPDATE idempotency_records
+    SET state = 2,
+        response = $4,
+        expires_at = GREATEST(
+            claimed_at + $5 * interval '1 microsecond',
+            clock_timestamp() + $6 * interval '1 microsecond')
+    WHERE scope = $1 AND key = $2 AND token = $3 AND state IN (1, 3)
+      AND (SELECT is_open FROM transaction)
+    RETURNING 1
+)
+SELECT EXISTS (SELECT FROM completed), is_open
+FROM transaction";

@@ -1,12 +1,14 @@
 //! The handler's own transaction, which completes its record and commits both.
 
-use sqlx::{Sqlite, Transaction, error::DatabaseError, query};
+use sqlx::{Connection as _, Sqlite, Transaction, error::DatabaseError, query};
 
 use super::{SqliteStore, failure, statements};
 use crate::{
     Operation, StoreError,
     store::{Completion, Settlement, sql},
-    transaction::{CommitError, CommitErrorKind, CommitResponse, Committed, Desk, Verdict, commit},
+    transaction::{
+        CommitError, CommitErrorKind, CommitResponse, Committed, Desk, ENDED, Verdict, commit,
+    },
 };
 
 impl SqliteStore {
@@ -62,6 +64,9 @@ impl Desk for SqliteStore {
         operation: &Operation,
         completion: &Completion,
     ) -> Result<Settlement, CommitError> {
+        if !transaction.is_in_transaction() || has_ended(transaction).await? {
+            return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
+        }
         let done = query(statements::COMPLETE)
             .bind(operation.name().scope().as_str())
             .bind(operation.name().key().as_str())
@@ -101,6 +106,24 @@ impl Desk for SqliteStore {
             .await?;
         sql::verdict(settled)
     }
+}
+
+/// Whether SQLite has rolled the transaction back on its own, as it does for
+/// `OR ROLLBACK`, a full disk and others. Each statement would commit on its
+/// own then, while sqlx goes on counting the transaction as open.
+async fn has_ended(transaction: &mut Transaction<'static, Sqlite>) -> Result<bool, CommitError> {
+    // Refused, and without any effect, inside of a transaction only.
+    match query("BEGIN").execute(&mut **transaction).await {
+        Ok(_) => Ok(true),
+        Err(error) if is_nested(&error) => Ok(false),
+        Err(error) => Err(refused(error)),
+    }
+}
+
+fn is_nested(error: &sqlx::Error) -> bool {
+    error
+        .as_database_error()
+        .is_some_and(|error| error.message().contains("within a transaction"))
 }
 
 /// A statement that failed before COMMIT was run.

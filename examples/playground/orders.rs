@@ -1,0 +1,197 @@
+//! Orders in the store's own database, each committed with its response.
+
+use std::{collections::BTreeMap, path::Path, process};
+
+use axum::{
+    Extension, Json,
+    response::{IntoResponse, Response},
+};
+use http::{StatusCode, header::LOCATION};
+use serde_json::json;
+use tower_idempotency::{
+    CommitError, Committed, Operation, PostgresStore, SqliteStore,
+    sqlx::{
+        self, PgPool, Postgres, Sqlite, SqlitePool, Transaction, query, query_as, query_scalar,
+        raw_sql, sqlite::SqliteConnectOptions,
+    },
+};
+
+use crate::{caller::Account, handlers::Wishes, runs::Run};
+
+/// The table of orders, where the store has a database for it.
+#[derive(Clone)]
+pub(crate) enum Orders {
+    Nowhere,
+    Sqlite(SqliteStore, SqlitePool),
+    Postgres(PostgresStore, PgPool),
+}
+
+impl Orders {
+    pub(crate) async fn in_file(store: SqliteStore, path: &Path) -> Result<Self, sqlx::Error> {
+        let pool = SqlitePool::connect_lazy_with(SqliteConnectOptions::new().filename(path));
+        raw_sql(SQLITE_TABLE).execute(&pool).await?;
+        Ok(Self::Sqlite(store, pool))
+    }
+
+    pub(crate) async fn on_server(store: PostgresStore, url: &str) -> Result<Self, sqlx::Error> {
+        let pool = PgPool::connect_lazy(url)?;
+        raw_sql(POSTGRES_TABLE).execute(&pool).await?;
+        Ok(Self::Postgres(store, pool))
+    }
+
+    /// The committed orders of each account; `None` if there can be none.
+    pub(crate) async fn count(&self) -> Result<Option<BTreeMap<String, i64>>, sqlx::Error> {
+        let counted: Vec<(String, i64)> = match self {
+            Self::Nowhere => return Ok(None),
+            Self::Sqlite(_, pool) => query_as(COUNT).fetch_all(pool).await?,
+            Self::Postgres(_, pool) => query_as(COUNT).fetch_all(pool).await?,
+        };
+        Ok(Some(counted.into_iter().collect()))
+    }
+
+    /// `None` if the store keeps no orders.
+    async fn begin(&self, operation: &Operation) -> Result<Option<Open<'_>>, CommitError> {
+        Ok(match self {
+            Self::Nowhere => None,
+            Self::Sqlite(store, _) => Some(Open::Sqlite(store, store.begin(operation).await?)),
+            Self::Postgres(store, _) => Some(Open::Postgres(store, store.begin(operation).await?)),
+        })
+    }
+}
+
+/// An order that is not committed.
+enum Open<'a> {
+    Sqlite(&'a SqliteStore, Transaction<'static, Sqlite>),
+    Postgres(&'a PostgresStore, Transaction<'static, Postgres>),
+}
+
+impl Open<'_> {
+    async fn insert(&mut self, account: &str, operation: &Operation) -> Result<i64, sqlx::Error> {
+        let operation = operation.id().to_string();
+        match self {
+            Self::Sqlite(_, transaction) => {
+                query_scalar(INSERT)
+                    .bind(account)
+                    .bind(operation)
+                    .fetch_one(&mut **transaction)
+                    .await
+            }
+            Self::Postgres(_, transaction) => {
+                query_scalar(INSERT)
+                    .bind(account)
+                    .bind(operation)
+                    .fetch_one(&mut **transaction)
+                    .await
+            }
+        }
+    }
+
+    /// Fails in the way that takes the whole transaction with it.
+    async fn insert_again(&mut self, id: i64) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Sqlite(_, transaction) => {
+                let again = query("INSERT OR ROLLBACK INTO playground_orders VALUES ($1, '', '')");
+                again.bind(id).execute(&mut **transaction).await.map(drop)
+            }
+            Self::Postgres(_, transaction) => {
+                let again = query("INSERT INTO playground_orders VALUES ($1, '', '')");
+                again.bind(id).execute(&mut **transaction).await.map(drop)
+            }
+        }
+    }
+
+    async fn commit(
+        self,
+        operation: &Operation,
+        response: Response,
+    ) -> Result<Committed, CommitError> {
+        match self {
+            Self::Sqlite(store, transaction) => {
+                store.commit(operation, transaction, response).await
+            }
+            Self::Postgres(store, transaction) => {
+                store.commit(operation, transaction, response).await
+            }
+        }
+    }
+}
+
+/// `mode` says what happens to the order on its way:
+/// - `commit`, the default: nothing, 201;
+/// - `rollback`: it is rolled back, and the handler says so with 503;
+/// - `swallow`: a statement of its transaction fails, and the handler says 200;
+/// - `crash-before`, `crash-after`: the process dies right before, or right
+///   after, the order is committed.
+pub(crate) async fn order(
+    Extension(orders): Extension<Orders>,
+    Extension(Run(n)): Extension<Run>,
+    account: Option<Extension<Account>>,
+    operation: Option<Operation>,
+    wishes: Wishes,
+) -> Result<Response, CommitError> {
+    let Some(operation) = operation else {
+        let message = "an order needs an idempotency key";
+        return Ok((StatusCode::BAD_REQUEST, message).into_response());
+    };
+    let Some(mut open) = orders.begin(&operation).await? else {
+        let message = "this store keeps no orders";
+        return Ok((StatusCode::NOT_IMPLEMENTED, message).into_response());
+    };
+    let account = account
+        .as_ref()
+        .map_or("-", |Extension(account)| account.as_str());
+    let id = open.insert(account, &operation).await?;
+    let response = (
+        StatusCode::CREATED,
+        [(LOCATION, format!("/orders/{id}"))],
+        Json(json!({ "n": n, "order": id })),
+    )
+        .into_response();
+    match wishes.text("mode").unwrap_or("commit") {
+        "commit" => {}
+        "rollback" => {
+            drop(open);
+            let message = "the order was rolled back";
+            return Ok((StatusCode::SERVICE_UNAVAILABLE, message).into_response());
+        }
+        "swallow" => {
+            // Neither this error nor the next is looked at.
+            let _ = open.insert_again(id).await;
+            let _ = open.commit(&operation, response).await;
+            return Ok("ordered, as far as this handler cares".into_response());
+        }
+        // A crash befalls the first attempt alone, or no retry would be seen.
+        "crash-before" if operation.attempt() == 1 => process::abort(),
+        "crash-after" if operation.attempt() == 1 => {
+            let _ = open.commit(&operation, response).await?;
+            process::abort();
+        }
+        "crash-before" | "crash-after" => {}
+        mode => {
+            let message = format!("mode: {mode:?} is no mode");
+            return Ok((StatusCode::BAD_REQUEST, message).into_response());
+        }
+    }
+    Ok(open.commit(&operation, response).await?.into_response())
+}
+
+/// Several processes may start at once.
+const POSTGRES_TABLE: &str = "
+SELECT pg_advisory_xact_lock(hashtext('playground_orders'));
+CREATE TABLE IF NOT EXISTS playground_orders (
+    id bigserial PRIMARY KEY,
+    account text NOT NULL,
+    operation text NOT NULL
+)";
+
+const SQLITE_TABLE: &str = "
+CREATE TABLE IF NOT EXISTS playground_orders (
+    id INTEGER PRIMARY KEY,
+    account TEXT NOT NULL,
+    operation TEXT NOT NULL
+)";
+
+const INSERT: &str =
+    "INSERT INTO playground_orders (account, operation) VALUES ($1, $2) RETURNING id";
+
+const COUNT: &str = "SELECT account, count(*) FROM playground_orders GROUP BY account";

@@ -1,0 +1,369 @@
+//! Answers to COMMIT that got lost.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use axum::response::IntoResponse as _;
+use tower_idempotency::{
+    CommitError, CommitErrorKind, Outcome, PostgresStore, Recovery,
+    sqlx::{Connection as _, PgConnection, query_scalar},
+};
+
+use crate::{
+    commit::{order, respond},
+    proxy::{Network, Proxy},
+    service::{Run, Service, past, status},
+    shop::{PostgresShop, SHORT, Shop, options, with_postgres},
+};
+
+/// A shop whose store is behind a network that can fail.
+async fn with_network(test: impl AsyncFnOnce(PostgresShop, Proxy)) {
+    with_postgres(async |shop| {
+        let proxy = Proxy::to(&shop.url).await;
+        let store = PostgresStore::builder(proxy.options(&shop.url))
+            .lock_timeout(SHORT)
+            .acquire_timeout(Duration::from_secs(1))
+            .connect()
+            .await
+            .unwrap();
+        test(shop.with_store(store.clone()), proxy).await;
+        store.close().await;
+    })
+    .await;
+}
+
+type Told = Arc<Mutex<Vec<Option<CommitErrorKind>>>>;
+
+/// Orders, and notes what the handler learned; patient for as long as `SHORT`.
+fn noting(shop: &PostgresShop) -> (Service<PostgresShop>, Told) {
+    let told = Told::default();
+    let noted = Arc::clone(&told);
+    let service = Service::new(shop, move |run: Run<PostgresShop>| {
+        let told = Arc::clone(&noted);
+        async move {
+            let committed = order(&run).await;
+            let kind = committed.as_ref().err().map(CommitError::kind);
+            told.lock().unwrap().push(kind);
+            committed.into_response()
+        }
+    });
+    (service.set(|layer| layer.store_timeout(5 * SHORT)), told)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f62_a_connection_cut_before_commit_arrives_is_found_to_be_an_abort_and_a_retry_orders() {
+    with_network(async |shop, proxy| {
+        let (service, told) = noting(&shop);
+        proxy.set(Network::CutBefore);
+        let first = service.post("key").await;
+        first.assert_is(500, "");
+        assert_eq!(first.outcome, Outcome::Released);
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
+        assert!(!shop.i5_has_order("key").await);
+
+        proxy.set(Network::Sound);
+        service.post("key").await.assert_is(201, "ordered by run 2");
+        assert!(shop.i5_has_order("key").await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f62_a_connection_cut_after_the_commit_is_found_to_be_a_commit() {
+    with_network(async |shop, proxy| {
+        let (service, told) = noting(&shop);
+        proxy.set(Network::CutAfter);
+        service.post("key").await.assert_is(201, "ordered by run 1");
+        assert_eq!(*told.lock().unwrap(), [None]);
+        assert!(shop.i5_has_order("key").await);
+        assert!(service.post("key").await.is_replay());
+        assert_eq!(service.runs(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f62_an_answer_that_comes_too_late_is_found_before_it() {
+    with_network(async |shop, proxy| {
+        let (service, told) = noting(&shop);
+        proxy.set(Network::HoldAfter);
+        service.post("key").await.assert_is(201, "ordered by run 1");
+        assert_eq!(*told.lock().unwrap(), [None]);
+        assert!(shop.i5_has_order("key").await);
+        proxy.set(Network::Sound);
+        // The connection that it came on serves again.
+        service
+            .post("another")
+            .await
+            .assert_is(201, "ordered by run 2");
+        assert!(service.post("key").await.is_replay());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i11_a_commit_that_nobody_can_find_out_about_is_unknown_until_it_arrives() {
+    with_network(async |shop, proxy| {
+        let (service, told) = noting(&shop);
+        let service = service.set(|layer| {
+            // Not even a retry that may run does, while the transaction lives.
+            layer.store_timeout(5 * SHORT).recovery(Recovery::Rerun)
+        });
+        proxy.set(Network::HoldBefore);
+        let first = service.post("key").await;
+        first.assert_problem(503, "outcome-unknown");
+        assert_eq!(first.headers["retry-after"], "1");
+        assert_eq!(first.outcome, Outcome::Unknown);
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Unknown)]);
+        service
+            .post("key")
+            .await
+            .assert_problem(409, "request-in-progress");
+
+        proxy.set(Network::Sound);
+        let retry = past(&service, "key", "request-in-progress").await;
+        retry.assert_is(201, "ordered by run 1");
+        assert!(retry.is_replay());
+        assert!(shop.i5_has_order("key").await);
+        assert_eq!(service.runs(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i11_a_server_that_is_gone_after_the_commit_has_the_last_word_when_it_is_back() {
+    with_network(async |shop, proxy| {
+        let (service, told) = noting(&shop);
+        proxy.set(Network::GoneAfter);
+        let first = service.post("key").await;
+        first.assert_problem(503, "outcome-unknown");
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Unknown)]);
+        service
+            .post("key")
+            .await
+            .assert_problem(503, "store-unavailable");
+
+        proxy.set(Network::Sound);
+        let retry = past(&service, "key", "store-unavailable").await;
+        retry.assert_is(201, "ordered by run 1");
+        assert!(retry.is_replay());
+        assert!(shop.i5_has_order("key").await);
+        assert_eq!(service.runs(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i11_a_server_that_is_gone_before_the_commit_leaves_an_unknown_outcome() {
+    with_network(async |shop, proxy| {
+        let (service, told) = noting(&shop);
+        proxy.set(Network::GoneBefore);
+        let first = service.post("key").await;
+        first.assert_problem(503, "outcome-unknown");
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Unknown)]);
+
+        proxy.set(Network::Sound);
+        let _ = past(&service, "key", "store-unavailable").await;
+        let retry = past(&service, "key", "request-in-progress").await;
+        retry.assert_problem(409, "outcome-unknown");
+        assert!(!shop.i5_has_order("key").await);
+        assert_eq!(service.runs(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f68_a_commit_that_waits_longer_than_all_patience_is_unknown_until_it_ends() {
+    with_postgres(async |shop| {
+        slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
+        let mut blocker = PgConnection::connect_with(&options(&shop.url))
+            .await
+            .unwrap();
+        let mut lock = blocker.begin().await.unwrap();
+        take_lock(&mut lock).await;
+        let (service, told) = noting(&shop);
+        let service = service.set(|layer| layer.store_timeout(2 * SHORT));
+        service
+            .post("key")
+            .await
+            .assert_problem(503, "outcome-unknown");
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Unknown)]);
+        assert!(!shop.i5_has_order("key").await);
+        service
+            .post("key")
+            .await
+            .assert_problem(409, "request-in-progress");
+
+        lock.rollback().await.unwrap();
+        let retry = past(&service, "key", "request-in-progress").await;
+        retry.assert_is(201, "ordered by run 1");
+        assert!(shop.i5_has_order("key").await);
+        assert_eq!(service.runs(), 1);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f62_a_commit_that_outlasts_its_deadline_is_waited_for() {
+    with_postgres(async |shop| {
+        slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
+        let mut blocker = PgConnection::connect_with(&options(&shop.url))
+            .await
+            .unwrap();
+        let mut lock = blocker.begin().await.unwrap();
+        take_lock(&mut lock).await;
+        let (service, _) = noting(&shop);
+        let service = service.set(|layer| layer.store_timeout(10 * SHORT));
+        let first = tokio::spawn(service.post("key"));
+        // Somebody asks the record, and waits for the transaction.
+        until(
+            &shop,
+            "wait_event_type = 'Lock' AND query LIKE '%FOR SHARE%'",
+        )
+        .await;
+        lock.rollback().await.unwrap();
+        first.await.unwrap().assert_is(201, "ordered by run 1");
+        assert!(shop.i5_has_order("key").await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f62_a_backend_terminated_in_its_commit_is_found_to_be_an_abort() {
+    with_postgres(async |shop| {
+        slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
+        let mut blocker = PgConnection::connect_with(&options(&shop.url))
+            .await
+            .unwrap();
+        let mut lock = blocker.begin().await.unwrap();
+        take_lock(&mut lock).await;
+        let (service, told) = noting(&shop);
+        let service = service.set(|layer| layer);
+        let first = tokio::spawn(service.post("key"));
+        until(&shop, "wait_event = 'advisory' AND query = 'COMMIT'").await;
+        shop.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE query = 'COMMIT' AND datname = current_database()",
+        )
+        .await;
+        first.await.unwrap().assert_is(500, "");
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
+        assert!(!shop.i5_has_order("key").await);
+        lock.rollback().await.unwrap();
+        service.post("key").await.assert_is(201, "ordered by run 2");
+        assert!(shop.i5_has_order("key").await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f68_an_error_of_commit_that_is_no_verdict_is_found_out() {
+    with_postgres(async |shop| {
+        // Neither a constraint nor a conflict: SQLSTATE P0001.
+        slow_commits(&shop, "RAISE EXCEPTION 'not today'").await;
+        let (service, told) = noting(&shop);
+        service.post("key").await.assert_is(500, "");
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
+        assert!(!shop.i5_has_order("key").await);
+        shop.execute("DROP TRIGGER slow ON orders").await;
+        service.post("key").await.assert_is(201, "ordered by run 2");
+        assert!(shop.i5_has_order("key").await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_that_somebody_keeps_locked_aborts_the_commit_in_time() {
+    with_postgres(async |shop| {
+        let mut blocker = PgConnection::connect_with(&options(&shop.url))
+            .await
+            .unwrap();
+        let mut lock = blocker.begin().await.unwrap();
+        let (service, told) = noting(&shop);
+        let service = service.set(|layer| layer.store_timeout(2 * SHORT));
+        service
+            .post("earlier")
+            .await
+            .assert_is(201, "ordered by run 1");
+        shop.execute("DELETE FROM orders; DELETE FROM idempotency_records")
+            .await;
+        let locked = Arc::new(tokio::sync::Notify::new());
+        let begun = Arc::new(tokio::sync::Notify::new());
+        let service = Service::new(&shop, {
+            let (locked, begun, told) =
+                (Arc::clone(&locked), Arc::clone(&begun), Arc::clone(&told));
+            move |run| {
+                let (locked, begun, told) =
+                    (Arc::clone(&locked), Arc::clone(&begun), Arc::clone(&told));
+                async move {
+                    begun.notify_one();
+                    locked.notified().await;
+                    let error = order(&run).await.unwrap_err();
+                    told.lock().unwrap().push(Some(error.kind()));
+                    status(500)
+                }
+            }
+        })
+        .set(|layer| layer.store_timeout(2 * SHORT));
+        let client = tokio::spawn(service.post("key"));
+        begun.notified().await;
+        let _: Vec<i32> = query_scalar("SELECT 1 FROM idempotency_records FOR UPDATE")
+            .fetch_all(&mut *lock)
+            .await
+            .unwrap();
+        locked.notify_one();
+        client.await.unwrap().assert_is(500, "");
+        assert_eq!(
+            told.lock().unwrap().last(),
+            Some(&Some(CommitErrorKind::Aborted))
+        );
+        lock.rollback().await.unwrap();
+        // Released as soon as the record can be written.
+        let retry = Service::new(&shop, respond);
+        past(&retry, "key", "request-in-progress")
+            .await
+            .assert_is(201, "ordered by run 1");
+        assert!(shop.i5_has_order("key").await);
+    })
+    .await;
+}
+
+/// Every COMMIT of an order runs `statement` first.
+async fn slow_commits(shop: &PostgresShop, statement: &str) {
+    shop.execute(&format!(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             {statement};
+             RETURN NULL;
+         END $$;
+         CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON orders
+             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION slow()"
+    ))
+    .await;
+}
+
+async fn take_lock(connection: &mut PgConnection) {
+    tower_idempotency::sqlx::query("SELECT pg_advisory_xact_lock(1)")
+        .execute(connection)
+        .await
+        .unwrap();
+}
+
+/// Waits until a session on the shop's database is as `condition` says.
+async fn until(shop: &PostgresShop, condition: &str) {
+    let sessions = format!(
+        "SELECT count(*) FROM pg_stat_activity
+         WHERE datname = current_database() AND {condition}"
+    );
+    loop {
+        let sessions: i64 = query_scalar(tower_idempotency::sqlx::AssertSqlSafe(sessions.clone()))
+            .fetch_one(&shop.pool)
+            .await
+            .unwrap();
+        if sessions > 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}

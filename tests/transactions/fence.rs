@@ -1,0 +1,235 @@
+//! Owners that were superseded on their way.
+
+use std::sync::Arc;
+
+use axum::response::IntoResponse as _;
+use http::Response;
+use tokio::sync::Notify;
+use tower_idempotency::{
+    CommitError, CommitErrorKind, Key, PostgresStore, RecordName, RecordedResponse, Recovery,
+    Scope, Store as _,
+    sqlx::query_scalar,
+    store::{Resolution, Settlement},
+};
+
+use crate::{
+    commit::{order, respond},
+    service::{Service, status},
+    shop::{PostgresShop, Shop, options, ordered, with_each_database, with_postgres},
+};
+
+with_each_database! {
+
+async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer<S: Shop>(shop: S) {
+    let (at_work, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let slow = Service::new(&shop, {
+        let (at_work, go_on) = (Arc::clone(&at_work), Arc::clone(&go_on));
+        move |run| {
+            let (at_work, go_on) = (Arc::clone(&at_work), Arc::clone(&go_on));
+            async move {
+                at_work.notify_one();
+                go_on.notified().await;
+                let mut transaction = run.shop.begin(&run.operation).await.unwrap();
+                S::order(&mut transaction, &run.operation, "pen").await.unwrap();
+                let error = run
+                    .shop
+                    .commit(&run.operation, transaction, ordered("too late"))
+                    .await
+                    .unwrap_err();
+                assert_eq!(error.kind(), CommitErrorKind::Superseded);
+                // What the handler makes of it does not matter.
+                status(201)
+            }
+        }
+    });
+    let loser = tokio::spawn(slow.post("key"));
+    at_work.notified().await;
+    shop.lapse().await;
+    let fast = Service::new(&shop, respond).set(|layer| layer.recovery(Recovery::Rerun));
+    fast.post("key").await.assert_is(201, "ordered by run 1");
+    go_on.notify_one();
+    let answer = loser.await.unwrap();
+    answer.assert_is(201, "ordered by run 1");
+    assert!(answer.is_replay());
+    assert!(shop.i5_has_order("key").await);
+    assert_eq!(shop.record("key").await.unwrap().attempt, 2);
+}
+
+async fn a_late_owner_that_nobody_has_superseded_commits<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        run.shop.lapse().await;
+        respond(run).await
+    });
+    service.post("key").await.assert_is(201, "ordered by run 1");
+    assert!(shop.i5_has_order("key").await);
+}
+
+async fn an_owner_whose_outcome_was_given_up_may_still_commit<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        run.shop.lapse().await;
+        let other = Service::new(&run.shop, respond);
+        other.post("key").await.assert_problem(409, "outcome-unknown");
+        respond(run).await
+    });
+    service.post("key").await.assert_is(201, "ordered by run 1");
+    assert!(shop.i5_has_order("key").await);
+}
+
+async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        run.shop.lapse().await;
+        let other = Service::new(&run.shop, respond);
+        let key = run.operation.key().as_str();
+        other.post(key).await.assert_problem(409, "outcome-unknown");
+        let resolution = match key {
+            "happened" => Resolution::Happened {
+                response: RecordedResponse::new(Response::new("it had happened".into())).encode(),
+                at_least: std::time::Duration::from_secs(3600),
+            },
+            _ => Resolution::DidNotHappen,
+        };
+        let record = run.shop.record(key).await.unwrap();
+        let name = RecordName::new(Scope::single_tenant(), Key::new(key));
+        let resolved = run.shop.store().resolve(&name, record.fence, &resolution).await;
+        assert_eq!(resolved.unwrap(), Settlement::Applied);
+        let error = order(&run).await.unwrap_err();
+        assert_eq!(error.kind(), CommitErrorKind::Superseded);
+        error.into_response()
+    });
+    service.post("happened").await.assert_is(200, "it had happened");
+    assert!(shop.orders().await.is_empty());
+    service.post("not").await.assert_problem(409, "outcome-unknown");
+    assert!(!shop.i5_has_order("not").await);
+    let retry = Service::new(&shop, respond);
+    retry.post("not").await.assert_is(201, "ordered by run 1");
+}
+
+async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        let record = run.shop.record("key").await.unwrap();
+        let name = RecordName::new(Scope::single_tenant(), Key::new("key"));
+        let forgotten = run.shop.store().forget(&name, record.fence).await.unwrap();
+        assert_eq!(forgotten, Settlement::Applied);
+        run.operation.lost().await;
+        let Err(error) = run.shop.begin(&run.operation).await else {
+            panic!("begun without a lease");
+        };
+        let error = CommitError::from(error);
+        let source = std::error::Error::source(&error).unwrap();
+        assert!(std::error::Error::source(source).unwrap().to_string().contains("lease is lost"));
+        error.into_response()
+    })
+    .set(|layer| layer.lease(std::time::Duration::from_millis(300)));
+    service.post("key").await.assert_problem(409, "outcome-unknown");
+    assert!(!shop.i5_has_order("key").await);
+}
+
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i5_an_order_that_was_written_before_its_owner_was_fenced_is_rolled_back() {
+    with_postgres(async |shop| {
+        let service = Service::new(&shop, async |run| {
+            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
+            PostgresShop::order(&mut transaction, &run.operation, "pen")
+                .await
+                .unwrap();
+            run.shop.lapse().await;
+            let winner = Service::new(&run.shop, async |_| {
+                ordered("by the winner").into_response()
+            })
+            .set(|layer| layer.recovery(Recovery::Rerun));
+            winner
+                .post("key")
+                .await
+                .assert_is(201, "ordered by the winner");
+            let error = run
+                .shop
+                .commit(&run.operation, transaction, ordered("too late"))
+                .await
+                .unwrap_err();
+            assert_eq!(error.kind(), CommitErrorKind::Superseded);
+            error.into_response()
+        });
+        let answer = service.post("key").await;
+        answer.assert_is(201, "ordered by the winner");
+        assert!(answer.is_replay());
+        assert!(shop.orders().await.is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f71_a_heartbeat_in_the_time_of_the_transaction_does_no_harm() {
+    with_postgres(async |shop| {
+        let service = Service::new(&shop, async |run| {
+            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
+            PostgresShop::order(&mut transaction, &run.operation, "pen")
+                .await
+                .unwrap();
+            let lease = "SELECT lease_until::text FROM idempotency_records";
+            let first: String = query_scalar(lease).fetch_one(&run.shop.pool).await.unwrap();
+            loop {
+                let now: String = query_scalar(lease).fetch_one(&run.shop.pool).await.unwrap();
+                if now != first {
+                    break;
+                }
+            }
+            run.shop
+                .commit(&run.operation, transaction, ordered("a pen"))
+                .await
+                .into_response()
+        })
+        .set(|layer| layer.heartbeat(std::time::Duration::from_millis(10)));
+        service.post("key").await.assert_is(201, "ordered a pen");
+        assert!(shop.i5_has_order("key").await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f36_duplicates_take_no_connection_from_the_handler() {
+    with_postgres(async |shop| {
+        let store = PostgresStore::builder(options(&shop.url))
+            .max_connections(1)
+            .transaction_connections(1)
+            .connect()
+            .await
+            .unwrap();
+        let shop = shop.with_store(store.clone());
+        let (begun, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let service = Service::new(&shop, {
+            let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
+            move |run| {
+                let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
+                async move {
+                    let mut transaction = run.shop.begin(&run.operation).await.unwrap();
+                    PostgresShop::order(&mut transaction, &run.operation, "pen")
+                        .await
+                        .unwrap();
+                    begun.notify_one();
+                    go_on.notified().await;
+                    run.shop
+                        .commit(&run.operation, transaction, ordered("a pen"))
+                        .await
+                        .into_response()
+                }
+            }
+        })
+        .set(|layer| layer.wait(std::time::Duration::from_secs(60)));
+        let first = tokio::spawn(service.post("key"));
+        begun.notified().await;
+        let duplicates: Vec<_> = (0..50).map(|_| tokio::spawn(service.post("key"))).collect();
+        go_on.notify_one();
+        first.await.unwrap().assert_is(201, "ordered a pen");
+        for duplicate in duplicates {
+            let answer = duplicate.await.unwrap();
+            answer.assert_is(201, "ordered a pen");
+            assert!(answer.is_replay());
+        }
+        assert_eq!(service.runs(), 1);
+        assert!(shop.i5_has_order("key").await);
+        store.close().await;
+    })
+    .await;
+}

@@ -1,0 +1,367 @@
+//! A shop in each database: its orders, and the store of its records beside
+//! them.
+
+use std::{
+    fmt::Debug,
+    panic::{AssertUnwindSafe, resume_unwind},
+    path::PathBuf,
+};
+
+use axum::{body::Body, response::Response};
+use futures_util::FutureExt as _;
+use tower_idempotency::{
+    CommitError, Committed, Key, Operation, PostgresStore, RecordName, Scope, SqliteStore, Store,
+    StoreError,
+    sqlx::{
+        self, AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool, Postgres,
+        Sqlite, SqliteConnection, Transaction,
+        postgres::{PgConnectOptions, PgSslMode},
+        query, query_as, raw_sql,
+        sqlite::SqliteConnectOptions,
+    },
+    store::{Record, RecordState},
+};
+
+/// What both databases have in common.
+pub(crate) trait Shop: Clone + Send + Sync + 'static {
+    type Store: Store + Clone + Debug;
+    type Transaction: Send + 'static;
+
+    fn store(&self) -> &Self::Store;
+
+    fn begin(
+        &self,
+        operation: &Operation,
+    ) -> impl Future<Output = Result<Self::Transaction, StoreError>> + Send;
+
+    /// An order of `item`; one of an item that the shop does not have is refused
+    /// at COMMIT.
+    fn order(
+        transaction: &mut Self::Transaction,
+        operation: &Operation,
+        item: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// A statement of the handler's own.
+    fn run(
+        transaction: &mut Self::Transaction,
+        statement: &'static str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    fn commit(
+        &self,
+        operation: &Operation,
+        transaction: Self::Transaction,
+        response: Response,
+    ) -> impl Future<Output = Result<Committed, CommitError>> + Send;
+
+    /// The fences of the claims whose orders are committed.
+    fn orders(&self) -> impl Future<Output = Vec<i64>> + Send;
+
+    /// Lets all leases lapse.
+    fn lapse(&self) -> impl Future<Output = ()> + Send;
+
+    /// The record of a key of the only caller.
+    fn record(&self, key: &str) -> impl Future<Output = Option<Record>> + Send {
+        let name = RecordName::new(Scope::single_tenant(), Key::new(key));
+        async move { self.store().read(&name).await.unwrap() }
+    }
+
+    /// Whether the order of `key` is there; it is exactly if its record was
+    /// completed by the claim that ordered, and then once.
+    fn i5_has_order(&self, key: &str) -> impl Future<Output = bool> + Send {
+        async move {
+            let record = self.record(key).await;
+            let orders = self.orders().await;
+            match record {
+                Some(record) if matches!(record.state, RecordState::Completed { .. }) => {
+                    assert_eq!(orders, [i64::try_from(record.fence.get()).unwrap()]);
+                    true
+                }
+                record => {
+                    assert!(orders.is_empty(), "{orders:?} beside {record:?}");
+                    false
+                }
+            }
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct PostgresShop {
+    pub(crate) url: String,
+    pub(crate) pool: PgPool,
+    pub(crate) store: PostgresStore,
+}
+
+impl Shop for PostgresShop {
+    type Store = PostgresStore;
+    type Transaction = Transaction<'static, Postgres>;
+
+    fn store(&self) -> &PostgresStore {
+        &self.store
+    }
+
+    async fn begin(&self, operation: &Operation) -> Result<Self::Transaction, StoreError> {
+        self.store.begin(operation).await
+    }
+
+    async fn order(
+        transaction: &mut Self::Transaction,
+        operation: &Operation,
+        item: &str,
+    ) -> Result<(), sqlx::Error> {
+        query("INSERT INTO orders (fence, item) VALUES ($1, $2)")
+            .bind(i64::try_from(operation.fence().get()).unwrap())
+            .bind(item)
+            .execute(&mut **transaction)
+            .await
+            .map(drop)
+    }
+
+    async fn run(
+        transaction: &mut Self::Transaction,
+        statement: &'static str,
+    ) -> Result<(), sqlx::Error> {
+        raw_sql(statement)
+            .execute(&mut **transaction)
+            .await
+            .map(drop)
+    }
+
+    async fn commit(
+        &self,
+        operation: &Operation,
+        transaction: Self::Transaction,
+        response: Response,
+    ) -> Result<Committed, CommitError> {
+        self.store.commit(operation, transaction, response).await
+    }
+
+    async fn orders(&self) -> Vec<i64> {
+        orders(query_as(ORDERS).fetch_all(&self.pool).await)
+    }
+
+    async fn lapse(&self) {
+        self.execute(
+            "UPDATE idempotency_records SET lease_until = clock_timestamp() - interval '1 second'",
+        )
+        .await;
+    }
+}
+
+impl PostgresShop {
+    /// On a connection of its own, straight to the server.
+    pub(crate) async fn execute(&self, statements: &str) {
+        execute(&self.url, statements).await;
+    }
+
+    /// The same shop with another way to its records.
+    pub(crate) fn with_store(&self, store: PostgresStore) -> Self {
+        Self {
+            store,
+            ..self.clone()
+        }
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct SqliteShop {
+    pub(crate) file: PathBuf,
+    pub(crate) store: SqliteStore,
+}
+
+impl Shop for SqliteShop {
+    type Store = SqliteStore;
+    type Transaction = Transaction<'static, Sqlite>;
+
+    fn store(&self) -> &SqliteStore {
+        &self.store
+    }
+
+    async fn begin(&self, operation: &Operation) -> Result<Self::Transaction, StoreError> {
+        self.store.begin(operation).await
+    }
+
+    async fn order(
+        transaction: &mut Self::Transaction,
+        operation: &Operation,
+        item: &str,
+    ) -> Result<(), sqlx::Error> {
+        query("INSERT INTO orders (fence, item) VALUES (?1, ?2)")
+            .bind(i64::try_from(operation.fence().get()).unwrap())
+            .bind(item)
+            .execute(&mut **transaction)
+            .await
+            .map(drop)
+    }
+
+    async fn run(
+        transaction: &mut Self::Transaction,
+        statement: &'static str,
+    ) -> Result<(), sqlx::Error> {
+        raw_sql(statement)
+            .execute(&mut **transaction)
+            .await
+            .map(drop)
+    }
+
+    async fn commit(
+        &self,
+        operation: &Operation,
+        transaction: Self::Transaction,
+        response: Response,
+    ) -> Result<Committed, CommitError> {
+        self.store.commit(operation, transaction, response).await
+    }
+
+    async fn orders(&self) -> Vec<i64> {
+        orders(query_as(ORDERS).fetch_all(&mut self.connect().await).await)
+    }
+
+    async fn lapse(&self) {
+        raw_sql("UPDATE idempotency_records SET lease_until = claimed_at - 1000000")
+            .execute(&mut self.connect().await)
+            .await
+            .unwrap();
+    }
+}
+
+impl SqliteShop {
+    pub(crate) async fn connect(&self) -> SqliteConnection {
+        let options = SqliteConnectOptions::new().filename(&self.file);
+        options.connect().await.unwrap()
+    }
+}
+
+fn orders(rows: Result<Vec<(i64,)>, sqlx::Error>) -> Vec<i64> {
+    rows.unwrap().into_iter().map(|(fence,)| fence).collect()
+}
+
+/// Opens a shop in a new PostgreSQL database, which is dropped whatever comes of
+/// the test.
+pub(crate) async fn with_postgres(test: impl AsyncFnOnce(PostgresShop)) {
+    with_database(async |url| {
+        let store = PostgresStore::builder(options(&url))
+            .lock_timeout(SHORT)
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        execute(&url, POSTGRES_SHOP).await;
+        let pool = PgPool::connect_lazy_with(options(&url));
+        let shop = PostgresShop { url, pool, store };
+        test(shop.clone()).await;
+        shop.store.close().await;
+        shop.pool.close().await;
+    })
+    .await;
+}
+
+pub(crate) async fn with_database(test: impl AsyncFnOnce(String)) {
+    let server = std::env::var("DATABASE_URL").expect(
+        "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
+         ./tests/run starts one",
+    );
+    let database = format!("idempotency_{:016x}", rand::random::<u64>());
+    execute(&server, &format!("CREATE DATABASE {database}")).await;
+    let url = options(&server).database(&database).to_url_lossy();
+    let outcome = AssertUnwindSafe(test(url.to_string())).catch_unwind().await;
+    execute(&server, &format!("DROP DATABASE {database} WITH (FORCE)")).await;
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+}
+
+/// Opens a shop in a new SQLite file.
+pub(crate) async fn with_sqlite(test: impl AsyncFnOnce(SqliteShop)) {
+    let name = format!("idempotency-{:016x}", rand::random::<u64>());
+    let directory = std::env::temp_dir().join(name);
+    std::fs::create_dir(&directory).unwrap();
+    let outcome = AssertUnwindSafe(async {
+        let file = directory.join("shop.db");
+        let store = SqliteStore::open(&file).await.unwrap();
+        let shop = SqliteShop { file, store };
+        raw_sql(SQLITE_SHOP)
+            .execute(&mut shop.connect().await)
+            .await
+            .unwrap();
+        test(shop.clone()).await;
+        shop.store.close().await;
+    })
+    .catch_unwind()
+    .await;
+    std::fs::remove_dir_all(&directory).unwrap();
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+}
+
+pub(crate) fn options(url: &str) -> PgConnectOptions {
+    let options: PgConnectOptions = url.parse().unwrap();
+    options.ssl_mode(PgSslMode::Disable)
+}
+
+pub(crate) async fn execute(url: &str, statements: &str) {
+    let mut connection = PgConnection::connect_with(&options(url)).await.unwrap();
+    raw_sql(AssertSqlSafe(statements.to_owned()))
+        .execute(&mut connection)
+        .await
+        .unwrap();
+    connection.close().await.unwrap();
+}
+
+/// A response of every part that is kept, and one that is not.
+pub(crate) fn ordered(what: &str) -> Response {
+    Response::builder()
+        .status(201)
+        .header("location", "/orders/1")
+        .header("x-part", "one")
+        .header("x-part", "two")
+        .header("set-cookie", "cart=; Max-Age=0")
+        .body(Body::from(format!("ordered {what}")))
+        .unwrap()
+}
+
+/// Declares each test once for each database.
+macro_rules! with_each_database {
+    ($(async fn $name:ident<S: Shop>($shop:ident: S) $body:block)*) => {
+        $(async fn $name<S: Shop>($shop: S) $body)*
+
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                crate::shop::with_postgres(super::$name).await;
+            })*
+        }
+
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread")]
+            async fn $name() {
+                crate::shop::with_sqlite(super::$name).await;
+            })*
+        }
+    };
+}
+pub(crate) use with_each_database;
+
+const ORDERS: &str = "SELECT fence FROM orders ORDER BY fence";
+
+const POSTGRES_SHOP: &str = "
+CREATE TABLE items (name text PRIMARY KEY);
+INSERT INTO items VALUES ('pen');
+CREATE TABLE orders (
+    fence bigint NOT NULL,
+    item text NOT NULL REFERENCES items (name) DEFERRABLE INITIALLY DEFERRED
+)";
+
+const SQLITE_SHOP: &str = "
+CREATE TABLE items (name TEXT PRIMARY KEY);
+INSERT INTO items VALUES ('pen');
+CREATE TABLE orders (
+    fence INTEGER NOT NULL,
+    item TEXT NOT NULL REFERENCES items (name) DEFERRABLE INITIALLY DEFERRED
+)";
+
+/// How long a store waits for a record that somebody has locked.
+pub(crate) const SHORT: std::time::Duration = std::time::Duration::from_millis(100);
