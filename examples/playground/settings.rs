@@ -15,6 +15,7 @@
 //! | `KEEP_HEADERS` | a list of the only headers to keep | the layer's |
 //! | `KEEP_COOKIES` | `1` keeps `Set-Cookie` too | `0` |
 //! | `STORE_FAILURE` | `refuse`, `run` | `refuse` |
+//! | `STORE_TIMEOUT_MS` | how long the layer waits for an answer of the store | the layer's |
 //! | `BODY_LIMIT`, `RESPONSE_LIMIT` | bytes | the layer's |
 //! | `TIMEOUT_MS` | a timeout outside of the layer, answered 504 | none |
 //! | `SWEEP_MS` | the time between two sweeps | no sweeps |
@@ -49,6 +50,7 @@ pub(crate) struct Settings {
     dispositions: Dispositions,
     kept_headers: KeptHeaders,
     store_failure: StoreFailure,
+    store_timeout: Option<Duration>,
     body_limit: Option<usize>,
     response_limit: Option<usize>,
 }
@@ -104,6 +106,7 @@ impl Settings {
                     ("run", StoreFailure::RunUnguarded),
                 ],
             )?,
+            store_timeout: read("STORE_TIMEOUT_MS", milliseconds)?,
             body_limit: read("BODY_LIMIT", number)?,
             response_limit: read("RESPONSE_LIMIT", number)?,
         })
@@ -131,6 +134,9 @@ impl Settings {
         }
         if let Some(retention) = self.retention {
             builder = builder.retention(retention);
+        }
+        if let Some(bound) = self.store_timeout {
+            builder = builder.store_timeout(bound);
         }
         if let Some(bytes) = self.body_limit {
             builder = builder.request_limit(bytes);
@@ -171,6 +177,7 @@ fn refused(error: &BuildError) -> Malformed {
     let variable = match error.setting() {
         "retention" => "RETENTION_MS",
         "wait" => "WAIT_MS",
+        "store_timeout" => "STORE_TIMEOUT_MS",
         "request_limit" => "BODY_LIMIT",
         "response_limit" => "RESPONSE_LIMIT",
         // The heartbeat and the bounds that a lease must fit follow from it.
