@@ -1,0 +1,161 @@
+//! What breaks, and when.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use rand::{RngExt as _, rngs::StdRng};
+use tokio::time::{self, Instant};
+
+use crate::{World, place::Place, processes::Seat};
+
+/// Something that breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A process is killed, and another one is started in its place.
+    Kill,
+    /// A process is stopped for longer than its leases, and goes on as if
+    /// nothing had happened.
+    Stop,
+    /// All connections to the server break.
+    Cut,
+    /// The network carries nothing, for longer than the layer waits.
+    Stall,
+    /// A COMMIT does not arrive.
+    CommitCut,
+    /// A COMMIT arrives, and its answer does not.
+    AnswerCut,
+    /// The server ends its connections.
+    Terminate,
+    /// The server crashes, and is started again.
+    Crash,
+}
+
+impl Fault {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "process killed",
+            Self::Stop => "process stopped past its lease",
+            Self::Cut => "connections cut",
+            Self::Stall => "network stalled",
+            Self::CommitCut => "COMMIT cut off",
+            Self::AnswerCut => "answer to COMMIT cut off",
+            Self::Terminate => "backends terminated",
+            Self::Crash => "server crashed",
+        }
+    }
+}
+
+const ANYWHERE: &[Fault] = &[Fault::Kill, Fault::Stop];
+const WITH_A_SERVER: &[Fault] = &[
+    Fault::Kill,
+    Fault::Stop,
+    Fault::Cut,
+    Fault::Stall,
+    Fault::CommitCut,
+    Fault::AnswerCut,
+    Fault::Terminate,
+    Fault::Crash,
+];
+
+/// When something was broken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Injected {
+    pub(crate) fault: Fault,
+    pub(crate) begun: Instant,
+    pub(crate) ended: Instant,
+}
+
+/// Breaks one thing after the other; what has not been seen to work yet more
+/// often.
+pub(crate) async fn inject(
+    world: &World,
+    place: &mut Place,
+    until: Instant,
+    rng: &mut StdRng,
+) -> Vec<Injected> {
+    let mut injected = Vec::new();
+    while Instant::now() < until {
+        time::sleep(Duration::from_millis(rng.random_range(200..700))).await;
+        let fault = choose(world, place, rng);
+        let begun = Instant::now();
+        if happen(fault, world, place, rng).await {
+            injected.push(Injected {
+                fault,
+                begun,
+                ended: Instant::now(),
+            });
+        }
+    }
+    injected
+}
+
+fn choose(world: &World, place: &Place, rng: &mut StdRng) -> Fault {
+    let is_unseen = |count: &AtomicUsize| count.load(Ordering::Relaxed) == 0;
+    let notices = &world.notices;
+    let mut choices = match place {
+        Place::Sqlite { .. } => ANYWHERE.to_vec(),
+        Place::Postgres { .. } => {
+            let mut choices = WITH_A_SERVER.to_vec();
+            if is_unseen(&notices.commit_found) {
+                choices.extend([Fault::AnswerCut; 4]);
+            }
+            if is_unseen(&notices.abort_found) {
+                choices.extend([Fault::CommitCut; 4]);
+            }
+            choices
+        }
+    };
+    if is_unseen(&notices.lost_ownership) {
+        choices.extend([Fault::Stop; 4]);
+    }
+    choices[rng.random_range(0..choices.len())]
+}
+
+/// Whether there was anything to break.
+async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng) -> bool {
+    let mut millis = |range| Duration::from_millis(rng.random_range(range));
+    let pause = match fault {
+        Fault::Stop => millis(1_200..3_000),
+        Fault::Stall => millis(1_500..4_000),
+        _ => Duration::ZERO,
+    };
+    let seats: Vec<&Seat> = world.rerunning.iter().chain(&world.refusing).collect();
+    let seat = seats[rng.random_range(0..seats.len())];
+    match (fault, place) {
+        (Fault::Kill, _) => seat.signal("KILL"),
+        (Fault::Stop, _) => {
+            seat.signal("STOP");
+            time::sleep(pause).await;
+            seat.signal("CONT");
+        }
+        (_, Place::Sqlite { .. }) => return false,
+        (Fault::Cut, Place::Postgres { proxy, .. }) => proxy.cut(),
+        (Fault::Stall, Place::Postgres { proxy, .. }) => {
+            proxy.stall(true);
+            time::sleep(pause).await;
+            proxy.stall(false);
+        }
+        (Fault::CommitCut | Fault::AnswerCut, Place::Postgres { proxy, .. }) => {
+            let commits = rng.random_range(1..4);
+            match fault {
+                Fault::CommitCut => proxy.cut_before_commits(commits),
+                _ => proxy.cut_after_commits(commits),
+            }
+            let end = Instant::now() + Duration::from_secs(2);
+            while !proxy.is_done() && Instant::now() < end {
+                time::sleep(Duration::from_millis(20)).await;
+            }
+            let is_done = proxy.is_done();
+            proxy.cut_before_commits(0);
+            proxy.cut_after_commits(0);
+            return is_done;
+        }
+        (Fault::Terminate, Place::Postgres { server, .. }) => {
+            return server.terminate_backends().await.is_ok();
+        }
+        (Fault::Crash, Place::Postgres { server, .. }) => server.restart().await,
+    }
+    true
+}
