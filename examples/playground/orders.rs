@@ -12,8 +12,8 @@ use tokio::time;
 use tower_idempotency::{
     CommitError, Committed, Operation, PostgresStore, SqliteStore,
     sqlx::{
-        self, PgPool, Postgres, Sqlite, SqlitePool, Transaction, query, query_as, query_scalar,
-        raw_sql, sqlite::SqliteConnectOptions,
+        self, FromRow, PgPool, Postgres, Sqlite, SqlitePool, Transaction, query, query_as,
+        query_scalar, raw_sql, sqlite::SqliteConnectOptions,
     },
 };
 
@@ -45,7 +45,13 @@ impl Orders {
         let counted: Vec<(String, i64)> = match self {
             Self::Nowhere => return Ok(None),
             Self::Sqlite(_, pool) => query_as(COUNT).fetch_all(pool).await?,
-            Self::Postgres(_, pool) => query_as(COUNT).fetch_all(pool).await?,
+            // A simple query, which is safe behind any pooler.
+            Self::Postgres(_, pool) => {
+                let rows = raw_sql(COUNT).fetch_all(pool).await?;
+                rows.iter()
+                    .map(FromRow::from_row)
+                    .collect::<Result<_, _>>()?
+            }
         };
         Ok(Some(counted.into_iter().collect()))
     }
@@ -79,6 +85,8 @@ impl Open<'_> {
             }
             Self::Postgres(_, transaction) => {
                 query_scalar(INSERT)
+                    // A pooler may give the next one another connection.
+                    .persistent(false)
                     .bind(account)
                     .bind(operation)
                     .fetch_one(&mut **transaction)
@@ -96,7 +104,8 @@ impl Open<'_> {
             }
             Self::Postgres(_, transaction) => {
                 let again = query("INSERT INTO playground_orders VALUES ($1, '', '')");
-                again.bind(id).execute(&mut **transaction).await.map(drop)
+                let again = again.persistent(false).bind(id);
+                again.execute(&mut **transaction).await.map(drop)
             }
         }
     }

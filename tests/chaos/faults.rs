@@ -1,11 +1,8 @@
 //! What breaks, and when.
 
-use std::{
-    sync::atomic::{AtomicUsize, Ordering},
-    time::Duration,
-};
+use std::{sync::atomic::Ordering, time::Duration};
 
-use rand::{RngExt as _, rngs::StdRng};
+use rand::{RngExt as _, rngs::StdRng, seq::SliceRandom as _};
 use tokio::time::{self, Instant};
 
 use crate::{World, place::Place, processes::Seat};
@@ -67,8 +64,7 @@ pub(crate) struct Injected {
     pub(crate) ended: Instant,
 }
 
-/// Breaks one thing after the other; what has not been seen to work yet more
-/// often.
+/// Breaks one thing after the other.
 pub(crate) async fn inject(
     world: &World,
     place: &mut Place,
@@ -76,9 +72,15 @@ pub(crate) async fn inject(
     rng: &mut StdRng,
 ) -> Vec<Injected> {
     let mut injected = Vec::new();
+    let mut deck = Vec::new();
     while Instant::now() < until {
         time::sleep(Duration::from_millis(rng.random_range(200..700))).await;
-        let fault = choose(world, place, rng);
+        if deck.is_empty() {
+            deck = shuffled(world, place, rng);
+        }
+        let Some(fault) = deck.pop() else {
+            break;
+        };
         let begun = Instant::now();
         if happen(fault, world, place, rng).await {
             injected.push(Injected {
@@ -91,26 +93,24 @@ pub(crate) async fn inject(
     injected
 }
 
-fn choose(world: &World, place: &Place, rng: &mut StdRng) -> Fault {
-    let is_unseen = |count: &AtomicUsize| count.load(Ordering::Relaxed) == 0;
+/// Every fault once, and once more those whose effect has not been seen yet.
+fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
     let notices = &world.notices;
-    let mut choices = match place {
+    let mut deck = match place {
         Place::Sqlite { .. } => ANYWHERE.to_vec(),
-        Place::Postgres { .. } => {
-            let mut choices = WITH_A_SERVER.to_vec();
-            if is_unseen(&notices.commit_found) {
-                choices.extend([Fault::AnswerCut; 4]);
-            }
-            if is_unseen(&notices.abort_found) {
-                choices.extend([Fault::CommitCut; 4]);
-            }
-            choices
-        }
+        Place::Postgres { .. } => WITH_A_SERVER.to_vec(),
     };
-    if is_unseen(&notices.lost_ownership) {
-        choices.extend([Fault::Stop; 4]);
+    for (seen, fault) in [
+        (&notices.lost_ownership, Fault::Stop),
+        (&notices.commit_found, Fault::AnswerCut),
+        (&notices.abort_found, Fault::CommitCut),
+    ] {
+        if deck.contains(&fault) && seen.load(Ordering::Relaxed) == 0 {
+            deck.push(fault);
+        }
     }
-    choices[rng.random_range(0..choices.len())]
+    deck.shuffle(rng);
+    deck
 }
 
 /// Whether there was anything to break.

@@ -37,6 +37,11 @@ async fn chaos_on_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chaos_through_pgbouncer() {
+    chaos("PgBouncer", Place::pgbouncer().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn chaos_on_sqlite() {
     chaos("SQLite", Place::sqlite()).await;
 }
@@ -64,6 +69,7 @@ impl World {
                 ("WAIT_MS", "500"),
                 ("STORE_TIMEOUT_MS", "1000"),
                 ("RECOVERY", recovery),
+                ("POOLER", if place.is_pooled() { "1" } else { "0" }),
                 ("STORE", &place.address()),
                 ("RUNS", runs.to_str().unwrap()),
             ];

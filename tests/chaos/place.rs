@@ -2,11 +2,20 @@
 
 use std::{env, fs, path::PathBuf};
 
-use crate::{proxy::Proxy, server::Server};
+use crate::{
+    proxy::Proxy,
+    server::{Pooler, Server},
+};
 
 pub(crate) enum Place {
-    Sqlite { directory: PathBuf },
-    Postgres { proxy: Proxy, server: Server },
+    Sqlite {
+        directory: PathBuf,
+    },
+    Postgres {
+        proxy: Proxy,
+        pooler: Option<Pooler>,
+        server: Server,
+    },
 }
 
 impl Place {
@@ -20,14 +29,40 @@ impl Place {
     pub(crate) async fn postgres() -> Self {
         let server = Server::start().await;
         let proxy = Proxy::to(server.port()).await;
-        Self::Postgres { proxy, server }
+        Self::Postgres {
+            proxy,
+            pooler: None,
+            server,
+        }
+    }
+
+    pub(crate) async fn pgbouncer() -> Self {
+        let server = Server::start().await;
+        server.migrate().await;
+        let pooler = Pooler::before(&server).await;
+        let proxy = Proxy::to(pooler.port()).await;
+        Self::Postgres {
+            proxy,
+            pooler: Some(pooler),
+            server,
+        }
+    }
+
+    pub(crate) fn is_pooled(&self) -> bool {
+        matches!(
+            self,
+            Self::Postgres {
+                pooler: Some(_),
+                ..
+            }
+        )
     }
 
     /// What the processes call it.
     pub(crate) fn address(&self) -> String {
         match self {
             Self::Sqlite { directory } => format!("sqlite:{}", directory.join("db").display()),
-            Self::Postgres { proxy, server } => server.url(proxy.port()),
+            Self::Postgres { proxy, server, .. } => server.url(proxy.port()),
         }
     }
 }

@@ -10,7 +10,10 @@ use std::{
 };
 
 use tokio::time::{self, Instant};
-use tower_idempotency::sqlx::{self, Connection as _, PgConnection, query_scalar, raw_sql};
+use tower_idempotency::{
+    PostgresStore,
+    sqlx::{self, Connection as _, PgConnection, raw_sql},
+};
 
 pub(crate) struct Server {
     programs: PathBuf,
@@ -42,10 +45,7 @@ impl Server {
             .stdout(Stdio::null())
             .status();
         assert!(made.unwrap().success(), "initdb");
-        let port = TcpListener::bind("127.0.0.1:0")
-            .and_then(|listener| listener.local_addr())
-            .unwrap()
-            .port();
+        let port = free_port();
         let postmaster = postmaster(&programs, &directory, port, user);
         let server = Self {
             programs,
@@ -54,12 +54,18 @@ impl Server {
             user,
             postmaster,
         };
-        server.wait().await;
+        answers(&server.url(port)).await;
         server
     }
 
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    pub(crate) async fn migrate(&self) {
+        let store = PostgresStore::connect(&self.url(self.port)).await.unwrap();
+        store.migrate().await.unwrap();
+        store.close().await;
     }
 
     /// Its address, by way of this port.
@@ -71,7 +77,7 @@ impl Server {
     pub(crate) async fn restart(&mut self) {
         self.stop();
         self.postmaster = postmaster(&self.programs, &self.directory, self.port, self.user);
-        self.wait().await;
+        answers(&self.url(self.port)).await;
     }
 
     /// Ends every connection but the one that says so.
@@ -84,24 +90,6 @@ impl Server {
         .execute(&mut connection)
         .await?;
         connection.close().await
-    }
-
-    async fn wait(&self) {
-        let end = Instant::now() + Duration::from_secs(60);
-        let url = self.url(self.port);
-        loop {
-            let answers = async {
-                let mut connection = PgConnection::connect(&url).await?;
-                query_scalar::<_, i32>("SELECT 1")
-                    .fetch_one(&mut connection)
-                    .await
-            };
-            if answers.await.is_ok() {
-                return;
-            }
-            assert!(Instant::now() < end, "PostgreSQL does not start");
-            time::sleep(Duration::from_millis(50)).await;
-        }
     }
 
     fn stop(&mut self) {
@@ -132,6 +120,77 @@ fn postmaster(programs: &Path, directory: &Path, port: u16, user: Option<(u32, u
         .stderr(Stdio::null())
         .spawn()
         .unwrap()
+}
+
+/// A pooler in front of a [`Server`], which gives each transaction another
+/// connection.
+pub(crate) struct Pooler {
+    port: u16,
+    process: Child,
+}
+
+impl Pooler {
+    pub(crate) async fn before(server: &Server) -> Self {
+        let port = free_port();
+        let settings = server.directory.join("pgbouncer.ini");
+        let text = format!(
+            "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
+             listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
+             auth_type = any\npool_mode = transaction\ndefault_pool_size = 8\n\
+             server_login_retry = 1\nignore_startup_parameters = extra_float_digits\n",
+            server.port
+        );
+        fs::write(&settings, text).unwrap();
+        let paths = env::split_paths(&env::var_os("PATH").unwrap_or_default())
+            .chain([PathBuf::from("/usr/sbin")])
+            .collect::<Vec<_>>();
+        let program = paths
+            .iter()
+            .map(|directory| directory.join("pgbouncer"))
+            .find(|program| program.exists())
+            .expect("pgbouncer is not installed");
+        let process = as_user(server.user, &program)
+            .arg(&settings)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let pooler = Self { port, process };
+        answers(&server.url(port)).await;
+        pooler
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Waits until whoever listens at `url` answers.
+async fn answers(url: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let answer = async {
+            let mut connection = PgConnection::connect(url).await?;
+            raw_sql("SELECT 1").execute(&mut connection).await
+        };
+        if answer.await.is_ok() {
+            return;
+        }
+        assert!(Instant::now() < end, "{url} does not answer");
+        time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn free_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
 }
 
 fn as_user(user: Option<(u32, u32)>, program: &Path) -> Command {
