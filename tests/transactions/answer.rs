@@ -25,6 +25,7 @@ async fn with_network(test: impl AsyncFnOnce(PostgresShop, Proxy)) {
         let store = PostgresStore::builder(proxy.options(&shop.url))
             .lock_timeout(SHORT)
             .acquire_timeout(Duration::from_secs(1))
+            .statement_timeout(Duration::from_secs(1))
             .connect()
             .await
             .unwrap();
@@ -99,6 +100,21 @@ async fn f62_an_answer_that_comes_too_late_is_found_before_it() {
             .await
             .assert_is(201, "ordered by run 2");
         assert!(service.post("key").await.is_replay());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i10_a_transaction_that_cannot_begin_does_not_hold_its_handler_for_ever() {
+    with_network(async |shop, proxy| {
+        let (service, told) = noting(&shop);
+        proxy.set(Network::HoldBegin);
+        service.post("key").await.assert_is(500, "");
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
+        assert!(!shop.i5_has_order("key").await);
+        proxy.set(Network::Sound);
+        service.post("key").await.assert_is(201, "ordered by run 2");
+        assert!(shop.i5_has_order("key").await);
     })
     .await;
 }

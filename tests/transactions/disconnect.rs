@@ -57,6 +57,9 @@ async fn order_in_time<S: Shop>(run: Run<S>, left: usize) -> Response {
 }
 
 with_each_database! {
+    i15_an_order_dropped_at_any_await_is_there_if_and_only_if_its_record_is;
+    i15_an_order_whose_client_leaves_is_there_if_and_only_if_its_record_is;
+}
 
 async fn i15_an_order_dropped_at_any_await_is_there_if_and_only_if_its_record_is<S: Shop>(shop: S) {
     let whole = Arc::new(Mutex::new(false));
@@ -142,6 +145,4 @@ async fn i15_an_order_whose_client_leaves_is_there_if_and_only_if_its_record_is<
         left += 1;
     }
     assert!(left > 1, "an order has more awaits than {left}");
-}
-
 }

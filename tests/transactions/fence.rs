@@ -19,8 +19,19 @@ use crate::{
 };
 
 with_each_database! {
+    i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer;
+    i5_an_owner_fenced_by_one_that_is_still_at_work_commits_nothing;
+    a_late_owner_that_nobody_has_superseded_commits;
+    an_owner_whose_outcome_was_given_up_may_still_commit;
+    i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit;
+    an_owner_that_has_lost_its_lease_begins_nothing;
+}
 
-async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer<S: Shop>(shop: S) {
+async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer<
+    S: Shop,
+>(
+    shop: S,
+) {
     let (at_work, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let slow = Service::new(&shop, {
         let (at_work, go_on) = (Arc::clone(&at_work), Arc::clone(&go_on));
@@ -30,7 +41,9 @@ async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner
                 at_work.notify_one();
                 go_on.notified().await;
                 let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-                S::order(&mut transaction, &run.operation, "pen").await.unwrap();
+                S::order(&mut transaction, &run.operation, "pen")
+                    .await
+                    .unwrap();
                 let error = run
                     .shop
                     .commit(&run.operation, transaction, ordered("too late"))
@@ -55,6 +68,35 @@ async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner
     assert_eq!(shop.record("key").await.unwrap().attempt, 2);
 }
 
+async fn i5_an_owner_fenced_by_one_that_is_still_at_work_commits_nothing<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        run.shop.lapse().await;
+        let (at_work, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+        let winner = Service::new(&run.shop, {
+            let (at_work, go_on) = (Arc::clone(&at_work), Arc::clone(&go_on));
+            move |run| {
+                let (at_work, go_on) = (Arc::clone(&at_work), Arc::clone(&go_on));
+                async move {
+                    at_work.notify_one();
+                    go_on.notified().await;
+                    respond(run).await
+                }
+            }
+        })
+        .set(|layer| layer.recovery(Recovery::Rerun));
+        let winning = tokio::spawn(winner.post("key"));
+        at_work.notified().await;
+        let error = order(&run).await.unwrap_err();
+        assert_eq!(error.kind(), CommitErrorKind::Superseded);
+        assert!(!run.shop.i5_has_order("key").await);
+        go_on.notify_one();
+        winning.await.unwrap().assert_is(201, "ordered by run 1");
+        error.into_response()
+    });
+    service.post("key").await.assert_is(201, "ordered by run 1");
+    assert!(shop.i5_has_order("key").await);
+}
+
 async fn a_late_owner_that_nobody_has_superseded_commits<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         run.shop.lapse().await;
@@ -68,7 +110,10 @@ async fn an_owner_whose_outcome_was_given_up_may_still_commit<S: Shop>(shop: S) 
     let service = Service::new(&shop, async |run| {
         run.shop.lapse().await;
         let other = Service::new(&run.shop, respond);
-        other.post("key").await.assert_problem(409, "outcome-unknown");
+        other
+            .post("key")
+            .await
+            .assert_problem(409, "outcome-unknown");
         respond(run).await
     });
     service.post("key").await.assert_is(201, "ordered by run 1");
@@ -90,15 +135,25 @@ async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: S
         };
         let record = run.shop.record(key).await.unwrap();
         let name = RecordName::new(Scope::single_tenant(), Key::new(key));
-        let resolved = run.shop.store().resolve(&name, record.fence, &resolution).await;
+        let resolved = run
+            .shop
+            .store()
+            .resolve(&name, record.fence, &resolution)
+            .await;
         assert_eq!(resolved.unwrap(), Settlement::Applied);
         let error = order(&run).await.unwrap_err();
         assert_eq!(error.kind(), CommitErrorKind::Superseded);
         error.into_response()
     });
-    service.post("happened").await.assert_is(200, "it had happened");
+    service
+        .post("happened")
+        .await
+        .assert_is(200, "it had happened");
     assert!(shop.orders().await.is_empty());
-    service.post("not").await.assert_problem(409, "outcome-unknown");
+    service
+        .post("not")
+        .await
+        .assert_problem(409, "outcome-unknown");
     assert!(!shop.i5_has_order("not").await);
     let retry = Service::new(&shop, respond);
     retry.post("not").await.assert_is(201, "ordered by run 1");
@@ -116,14 +171,20 @@ async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
         };
         let error = CommitError::from(error);
         let source = std::error::Error::source(&error).unwrap();
-        assert!(std::error::Error::source(source).unwrap().to_string().contains("lease is lost"));
+        assert!(
+            std::error::Error::source(source)
+                .unwrap()
+                .to_string()
+                .contains("lease is lost")
+        );
         error.into_response()
     })
     .set(|layer| layer.lease(std::time::Duration::from_millis(300)));
-    service.post("key").await.assert_problem(409, "outcome-unknown");
+    service
+        .post("key")
+        .await
+        .assert_problem(409, "outcome-unknown");
     assert!(!shop.i5_has_order("key").await);
-}
-
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -21,6 +21,8 @@ pub(crate) enum Network {
     CutAfter,
     /// COMMIT is held back for as long as this is so.
     HoldBefore,
+    /// The beginning of a transaction is held back for as long as this is so.
+    HoldBegin,
     /// The answer is held back for as long as this is so.
     HoldAfter,
     /// As [`CutBefore`](Self::CutBefore), and the server is gone from then on.
@@ -109,6 +111,9 @@ async fn carry_requests(
                 Network::HoldBefore => held(network, Network::HoldBefore).await,
                 _ => {}
             }
+        }
+        if rest.starts_with(b"BEGIN") && *network.borrow() == Network::HoldBegin {
+            held(network, Network::HoldBegin).await;
         }
         if to_server.write_all(&message).await.is_err() {
             return;

@@ -47,11 +47,16 @@ fn unkept(kind: &str) -> Response {
 }
 
 with_each_database! {
+    i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs;
+    a_response_of_just_the_limit_and_an_empty_one_are_kept;
+}
 
 async fn i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen").await.unwrap();
+        S::order(&mut transaction, &run.operation, "pen")
+            .await
+            .unwrap();
         let response = match run.number % 2 {
             0 => ordered("a pen"),
             _ => unkept(run.operation.key().as_str()),
@@ -97,12 +102,13 @@ async fn a_response_of_just_the_limit_and_an_empty_one_are_kept<S: Shop>(shop: S
     })
     .set(|layer| layer.response_limit(LIMIT));
     for _ in 0..2 {
-        service.post("full").await.assert_is(200, &"x".repeat(LIMIT));
+        service
+            .post("full")
+            .await
+            .assert_is(200, &"x".repeat(LIMIT));
         service.post("empty").await.assert_is(204, "");
     }
     assert_eq!(service.runs(), 2);
-}
-
 }
 
 const LIMIT: usize = 1_000;

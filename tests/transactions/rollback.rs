@@ -56,11 +56,22 @@ async fn order_a_unicorn<S: Shop>(run: &Run<S>) -> CommitErrorKind {
 }
 
 with_each_database! {
+    a_dropped_transaction_is_rolled_back_and_a_retry_runs;
+    a_business_error_after_a_rollback_is_recorded;
+    f64_a_constraint_that_fails_at_commit_aborts_and_a_retry_runs;
+    f63_a_success_after_a_failed_commit_is_denied_and_a_retry_runs;
+    i11_a_success_after_a_failed_commit_and_other_effects_is_unknown;
+    a_panic_before_the_commit_leaves_an_unknown_outcome_and_no_order;
+    f34_a_savepoint_that_is_rolled_back_does_no_harm;
+    f34_a_transaction_that_the_handler_ended_itself_records_nothing;
+}
 
 async fn a_dropped_transaction_is_rolled_back_and_a_retry_runs<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
         let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen").await.unwrap();
+        S::order(&mut transaction, &run.operation, "pen")
+            .await
+            .unwrap();
         drop(transaction);
         status(503)
     });
@@ -128,7 +139,10 @@ async fn i11_a_success_after_a_failed_commit_and_other_effects_is_unknown<S: Sho
         first.assert_problem(500, "rolled-back");
         assert!(!first.headers.contains_key("retry-after"));
         assert_eq!(first.outcome, Outcome::Unknown);
-        service.post(key).await.assert_problem(409, "outcome-unknown");
+        service
+            .post(key)
+            .await
+            .assert_problem(409, "outcome-unknown");
         assert_eq!(service.runs(), n + 1);
         assert!(!shop.i5_has_order(key).await);
     }
@@ -137,11 +151,19 @@ async fn i11_a_success_after_a_failed_commit_and_other_effects_is_unknown<S: Sho
 async fn a_panic_before_the_commit_leaves_an_unknown_outcome_and_no_order<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
         let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen").await.unwrap();
+        S::order(&mut transaction, &run.operation, "pen")
+            .await
+            .unwrap();
         panic!("before the commit");
     });
-    service.post("key").await.assert_problem(500, "handler-panicked");
-    service.post("key").await.assert_problem(409, "outcome-unknown");
+    service
+        .post("key")
+        .await
+        .assert_problem(500, "handler-panicked");
+    service
+        .post("key")
+        .await
+        .assert_problem(409, "outcome-unknown");
     assert!(!shop.i5_has_order("key").await);
     let record = shop.record("key").await.unwrap();
     assert!(matches!(record.state, RecordState::Unknown));
@@ -153,10 +175,16 @@ async fn a_panic_before_the_commit_leaves_an_unknown_outcome_and_no_order<S: Sho
 async fn f34_a_savepoint_that_is_rolled_back_does_no_harm<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen").await.unwrap();
+        S::order(&mut transaction, &run.operation, "pen")
+            .await
+            .unwrap();
         S::run(&mut transaction, "SAVEPOINT attempt").await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen").await.unwrap();
-        S::run(&mut transaction, "ROLLBACK TO SAVEPOINT attempt").await.unwrap();
+        S::order(&mut transaction, &run.operation, "pen")
+            .await
+            .unwrap();
+        S::run(&mut transaction, "ROLLBACK TO SAVEPOINT attempt")
+            .await
+            .unwrap();
         run.shop
             .commit(&run.operation, transaction, ordered("one pen"))
             .await
@@ -169,7 +197,9 @@ async fn f34_a_savepoint_that_is_rolled_back_does_no_harm<S: Shop>(shop: S) {
 async fn f34_a_transaction_that_the_handler_ended_itself_records_nothing<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
         let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen").await.unwrap();
+        S::order(&mut transaction, &run.operation, "pen")
+            .await
+            .unwrap();
         S::run(&mut transaction, "ROLLBACK").await.unwrap();
         let error = run
             .shop
@@ -181,8 +211,6 @@ async fn f34_a_transaction_that_the_handler_ended_itself_records_nothing<S: Shop
     });
     service.post("key").await.assert_problem(500, "rolled-back");
     assert_retry_orders(&shop, &service).await;
-}
-
 }
 
 #[tokio::test(flavor = "multi_thread")]

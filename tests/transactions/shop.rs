@@ -323,11 +323,9 @@ pub(crate) fn ordered(what: &str) -> Response {
         .unwrap()
 }
 
-/// Declares each test once for each database.
+/// Runs each test with each database.
 macro_rules! with_each_database {
-    ($(async fn $name:ident<S: Shop>($shop:ident: S) $body:block)*) => {
-        $(async fn $name<S: Shop>($shop: S) $body)*
-
+    ($($name:ident;)*) => {
         mod postgres {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $name() {

@@ -29,15 +29,24 @@ impl PostgresStore {
     ) -> Result<Transaction<'static, Postgres>, StoreError> {
         operation.check_lease()?;
         let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
+        let patience = pool
+            .options()
+            .get_acquire_timeout()
+            .saturating_add(self.deadline);
         sql::detached(async move {
-            let began = match pooled {
-                None => pool.begin_with(BEGIN).await,
-                Some(pooled) => {
-                    let begin = AssertSqlSafe(String::from(&*pooled.transaction));
-                    pool.begin_with(begin).await
+            let beginning = async {
+                match pooled {
+                    None => pool.begin_with(BEGIN).await,
+                    Some(pooled) => {
+                        let begin = AssertSqlSafe(String::from(&*pooled.transaction));
+                        pool.begin_with(begin).await
+                    }
                 }
             };
-            began.map_err(failure)
+            tokio::time::timeout(patience, beginning)
+                .await
+                .map_err(|_| StoreError::timed_out())?
+                .map_err(failure)
         })
         .await
     }
@@ -49,7 +58,8 @@ impl PostgresStore {
     /// task that goes on when the caller is dropped. If its answer gets lost, the
     /// record is asked, which waits for the transaction's end. A transaction
     /// from another pool is accepted if it is READ COMMITTED and on the store's
-    /// database.
+    /// database. One that has ended before, by a statement of the handler's own
+    /// or by the database, records nothing.
     ///
     /// ```no_run
     /// use http::StatusCode;

@@ -38,7 +38,8 @@ impl SqliteStore {
     /// The response is written as the last statement, and COMMIT is run by a
     /// task that goes on when the caller is dropped. A transaction from another
     /// pool is accepted if it is on the store's file and could write from its
-    /// start.
+    /// start. One that has ended before, by a statement of the handler's own or
+    /// by SQLite itself (`OR ROLLBACK`, a full disk), records nothing.
     ///
     /// # Errors
     ///
