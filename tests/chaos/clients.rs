@@ -56,7 +56,7 @@ impl Case {
             _ => Kind::Plain,
         };
         // Most are quick; the rest are there to be stopped on their way.
-        let mut pause = || match rng.random_range(0..4) {
+        let mut pause = || match rng.random_range(0..3) {
             0 => rng.random_range(100..700),
             _ => rng.random_range(0..30),
         };
@@ -106,8 +106,8 @@ impl Case {
             // Some leave before they can know, and some ask twice at once.
             let asks_twice = rng.random_range(0..4) == 0;
             let mut request = || {
-                let patience = match rng.random_range(0..4) {
-                    0 => rng.random_range(1..1_000),
+                let patience = match rng.random_range(0..2) {
+                    0 => rng.random_range(1..1_200),
                     _ => 2_500,
                 };
                 self.ask(&seats[rng.random_range(0..seats.len())], patience)

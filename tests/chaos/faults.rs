@@ -12,7 +12,7 @@ use crate::{World, place::Place, processes::Seat};
 pub(crate) enum Fault {
     /// A process is killed, and another one is started in its place.
     Kill,
-    /// A process is stopped for longer than its leases, and goes on as if
+    /// Processes are stopped for longer than their leases, and go on as if
     /// nothing had happened.
     Stop,
     /// All connections to the server break.
@@ -33,7 +33,7 @@ impl Fault {
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "process killed",
-            Self::Stop => "process stopped past its lease",
+            Self::Stop => "processes stopped past leases",
             Self::Cut => "connections cut",
             Self::Stall => "network stalled",
             Self::CommitCut => "COMMIT cut off",
@@ -47,6 +47,9 @@ impl Fault {
 const ANYWHERE: &[Fault] = &[Fault::Kill, Fault::Stop];
 const WITH_A_SERVER: &[Fault] = &[
     Fault::Kill,
+    // Nothing else makes an owner of the past commit.
+    Fault::Stop,
+    Fault::Stop,
     Fault::Stop,
     Fault::Cut,
     Fault::Stall,
@@ -117,7 +120,7 @@ fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
 async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng) -> bool {
     let mut millis = |range| Duration::from_millis(rng.random_range(range));
     let pause = match fault {
-        Fault::Stop => millis(1_200..3_000),
+        Fault::Stop => millis(1_500..2_500),
         Fault::Stall => millis(1_500..4_000),
         _ => Duration::ZERO,
     };
@@ -126,9 +129,16 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
     match (fault, place) {
         (Fault::Kill, _) => seat.signal("KILL"),
         (Fault::Stop, _) => {
-            seat.signal("STOP");
+            // All but one of those whose orders the last one may then take over.
+            let stopped = &world.rerunning[1..];
+            let stopped = stopped.iter().chain(world.refusing.first());
+            for seat in stopped.clone() {
+                seat.signal("STOP");
+            }
             time::sleep(pause).await;
-            seat.signal("CONT");
+            for seat in stopped {
+                seat.signal("CONT");
+            }
         }
         (_, Place::Sqlite { .. }) => return false,
         (Fault::Cut, Place::Postgres { proxy, .. }) => proxy.cut(),
