@@ -96,13 +96,15 @@ pub(crate) async fn inject(
     injected
 }
 
-/// Every fault once, and once more those whose effect has not been seen yet.
+/// Every fault, and first, which is at the end, once more those whose effect has
+/// not been seen yet.
 fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
     let notices = &world.notices;
     let mut deck = match place {
         Place::Sqlite { .. } => ANYWHERE.to_vec(),
         Place::Postgres { .. } => WITH_A_SERVER.to_vec(),
     };
+    deck.shuffle(rng);
     for (seen, fault) in [
         (&notices.lost_ownership, Fault::Stop),
         (&notices.commit_found, Fault::AnswerCut),
@@ -112,7 +114,6 @@ fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
             deck.push(fault);
         }
     }
-    deck.shuffle(rng);
     deck
 }
 
