@@ -317,7 +317,11 @@ impl Wishes {
         self.text(name) == Some("1")
     }
 
-    fn number<T: FromStr<Err: fmt::Display>>(&self, name: &str, unset: T) -> Result<T, Mistake> {
+    pub(crate) fn number<T: FromStr<Err: fmt::Display>>(
+        &self,
+        name: &str,
+        unset: T,
+    ) -> Result<T, Mistake> {
         self.text(name).map_or(Ok(unset), |text| parse(name, text))
     }
 }
@@ -334,7 +338,7 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Wishes {
 }
 
 /// A wish that cannot be met: 400.
-struct Mistake(String);
+pub(crate) struct Mistake(String);
 
 impl IntoResponse for Mistake {
     fn into_response(self) -> Response {

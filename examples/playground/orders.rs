@@ -1,6 +1,6 @@
 //! Orders in the store's own database, each committed with its response.
 
-use std::{collections::BTreeMap, path::Path, process};
+use std::{collections::BTreeMap, path::Path, process, time::Duration};
 
 use axum::{
     Extension, Json,
@@ -8,11 +8,12 @@ use axum::{
 };
 use http::{StatusCode, header::LOCATION};
 use serde_json::json;
+use tokio::time;
 use tower_idempotency::{
     CommitError, Committed, Operation, PostgresStore, SqliteStore,
     sqlx::{
-        self, PgPool, Postgres, Sqlite, SqlitePool, Transaction, query, query_as, query_scalar,
-        raw_sql, sqlite::SqliteConnectOptions,
+        self, FromRow, PgPool, Postgres, Sqlite, SqlitePool, Transaction, query, query_as,
+        query_scalar, raw_sql, sqlite::SqliteConnectOptions,
     },
 };
 
@@ -44,7 +45,13 @@ impl Orders {
         let counted: Vec<(String, i64)> = match self {
             Self::Nowhere => return Ok(None),
             Self::Sqlite(_, pool) => query_as(COUNT).fetch_all(pool).await?,
-            Self::Postgres(_, pool) => query_as(COUNT).fetch_all(pool).await?,
+            // A simple query, which is safe behind any pooler.
+            Self::Postgres(_, pool) => {
+                let rows = raw_sql(COUNT).fetch_all(pool).await?;
+                rows.iter()
+                    .map(FromRow::from_row)
+                    .collect::<Result<_, _>>()?
+            }
         };
         Ok(Some(counted.into_iter().collect()))
     }
@@ -78,6 +85,8 @@ impl Open<'_> {
             }
             Self::Postgres(_, transaction) => {
                 query_scalar(INSERT)
+                    // A pooler may give the next one another connection.
+                    .persistent(false)
                     .bind(account)
                     .bind(operation)
                     .fetch_one(&mut **transaction)
@@ -95,7 +104,8 @@ impl Open<'_> {
             }
             Self::Postgres(_, transaction) => {
                 let again = query("INSERT INTO playground_orders VALUES ($1, '', '')");
-                again.bind(id).execute(&mut **transaction).await.map(drop)
+                let again = again.persistent(false).bind(id);
+                again.execute(&mut **transaction).await.map(drop)
             }
         }
     }
@@ -122,6 +132,8 @@ impl Open<'_> {
 /// - `swallow`: a statement of its transaction fails, and the handler says 200;
 /// - `crash-before`, `crash-after`: the process dies right before, or right
 ///   after, the order is committed.
+///
+/// `ms` is slept before the transaction begins, `hold_ms` while it is open.
 pub(crate) async fn order(
     Extension(orders): Extension<Orders>,
     Extension(Run(n)): Extension<Run>,
@@ -133,6 +145,11 @@ pub(crate) async fn order(
         let message = "an order needs an idempotency key";
         return Ok((StatusCode::BAD_REQUEST, message).into_response());
     };
+    let (pause, hold) = match (wishes.number("ms", 0), wishes.number("hold_ms", 0)) {
+        (Ok(pause), Ok(hold)) => (pause, hold),
+        (Err(mistake), _) | (_, Err(mistake)) => return Ok(mistake.into_response()),
+    };
+    time::sleep(Duration::from_millis(pause)).await;
     let Some(mut open) = orders.begin(&operation).await? else {
         let message = "this store keeps no orders";
         return Ok((StatusCode::NOT_IMPLEMENTED, message).into_response());
@@ -141,6 +158,7 @@ pub(crate) async fn order(
         .as_ref()
         .map_or("-", |Extension(account)| account.as_str());
     let id = open.insert(account, &operation).await?;
+    time::sleep(Duration::from_millis(hold)).await;
     let response = (
         StatusCode::CREATED,
         [(LOCATION, format!("/orders/{id}"))],

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `PORT` | 0 picks one | 0 |
 //! | `STORE` | `memory`, `sqlite:PATH`, `postgres://…` | `memory` |
+//! | `POOLER` | `1` if a pooler stands between, one connection for each transaction | `0` |
 //! | `RUNS` | the file that each run of a handler adds a line to | in memory |
 //! | `KEY` | `required`, `optional` | `required` |
 //! | `SYNTAX` | `compat`, `strict` | `compat` |
@@ -15,6 +16,7 @@
 //! | `KEEP_HEADERS` | a list of the only headers to keep | the layer's |
 //! | `KEEP_COOKIES` | `1` keeps `Set-Cookie` too | `0` |
 //! | `STORE_FAILURE` | `refuse`, `run` | `refuse` |
+//! | `STORE_TIMEOUT_MS` | how long the layer waits for an answer of the store | the layer's |
 //! | `BODY_LIMIT`, `RESPONSE_LIMIT` | bytes | the layer's |
 //! | `TIMEOUT_MS` | a timeout outside of the layer, answered 504 | none |
 //! | `SWEEP_MS` | the time between two sweeps | no sweeps |
@@ -35,6 +37,7 @@ use crate::{caller, stores::StoreAddress};
 pub(crate) struct Settings {
     pub(crate) port: u16,
     pub(crate) store: StoreAddress,
+    pub(crate) is_pooled: bool,
     pub(crate) runs: Option<PathBuf>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) sweep: Option<Duration>,
@@ -49,6 +52,7 @@ pub(crate) struct Settings {
     dispositions: Dispositions,
     kept_headers: KeptHeaders,
     store_failure: StoreFailure,
+    store_timeout: Option<Duration>,
     body_limit: Option<usize>,
     response_limit: Option<usize>,
 }
@@ -67,6 +71,7 @@ impl Settings {
         Ok(Self {
             port: read("PORT", number)?.unwrap_or(0),
             store: read("STORE", StoreAddress::parse)?.unwrap_or(StoreAddress::Memory),
+            is_pooled: choice("POOLER", &[("0", false), ("1", true)])?,
             runs: read("RUNS", |path| Ok(PathBuf::from(path)))?,
             timeout: read("TIMEOUT_MS", milliseconds)?,
             sweep: read("SWEEP_MS", milliseconds)?,
@@ -104,6 +109,7 @@ impl Settings {
                     ("run", StoreFailure::RunUnguarded),
                 ],
             )?,
+            store_timeout: read("STORE_TIMEOUT_MS", milliseconds)?,
             body_limit: read("BODY_LIMIT", number)?,
             response_limit: read("RESPONSE_LIMIT", number)?,
         })
@@ -131,6 +137,9 @@ impl Settings {
         }
         if let Some(retention) = self.retention {
             builder = builder.retention(retention);
+        }
+        if let Some(bound) = self.store_timeout {
+            builder = builder.store_timeout(bound);
         }
         if let Some(bytes) = self.body_limit {
             builder = builder.request_limit(bytes);
@@ -171,6 +180,7 @@ fn refused(error: &BuildError) -> Malformed {
     let variable = match error.setting() {
         "retention" => "RETENTION_MS",
         "wait" => "WAIT_MS",
+        "store_timeout" => "STORE_TIMEOUT_MS",
         "request_limit" => "BODY_LIMIT",
         "response_limit" => "RESPONSE_LIMIT",
         // The heartbeat and the bounds that a lease must fit follow from it.

@@ -25,7 +25,12 @@ impl StoreAddress {
 }
 
 /// Opens the store and brings its tables up to date, with the orders beside it.
-pub(crate) async fn open(address: &StoreAddress) -> Result<(SharedStore, Orders), Box<dyn Error>> {
+///
+/// Behind a pooler the store's tables are there already: it cannot migrate.
+pub(crate) async fn open(
+    address: &StoreAddress,
+    is_pooled: bool,
+) -> Result<(SharedStore, Orders), Box<dyn Error>> {
     Ok(match address {
         StoreAddress::Memory => (SharedStore::new(MemoryStore::new()), Orders::Nowhere),
         StoreAddress::Sqlite(path) => {
@@ -34,8 +39,14 @@ pub(crate) async fn open(address: &StoreAddress) -> Result<(SharedStore, Orders)
             (SharedStore::new(store), orders)
         }
         StoreAddress::Postgres(url) => {
-            let store = PostgresStore::connect(url).await?;
-            store.migrate().await?;
+            let mut builder = PostgresStore::builder(url.parse()?);
+            if is_pooled {
+                builder = builder.pooler_safe();
+            }
+            let store = builder.connect().await?;
+            if !is_pooled {
+                store.migrate().await?;
+            }
             let orders = Orders::on_server(store.clone(), url).await?;
             (SharedStore::new(store), orders)
         }

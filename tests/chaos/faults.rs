@@ -1,0 +1,172 @@
+//! What breaks, and when.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use rand::{RngExt as _, rngs::StdRng, seq::SliceRandom as _};
+use tokio::time::{self, Instant};
+
+use crate::{World, place::Place, processes::Seat};
+
+/// Something that breaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// A process is killed, and another one is started in its place.
+    Kill,
+    /// Processes are stopped for longer than their leases, and go on as if
+    /// nothing had happened.
+    Stop,
+    /// All connections to the server break.
+    Cut,
+    /// The network carries nothing, for longer than the layer waits.
+    Stall,
+    /// A COMMIT does not arrive.
+    CommitCut,
+    /// A COMMIT arrives, and its answer does not.
+    AnswerCut,
+    /// The server ends its connections.
+    Terminate,
+    /// The server crashes, and is started again.
+    Crash,
+}
+
+impl Fault {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Kill => "process killed",
+            Self::Stop => "processes stopped past leases",
+            Self::Cut => "connections cut",
+            Self::Stall => "network stalled",
+            Self::CommitCut => "COMMIT cut off",
+            Self::AnswerCut => "answer to COMMIT cut off",
+            Self::Terminate => "backends terminated",
+            Self::Crash => "server crashed",
+        }
+    }
+}
+
+const ANYWHERE: &[Fault] = &[Fault::Kill, Fault::Stop];
+const WITH_A_SERVER: &[Fault] = &[
+    Fault::Kill,
+    // Nothing else makes an owner of the past commit.
+    Fault::Stop,
+    Fault::Stop,
+    Fault::Stop,
+    Fault::Cut,
+    Fault::Stall,
+    Fault::CommitCut,
+    Fault::AnswerCut,
+    Fault::Terminate,
+    Fault::Crash,
+];
+
+/// When something was broken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Injected {
+    pub(crate) fault: Fault,
+    pub(crate) begun: Instant,
+    pub(crate) ended: Instant,
+}
+
+/// Breaks one thing after the other.
+pub(crate) async fn inject(
+    world: &World,
+    place: &mut Place,
+    until: Instant,
+    rng: &mut StdRng,
+) -> Vec<Injected> {
+    let mut injected = Vec::new();
+    let mut deck = Vec::new();
+    while Instant::now() < until {
+        time::sleep(Duration::from_millis(rng.random_range(200..700))).await;
+        if deck.is_empty() {
+            deck = shuffled(world, place, rng);
+        }
+        let Some(fault) = deck.pop() else {
+            break;
+        };
+        let begun = Instant::now();
+        if happen(fault, world, place, rng).await {
+            injected.push(Injected {
+                fault,
+                begun,
+                ended: Instant::now(),
+            });
+        }
+    }
+    injected
+}
+
+/// Every fault, and first, which is at the end, once more those whose effect has
+/// not been seen yet.
+fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
+    let notices = &world.notices;
+    let mut deck = match place {
+        Place::Sqlite { .. } => ANYWHERE.to_vec(),
+        Place::Postgres { .. } => WITH_A_SERVER.to_vec(),
+    };
+    deck.shuffle(rng);
+    for (seen, fault) in [
+        (&notices.lost_ownership, Fault::Stop),
+        (&notices.commit_found, Fault::AnswerCut),
+        (&notices.abort_found, Fault::CommitCut),
+    ] {
+        if deck.contains(&fault) && seen.load(Ordering::Relaxed) == 0 {
+            deck.push(fault);
+        }
+    }
+    deck
+}
+
+/// Whether there was anything to break.
+async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng) -> bool {
+    let mut millis = |range| Duration::from_millis(rng.random_range(range));
+    let pause = match fault {
+        Fault::Stop => millis(1_500..2_500),
+        Fault::Stall => millis(1_500..4_000),
+        _ => Duration::ZERO,
+    };
+    let seats: Vec<&Seat> = world.rerunning.iter().chain(&world.refusing).collect();
+    let seat = seats[rng.random_range(0..seats.len())];
+    match (fault, place) {
+        (Fault::Kill, _) => seat.signal("KILL"),
+        (Fault::Stop, _) => {
+            // All but one of those whose orders the last one may then take over.
+            let stopped = &world.rerunning[1..];
+            let stopped = stopped.iter().chain(world.refusing.first());
+            for seat in stopped.clone() {
+                seat.signal("STOP");
+            }
+            time::sleep(pause).await;
+            for seat in stopped {
+                seat.signal("CONT");
+            }
+        }
+        (_, Place::Sqlite { .. }) => return false,
+        (Fault::Cut, Place::Postgres { proxy, .. }) => proxy.cut(),
+        (Fault::Stall, Place::Postgres { proxy, .. }) => {
+            proxy.stall(true);
+            time::sleep(pause).await;
+            proxy.stall(false);
+        }
+        (Fault::CommitCut | Fault::AnswerCut, Place::Postgres { proxy, .. }) => {
+            let commits = rng.random_range(1..4);
+            match fault {
+                Fault::CommitCut => proxy.cut_before_commits(commits),
+                _ => proxy.cut_after_commits(commits),
+            }
+            let end = Instant::now() + Duration::from_secs(2);
+            while !proxy.is_done() && Instant::now() < end {
+                time::sleep(Duration::from_millis(20)).await;
+            }
+            let is_done = proxy.is_done();
+            proxy.cut_before_commits(0);
+            proxy.cut_after_commits(0);
+            return is_done;
+        }
+        (Fault::Terminate, Place::Postgres { server, .. }) => {
+            return server.terminate_backends().await.is_ok();
+        }
+        (Fault::Crash, Place::Postgres { server, .. }) => server.restart().await,
+    }
+    true
+}

@@ -1,0 +1,157 @@
+//! Real processes on a real store, and everything around them breaks, again and
+//! again. In the end each key has its one effect and its one answer.
+//!
+//! `CHAOS_SECONDS` says for how long things break on each store, and
+//! `CHAOS_SEED` which of them; `./tests/run chaos` runs this alone.
+
+#![cfg(unix)]
+#![allow(
+    clippy::print_stdout,
+    reason = "the table is what it has to say, passed or failed"
+)]
+
+mod clients;
+mod faults;
+mod oracle;
+mod place;
+mod processes;
+mod proxy;
+mod server;
+
+use std::{env, path::PathBuf, sync::Arc, time::Duration};
+
+use futures_util::{StreamExt as _, future::join_all, stream};
+use rand::{SeedableRng as _, rngs::StdRng};
+use tokio::time::Instant;
+
+use self::{
+    clients::Case,
+    oracle::Findings,
+    place::Place,
+    processes::{Notices, Seat},
+};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chaos_on_postgres() {
+    chaos("PostgreSQL", Place::postgres().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chaos_through_pgbouncer() {
+    chaos("PgBouncer", Place::pgbouncer().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chaos_on_sqlite() {
+    chaos("SQLite", Place::sqlite()).await;
+}
+
+/// The processes, and what is known of them.
+pub(crate) struct World {
+    /// Those that take a lapsed operation over.
+    pub(crate) rerunning: Vec<Seat>,
+    /// Those that leave it unknown.
+    pub(crate) refusing: Vec<Seat>,
+    pub(crate) notices: Arc<Notices>,
+    /// The file with a line for each run of a handler.
+    pub(crate) runs: PathBuf,
+}
+
+impl World {
+    fn on(place: &Place) -> Self {
+        let name = format!("chaos-{:016x}.runs", rand::random::<u64>());
+        let runs = env::temp_dir().join(name);
+        let notices = Arc::new(Notices::default());
+        let seat = |recovery: &str| {
+            let settings = [
+                ("PORT", "0"),
+                ("LEASE_MS", "600"),
+                ("WAIT_MS", "500"),
+                ("STORE_TIMEOUT_MS", "1000"),
+                ("RECOVERY", recovery),
+                ("POOLER", if place.is_pooled() { "1" } else { "0" }),
+                ("STORE", &place.address()),
+                ("RUNS", runs.to_str().unwrap()),
+            ];
+            let environment = settings.map(|(name, value)| (name, value.to_owned()));
+            Seat::open(environment.into(), Arc::clone(&notices))
+        };
+        Self {
+            rerunning: (0..3).map(|_| seat("rerun")).collect(),
+            refusing: (0..2).map(|_| seat("refuse")).collect(),
+            notices,
+            runs,
+        }
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.runs);
+    }
+}
+
+async fn chaos(name: &'static str, mut place: Place) {
+    let seed = number("CHAOS_SEED").unwrap_or_else(rand::random);
+    println!("{name}: CHAOS_SEED={seed}");
+    let length = Duration::from_secs(number("CHAOS_SECONDS").unwrap_or(25));
+    let world = World::on(&place);
+    let until = Instant::now() + length;
+    let clients = join_all((0..CLIENTS).map(|client| ask_until(until, &world, client, seed)));
+    let mut rng = StdRng::seed_from_u64(seed);
+    let injecting = faults::inject(&world, &mut place, until, &mut rng);
+    let (cases, injected) = tokio::join!(clients, injecting);
+    let cases = ask_again(&world, cases.concat(), seed).await;
+    let findings = Findings::gather(name, &place, &world, &cases, &injected).await;
+    println!("{findings}");
+    let faults = findings.faults();
+    assert!(
+        faults.is_empty(),
+        "{name}: CHAOS_SEED={seed}\n{}",
+        faults.join("\n")
+    );
+}
+
+/// One client, with one key after the other.
+async fn ask_until(until: Instant, world: &World, client: u64, seed: u64) -> Vec<Case> {
+    let mut rng = StdRng::seed_from_u64(seed.wrapping_add(1 + client));
+    let mut cases = Vec::new();
+    while Instant::now() < until {
+        let mut case = Case::new(client, cases.len(), &mut rng);
+        case.pursue(world, until, &mut rng).await;
+        case.ended = Instant::now();
+        cases.push(case);
+    }
+    cases
+}
+
+/// Now that nothing breaks any more, every key gets a final answer in time, and
+/// those that had one get the same.
+async fn ask_again(world: &World, cases: Vec<Case>, seed: u64) -> Vec<Case> {
+    let asking = cases.into_iter().enumerate().map(|(index, mut case)| {
+        let mut rng = StdRng::seed_from_u64(seed.wrapping_sub(index as u64));
+        async move {
+            let until = Instant::now() + SETTLED_WITHIN;
+            case.pursue(world, until, &mut rng).await;
+            case
+        }
+    });
+    stream::iter(asking)
+        .buffer_unordered(CLIENTS as usize)
+        .collect()
+        .await
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = env::var(variable).ok()?;
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable}={text:?} is no number")),
+    )
+}
+
+const CLIENTS: u64 = 14;
+
+/// The wait, the lease and one attempt are 2.5 s at most; the rest is for the
+/// questions after a commit without an answer, and for a busy machine.
+const SETTLED_WITHIN: Duration = Duration::from_secs(15);

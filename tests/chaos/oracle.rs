@@ -1,0 +1,256 @@
+//! What must be true of every key in the end, whatever broke.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use tokio::time;
+
+use crate::{
+    World,
+    clients::{Case, Kind, ask},
+    faults::{Fault, Injected},
+    place::Place,
+};
+
+/// What was broken about one key.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Wrongs {
+    /// More than one effect.
+    doubled: usize,
+    /// An answer that it was done, and no effect.
+    lost: usize,
+    /// No final answer.
+    stuck: usize,
+    /// Answers that differ.
+    unlike: usize,
+}
+
+impl Wrongs {
+    fn of(case: &Case, orders: usize, runs: usize) -> Self {
+        let (effects, most) = match case.kind {
+            Kind::Plain => (runs, 1),
+            _ => (orders, usize::from(case.orders())),
+        };
+        Self {
+            doubled: usize::from(effects > most),
+            lost: usize::from(!case.done.is_empty() && effects == 0),
+            stuck: usize::from(!case.is_final),
+            unlike: usize::from(case.done.len() > 1),
+        }
+    }
+
+    fn add(&mut self, other: Self) {
+        self.doubled += other.doubled;
+        self.lost += other.lost;
+        self.stuck += other.stuck;
+        self.unlike += other.unlike;
+    }
+
+    fn is_none(self) -> bool {
+        self == Self::default()
+    }
+}
+
+/// What came of it all.
+pub(crate) struct Findings {
+    name: &'static str,
+    keys: usize,
+    rows: Vec<(String, usize, Wrongs)>,
+    total: Wrongs,
+    /// What has to be seen, or nothing was tried.
+    seen: Vec<(&'static str, usize)>,
+    must_be_seen: usize,
+    details: Vec<String>,
+}
+
+impl Findings {
+    pub(crate) async fn gather(
+        name: &'static str,
+        place: &Place,
+        world: &World,
+        cases: &[Case],
+        injected: &[Injected],
+    ) -> Self {
+        let orders = orders(world).await;
+        let runs = runs(world);
+        let mut details = world.notices.panics();
+        let mut wrongs = Vec::new();
+        let mut total = Wrongs::default();
+        let mut takeovers = 0;
+        for case in cases {
+            let orders = orders.get(&case.key).copied().unwrap_or_default();
+            let runs = runs.get(&case.key).copied().unwrap_or_default();
+            let wrong = Wrongs::of(case, orders, runs);
+            if !wrong.is_none() {
+                details.push(format!(
+                    "{wrong:?}: {orders} orders, {runs} runs of {case:?}"
+                ));
+            }
+            if runs > 1 {
+                takeovers += usize::from(was_taken_over(world, &case.key).await);
+            }
+            total.add(wrong);
+            wrongs.push(wrong);
+        }
+        let count = |number: &AtomicUsize| number.load(Ordering::Relaxed);
+        let notices = &world.notices;
+        Self {
+            name,
+            keys: cases.len(),
+            rows: rows(cases, &wrongs, injected),
+            total,
+            seen: vec![
+                ("takeovers", takeovers),
+                ("owners fenced off", count(&notices.lost_ownership)),
+                ("replays", cases.iter().map(|case| case.replays).sum()),
+                ("lost answers: committed", count(&notices.commit_found)),
+                ("lost answers: rolled back", count(&notices.abort_found)),
+            ],
+            // A file's COMMIT has no answer that could get lost.
+            must_be_seen: match place {
+                Place::Postgres { .. } => 5,
+                Place::Sqlite { .. } => 3,
+            },
+            details,
+        }
+    }
+
+    /// Why the run proves nothing, or the opposite of what it should.
+    pub(crate) fn faults(&self) -> Vec<String> {
+        let unseen = self.seen[..self.must_be_seen]
+            .iter()
+            .filter(|(_, number)| *number == 0)
+            .map(|(name, _)| format!("not seen: {name}"));
+        self.details.iter().cloned().chain(unseen).collect()
+    }
+}
+
+impl fmt::Display for Findings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, keys, .. } = self;
+        let head = format!("{name}: {keys} keys");
+        writeln!(
+            f,
+            "{head:<32} {:>8} {:>8} {:>8} {:>8} {:>8}",
+            "injected", "doubled", "lost", "stuck", "unlike"
+        )?;
+        let all = ("all".to_owned(), 0, self.total);
+        for (name, injected, wrongs) in self.rows.iter().chain([&all]) {
+            let Wrongs {
+                doubled,
+                lost,
+                stuck,
+                unlike,
+            } = wrongs;
+            let injected = match injected {
+                0 => String::new(),
+                number => number.to_string(),
+            };
+            writeln!(
+                f,
+                "  {name:<30} {injected:>8} {doubled:>8} {lost:>8} {stuck:>8} {unlike:>8}"
+            )?;
+        }
+        for (name, number) in &self.seen {
+            writeln!(f, "  {name:<30} {number:>8}")?;
+        }
+        Ok(())
+    }
+}
+
+/// Each fault with the keys that were on their way while it lasted.
+fn rows(cases: &[Case], wrongs: &[Wrongs], injected: &[Injected]) -> Vec<(String, usize, Wrongs)> {
+    let mut rows: Vec<(String, usize, Wrongs)> = Vec::new();
+    let mut kinds: Vec<Fault> = Vec::new();
+    for injected in injected {
+        if !kinds.contains(&injected.fault) {
+            kinds.push(injected.fault);
+        }
+    }
+    for fault in kinds {
+        let of_it: Vec<_> = injected
+            .iter()
+            .filter(|injected| injected.fault == fault)
+            .collect();
+        let mut sum = Wrongs::default();
+        for (case, wrong) in cases.iter().zip(wrongs) {
+            if of_it
+                .iter()
+                .any(|fault| fault.begun <= case.ended && case.begun <= fault.ended)
+            {
+                sum.add(*wrong);
+            }
+        }
+        rows.push((fault.name().to_owned(), of_it.len(), sum));
+    }
+    for kind in [
+        Kind::CrashBefore,
+        Kind::CrashAfter,
+        Kind::Rollback,
+        Kind::Swallow,
+    ] {
+        let mut sum = (0, Wrongs::default());
+        for (_, wrong) in cases
+            .iter()
+            .zip(wrongs)
+            .filter(|(case, _)| case.kind == kind)
+        {
+            sum.0 += 1;
+            sum.1.add(*wrong);
+        }
+        let name = match kind {
+            Kind::CrashBefore => "handler dies before COMMIT",
+            Kind::CrashAfter => "handler dies after COMMIT",
+            Kind::Rollback => "handler rolls back",
+            _ => "handler swallows an error",
+        };
+        rows.push((name.to_owned(), sum.0, sum.1));
+    }
+    rows
+}
+
+/// The committed orders of each key.
+async fn orders(world: &World) -> HashMap<String, usize> {
+    let answer = answer(world, "/orders", "-").await;
+    let mut answer: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    serde_json::from_value(answer["accounts"].take()).unwrap()
+}
+
+/// How often the handler ran for each key.
+fn runs(world: &World) -> HashMap<String, usize> {
+    let mut runs = HashMap::new();
+    for line in std::fs::read_to_string(&world.runs).unwrap().lines() {
+        if let Some((_, key)) = line.split_once(' ') {
+            *runs.entry(key.to_owned()).or_default() += 1;
+        }
+    }
+    runs
+}
+
+async fn was_taken_over(world: &World, key: &str) -> bool {
+    let answer = answer(world, &format!("/records?account={key}&key={key}"), key).await;
+    let record: serde_json::Value = serde_json::from_str(&answer).unwrap();
+    record["takeovers"]
+        .as_u64()
+        .is_some_and(|number| number > 0)
+}
+
+/// From the first process that gives it: nothing breaks any more.
+async fn answer(world: &World, target: &str, key: &str) -> String {
+    for _ in 0..100 {
+        for seat in &world.rerunning {
+            if let Some(address) = seat.address()
+                && let Some(answer) = ask(address, "GET", target, key).await
+                && answer.status == 200
+            {
+                return answer.body;
+            }
+        }
+        time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("no process answers {target}");
+}

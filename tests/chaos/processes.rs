@@ -1,0 +1,178 @@
+//! Processes of the playground, each started again whenever it dies.
+
+use std::{
+    env,
+    io::{BufRead as _, BufReader},
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, ChildStderr, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+/// What the processes said to their logs.
+#[derive(Debug, Default)]
+pub(crate) struct Notices {
+    pub(crate) lost_ownership: AtomicUsize,
+    pub(crate) commit_found: AtomicUsize,
+    pub(crate) abort_found: AtomicUsize,
+    panics: Mutex<Vec<String>>,
+}
+
+impl Notices {
+    fn listen(&self, logs: ChildStderr) {
+        for line in BufReader::new(logs).lines().map_while(Result::ok) {
+            for (notice, count) in [
+                ("notice=\"lost_ownership\"", &self.lost_ownership),
+                ("notice=\"commit_found\"", &self.commit_found),
+                ("notice=\"abort_found\"", &self.abort_found),
+            ] {
+                if line.contains(notice) {
+                    count.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            if line.contains("panicked at") {
+                lock(&self.panics).push(line);
+            }
+        }
+    }
+
+    pub(crate) fn panics(&self) -> Vec<String> {
+        lock(&self.panics).clone()
+    }
+}
+
+/// A place for one process at a time.
+pub(crate) struct Seat {
+    shared: Arc<Shared>,
+    keeper: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    environment: Vec<(&'static str, String)>,
+    notices: Arc<Notices>,
+    now: Mutex<Now>,
+}
+
+#[derive(Default)]
+struct Now {
+    child: Option<Child>,
+    address: Option<SocketAddr>,
+    is_closed: bool,
+}
+
+impl Seat {
+    pub(crate) fn open(environment: Vec<(&'static str, String)>, notices: Arc<Notices>) -> Self {
+        let shared = Arc::new(Shared {
+            environment,
+            notices,
+            now: Mutex::default(),
+        });
+        let kept = Arc::clone(&shared);
+        let keeper = Some(thread::spawn(move || kept.keep()));
+        Self { shared, keeper }
+    }
+
+    /// Where its process listens; `None` while there is none.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        lock(&self.shared.now).address
+    }
+
+    /// Sends a signal to its process. The lock keeps the process from being
+    /// waited for meanwhile, so that its id is nobody else's.
+    pub(crate) fn signal(&self, name: &str) {
+        let mut now = lock(&self.shared.now);
+        if let Some(child) = &mut now.child
+            && matches!(child.try_wait(), Ok(None))
+        {
+            let id = child.id().to_string();
+            let told = Command::new("kill").args(["-s", name, &id]).status();
+            assert!(told.unwrap().success(), "kill -s {name} {id}");
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        {
+            let mut now = lock(&self.shared.now);
+            now.is_closed = true;
+            if let Some(child) = &mut now.child {
+                let _ = child.kill();
+            }
+        }
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.join();
+        }
+    }
+}
+
+impl Shared {
+    fn keep(&self) {
+        loop {
+            let (out, logs) = {
+                let mut now = lock(&self.now);
+                if now.is_closed {
+                    return;
+                }
+                let mut child = Command::new(program())
+                    .env_clear()
+                    .envs(self.environment.iter().map(|(name, value)| (name, value)))
+                    .stdin(Stdio::null())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .expect("the playground is not built: cargo build --examples --all-features");
+                let (out, logs) = (child.stdout.take(), child.stderr.take());
+                now.child = Some(child);
+                (out, logs)
+            };
+            let notices = Arc::clone(&self.notices);
+            let listener = logs.map(|logs| thread::spawn(move || notices.listen(logs)));
+            // Open until the process has ended: it would end if it could not
+            // write.
+            let mut out = out.map(BufReader::new);
+            let mut line = String::new();
+            if let Some(out) = &mut out {
+                let _ = out.read_line(&mut line);
+            }
+            let said = line.trim().strip_prefix("listening on ");
+            lock(&self.now).address = said.and_then(|address| address.parse().ok());
+            while self.is_running() {
+                thread::sleep(Duration::from_millis(20));
+            }
+            if let Some(listener) = listener {
+                let _ = listener.join();
+            }
+            // Without its store a process does not start; not too often, then.
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn is_running(&self) -> bool {
+        let mut now = lock(&self.now);
+        let is_running = now
+            .child
+            .as_mut()
+            .is_some_and(|child| matches!(child.try_wait(), Ok(None)));
+        if !is_running {
+            now.child = None;
+            now.address = None;
+        }
+        is_running
+    }
+}
+
+/// Cargo builds the examples beside the directory of the tests.
+fn program() -> PathBuf {
+    let test = env::current_exe().unwrap();
+    test.ancestors().nth(2).unwrap().join("examples/playground")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
