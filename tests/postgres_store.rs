@@ -975,6 +975,19 @@ async fn no_error_says_a_name_a_token_or_a_response() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn f61_a_table_that_a_crash_would_empty_is_refused() {
+    with_store(async |store, url| {
+        run(&url, "ALTER TABLE idempotency_records SET UNLOGGED").await;
+        let error = PostgresStore::connect(&url).await.unwrap_err();
+        assert!(told(&error).contains("UNLOGGED"), "{}", told(&error));
+        run(&url, "ALTER TABLE idempotency_records SET LOGGED").await;
+        PostgresStore::connect(&url).await.unwrap().close().await;
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_standby_is_refused_with_its_reason() {
     with_database(async |url| {
         // A server that says of itself what a standby says.

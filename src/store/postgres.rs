@@ -87,7 +87,8 @@ impl PostgresStore {
     /// # Errors
     ///
     /// If `url` is not a PostgreSQL address, the server cannot be reached or
-    /// refuses the role, or it is a standby.
+    /// refuses the role, if it is a standby, or if the table of records is
+    /// `UNLOGGED`.
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let options: PgConnectOptions = url.parse().map_err(failure)?;
         Self::builder(options).connect().await

@@ -27,12 +27,18 @@ const CLIENT: &[Fault] = &[
     Fault(
         1,
         "the client is gone before its upload has ended",
-        By(&["rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind"]),
+        By(&[
+            "f1_f42_an_upload_dropped_at_any_poll_leaves_nothing_behind",
+            "rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind",
+        ]),
     ),
     Fault(
         2,
         "the client is gone between the claim and the handler",
-        By(&["f02_f42_a_request_dropped_at_any_moment_runs_once_and_its_retry_gets_the_answer"]),
+        By(&[
+            "f42_i15_a_fresh_request_dropped_at_any_poll_runs_once_and_its_retry_gets_the_answer",
+            "f02_f42_a_request_dropped_at_any_moment_runs_once_and_its_retry_gets_the_answer",
+        ]),
     ),
     Fault(
         3,
@@ -48,6 +54,7 @@ const CLIENT: &[Fault] = &[
         4,
         "the client is gone in the middle of its answer",
         By(&[
+            "f42_f4_a_live_body_dropped_at_any_poll_is_done_or_unknown_and_never_runs_again",
             "f04_a_client_that_leaves_in_the_middle_of_its_answer_gets_it_whole_by_a_retry",
             "a_response_is_recorded_before_its_client_is_answered",
             "rule_69_a_live_response_that_breaks_or_loses_its_client_is_unknown",
@@ -319,6 +326,8 @@ const PROCESS: &[Fault] = &[
         38,
         "the process is killed, at any step",
         By(&[
+            "chaos_on_postgres",
+            "chaos_on_sqlite",
             "a_crash_before_the_commit",
             "a_crash_after_the_commit",
             "rule_56_a_killed_process_leaves_an_unknown_outcome",
@@ -347,6 +356,7 @@ const PROCESS: &[Fault] = &[
         41,
         "the process stands still for longer than its lease",
         By(&[
+            "chaos_on_postgres",
             "f41_a_process_that_sleeps_past_its_lease_answers_as_the_winner",
             "i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer",
         ]),
@@ -355,6 +365,10 @@ const PROCESS: &[Fault] = &[
         42,
         "the future of a response is dropped at any await",
         By(&[
+            "f42_i15_a_fresh_request_dropped_at_any_poll_runs_once_and_its_retry_gets_the_answer",
+            "f42_i13_a_waiter_dropped_at_any_poll_gives_its_place_back_and_disturbs_nobody",
+            "f42_i4_a_replay_dropped_at_any_poll_changes_nothing",
+            "f42_i2_a_takeover_dropped_at_any_poll_runs_once_with_a_larger_fence",
             "f02_f42_a_request_dropped_at_any_moment_runs_once_and_its_retry_gets_the_answer",
             "rule_45_a_waiter_that_leaves_frees_its_place_and_the_owner_is_untouched",
             "i15_an_order_whose_client_leaves_is_there_if_and_only_if_its_record_is",
@@ -452,6 +466,8 @@ const STORE: &[Fault] = &[
         54,
         "the store is slow",
         By(&[
+            "f54_i15_each_store_call_of_a_fresh_request_may_be_dropped_before_or_after_it_happened",
+            "f54_i15_each_store_call_of_a_takeover_may_be_dropped_before_or_after_it_happened",
             "rule_58_while_the_store_cannot_be_reached_nothing_runs",
             "a_dropped_call_still_writes",
             "a_server_that_falls_silent_takes_no_connection_for_ever",
@@ -515,6 +531,7 @@ const POSTGRES: &[Fault] = &[
         "the role does not wait for the disk",
         By(&[
             "a_role_s_careless_defaults_do_not_reach_the_store",
+            "f61_a_table_that_a_crash_would_empty_is_refused",
             "f61_a_commit_is_durable_whatever_the_pool_s_default_is",
         ]),
     ),
@@ -589,6 +606,7 @@ const POSTGRES: &[Fault] = &[
         70,
         "a pooler changes the connection between transactions",
         By(&[
+            "chaos_through_pgbouncer",
             // Made into tests of that pooler by `tests/conformance_pgbouncer.rs`.
             "one_of_all_simultaneous_claims_is_acquired",
             "i2_fences_strictly_increase_over_release_expiry_sweep_and_forget",

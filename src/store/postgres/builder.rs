@@ -119,7 +119,8 @@ impl PostgresStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached or refuses the role, or it is a standby.
+    /// If the server cannot be reached or refuses the role, if it is a standby, or
+    /// if the table of records is `UNLOGGED`.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
         let options = match self.options.get_application_name() {
             Some(_) => self.options,
@@ -190,7 +191,7 @@ async fn check_server(options: PgConnectOptions, patience: Duration) -> Result<(
     sql::detached(async move {
         tokio::time::timeout(patience, async {
             let mut connection = options.connect().await.map_err(failure)?;
-            session::refuse_standby(&mut connection)
+            session::refuse_unfit(&mut connection)
                 .await
                 .map_err(failure)?;
             connection.close().await.map_err(failure)

@@ -59,7 +59,7 @@ pub(super) async fn prepare(
     patience: Patience,
     pooled: bool,
 ) -> Result<(), sqlx::Error> {
-    refuse_standby(connection).await?;
+    refuse_unfit(connection).await?;
     if pooled {
         // What is set here would stay with a server connection that others use.
         return Ok(());
@@ -75,16 +75,25 @@ pub(super) async fn prepare(
         .map(drop)
 }
 
-pub(super) async fn refuse_standby(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+pub(super) async fn refuse_unfit(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     // A simple query, which is safe behind any pooler.
-    let standby = raw_sql("SELECT pg_is_in_recovery()").fetch_one(connection);
-    if standby.await?.try_get(0)? {
-        return Err(sqlx::Error::Configuration(
-            "the server is a standby, where nothing can be claimed: connect to the primary".into(),
-        ));
-    }
-    Ok(())
+    let server = raw_sql(UNFIT).fetch_one(connection).await?;
+    let reason = if server.try_get("standby")? {
+        "the server is a standby, where nothing can be claimed: connect to the primary"
+    } else if server.try_get("unlogged")? {
+        "the table of records is UNLOGGED, and empty after a crash: make it LOGGED"
+    } else {
+        return Ok(());
+    };
+    Err(sqlx::Error::Configuration(reason.into()))
 }
+
+const UNFIT: &str = "
+SELECT pg_is_in_recovery() AS standby,
+       EXISTS (
+           SELECT FROM pg_catalog.pg_class
+           WHERE oid = to_regclass('idempotency_records') AND relpersistence = 'u'
+       ) AS unlogged";
 
 /// As in [`SESSION`].
 const DURABLE: &str = "SELECT set_config('synchronous_commit',
