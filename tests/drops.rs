@@ -91,7 +91,7 @@ async fn f42_i13_a_waiter_dropped_at_any_poll_gives_its_place_back_and_disturbs_
         }
         let ended = polled(trial.send(whole("amount=100")), polls).await;
         // A waiter notices within one pause that its client has left.
-        for _ in 0..8 {
+        for _ in 0..20 {
             yield_now().await;
         }
         let next = trial.send(whole("amount=100")).await;
@@ -115,7 +115,7 @@ async fn f6_a_completion_at_any_moment_wakes_the_waiters_of_its_host_without_a_p
     for steps in 0..40 {
         let trial = Trial::new(|layer| layer.wait(MINUTE).in_flight(2));
         let owner = tokio::spawn(trial.send(whole("amount=100")));
-        // The handler ends now; the waiter comes so many steps later.
+        // The handler ends ten steps from now, the waiter comes after so many.
         sleep(LEASE / 2).await;
         for _ in 0..steps {
             yield_now().await;
@@ -478,6 +478,9 @@ async fn handle(request: Request<RequestBody<TestBody>>) -> Result<Response<Test
     let sent = collected(request.into_body()).await;
     yield_now().await;
     sleep(LEASE / 2).await;
+    for _ in 0..10 {
+        yield_now().await;
+    }
     let body = if sent == "live" {
         slowly(
             [[b'x'; 16]; 4]
@@ -664,7 +667,12 @@ impl Store for Yielding {
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
-        self.far_away(self.records.read(name)).await
+        let answer = self.far_away(self.records.read(name)).await;
+        // Long enough for a completion to happen and to be heard meanwhile.
+        for _ in 0..6 {
+            yield_now().await;
+        }
+        answer
     }
 
     async fn list(

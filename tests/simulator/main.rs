@@ -158,6 +158,7 @@ fn number(variable: &str) -> Option<u64> {
 const SEEN: [&str; 20] = [
     "clock jumps",
     "dies",
+    "heartbeats",
     "impatient",
     "is cut off",
     "its host died",
@@ -169,7 +170,6 @@ const SEEN: [&str; 20] = [
     "recorded",
     "released",
     "releases",
-    "renewals",
     "replayed",
     "resolutions",
     "response-not-replayable",

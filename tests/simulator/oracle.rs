@@ -209,7 +209,11 @@ impl Oracle {
                     *lease_until = now + lease;
                     true
                 });
-                self.count("renewals");
+                let fence = self.records.get(&name).map(|kept| kept.fence);
+                let grant = fence.and_then(|fence| self.grants.get(&(name, fence)));
+                if grant.is_some_and(|grant| grant.started) {
+                    self.count("heartbeats");
+                }
             }
             Call::Complete {
                 token,
