@@ -20,7 +20,7 @@ use crate::StoreError;
 /// trailers; or a tombstone, which says that it was too large or too slow to
 /// keep.
 ///
-/// Operators build one to [resolve](crate::Resolution::Happened) an unknown
+/// Operators build one to [resolve](crate::store::Resolution::Happened) an unknown
 /// record.
 ///
 /// ```
