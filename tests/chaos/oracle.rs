@@ -119,6 +119,11 @@ impl Findings {
         }
     }
 
+    /// Whether nothing was doubled, lost, stuck or contradicted.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.details.is_empty()
+    }
+
     /// Why the run proves nothing, or the opposite of what it should.
     pub(crate) fn faults(&self) -> Vec<String> {
         let unseen = self.seen[..self.must_be_seen]
