@@ -1,4 +1,24 @@
 //! For axum applications: extractors, and the handler's word with `?`.
+//!
+//! ```
+//! use axum::{Router, http::StatusCode, response::IntoResponse, routing::post};
+//! use tower_idempotency::{IdempotencyLayer, MemoryStore, Operation, Scope, Word};
+//!
+//! async fn pay(operation: Operation, amount: String) -> Result<String, impl IntoResponse> {
+//!     let Ok(amount) = amount.parse::<u32>() else {
+//!         // Nothing was done: the corrected request may use the same key.
+//!         return Err((StatusCode::BAD_REQUEST, Word::release(), "no amount"));
+//!     };
+//!     Ok(format!("{amount} charged as {}", operation.derive("payments")))
+//! }
+//!
+//! # fn main() -> Result<(), tower_idempotency::BuildError> {
+//! let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+//! let app: Router = Router::new().route("/payments", post(pay).layer(layer.build()?));
+//! # let _ = app;
+//! # Ok(())
+//! # }
+//! ```
 
 use std::convert::Infallible;
 
@@ -57,7 +77,7 @@ impl std::fmt::Display for NotGuarded {
 
 impl std::error::Error for NotGuarded {}
 
-/// `(Word::release(), StatusCode::BAD_REQUEST, "…")` as a handler's response.
+/// `(StatusCode::BAD_REQUEST, Word::release(), "…")` as a handler's response.
 impl IntoResponseParts for Word {
     type Error = Infallible;
 

@@ -1,4 +1,34 @@
 //! The contract of a store: where records live, and what each call promises.
+//!
+//! Applications hand a store to the layer and call it only as operators do:
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_idempotency::{
+//!     MemoryStore, RecordedResponse, Store, StoreError,
+//!     store::{Filter, Resolution, Settlement},
+//! };
+//!
+//! /// Ends what nobody knows the outcome of, once it has been looked up.
+//! async fn resolve_all(store: &impl Store) -> Result<usize, StoreError> {
+//!     let mut resolved = 0;
+//!     for (name, record) in store.list(Filter::Unknown, 100).await? {
+//!         // … look `record.operation` up where its work would have been done …
+//!         let happened = Resolution::Happened {
+//!             response: RecordedResponse::tombstone().encode(),
+//!             at_least: Duration::from_secs(24 * 3600),
+//!         };
+//!         let settled = store.resolve(&name, record.fence, &happened).await?;
+//!         resolved += usize::from(settled == Settlement::Applied);
+//!     }
+//!     Ok(resolved)
+//! }
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), StoreError> {
+//! assert_eq!(resolve_all(&MemoryStore::new()).await?, 0);
+//! # Ok(())
+//! # }
+//! ```
 
 mod error;
 mod memory;
