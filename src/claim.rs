@@ -35,8 +35,9 @@ pub(crate) enum Claiming {
     },
     /// It may not, because of the record that is there.
     Found(Seen),
-    /// The store did not answer, and may hold the claim all the same.
-    Failed { kind: StoreErrorKind },
+    /// The store did not answer, and may hold the claim all the same; `seen`, if
+    /// it had shown a record of the key before.
+    Failed { kind: StoreErrorKind, seen: bool },
     /// The record changed under every attempt.
     Contended,
 }
@@ -74,14 +75,14 @@ enum Standing {
 /// Claims the key, in rounds, since the record may change between two looks.
 pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Claiming {
     let start = Instant::now();
-    let mut asking = None;
+    let (mut asking, mut seen) = (None, false);
     let mut outcome = Claiming::Contended;
     for round in 0..ROUNDS {
         if round > 0 {
             time::sleep(jittered(PAUSE * round)).await;
         }
         let left = host.config.store_timeout.saturating_sub(start.elapsed());
-        let round = time::timeout(left, round_of(host, claimant, &mut asking)).await;
+        let round = time::timeout(left, round_of(host, claimant, &mut asking, &mut seen)).await;
         match round.unwrap_or_else(|_| Err(StoreError::timed_out())) {
             Ok(Some(Round::Granted(grant))) => {
                 if start.elapsed() <= host.config.lease / 3 {
@@ -93,13 +94,13 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
                 match renew(host, claimant).await {
                     Ok(Settlement::Applied) => return granted(grant, since, asking),
                     Ok(Settlement::Superseded) => outcome = Claiming::Contended,
-                    Err(error) => return failed(&error),
+                    Err(error) => return failed(&error, seen),
                 }
             }
             Ok(Some(Round::Found(seen))) => return Claiming::Found(seen),
             Ok(None) => outcome = Claiming::Contended,
             Err(error) => {
-                outcome = failed(&error);
+                outcome = failed(&error, seen);
                 let passing = matches!(
                     error.kind(),
                     StoreErrorKind::Unavailable | StoreErrorKind::TimedOut
@@ -136,6 +137,7 @@ async fn round_of<S: Store>(
     host: &Host<S>,
     claimant: &Claimant,
     asking: &mut Option<Asking>,
+    was_seen: &mut bool,
 ) -> Result<Option<Round>, StoreError> {
     let Claimant { name, claim, .. } = claimant;
     let config = &host.config;
@@ -144,6 +146,7 @@ async fn round_of<S: Store>(
         Claimed::Occupied(record) => record,
         Claimed::Vanished => return Ok(None),
     };
+    *was_seen = true;
     let seen = |found| {
         Round::Found(Seen {
             operation: record.operation,
@@ -205,8 +208,9 @@ async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Settleme
         .await
 }
 
-fn failed(error: &StoreError) -> Claiming {
-    Claiming::Failed { kind: error.kind() }
+fn failed(error: &StoreError, seen: bool) -> Claiming {
+    let kind = error.kind();
+    Claiming::Failed { kind, seen }
 }
 
 impl Claimant {

@@ -66,7 +66,8 @@ impl<S: Store> Owned<S> {
     }
 
     /// Tries again until the store answers, bounded in time, and in tasks and
-    /// bytes over all requests of the layer. Until then the outcome is unknown to others.
+    /// bytes over all requests of the layer. Until then the outcome is unknown to
+    /// others.
     pub(crate) async fn settle_late(&self, ending: &Ending) {
         let bytes = match ending {
             Ending::Completed(completion) => completion.response.len(),

@@ -55,10 +55,14 @@ where
                     self.reply.refuse(&Rejection::contended());
                     return None;
                 }
-                Claiming::Failed { kind } if host.config.runs_unguarded(kind) => {
+                // What has been seen of the key is no longer in doubt: its work may
+                // have been done.
+                Claiming::Failed { kind, seen: false }
+                    if wait_until.is_none() && host.config.runs_unguarded(kind) =>
+                {
                     return Some((inner, None));
                 }
-                Claiming::Failed { kind } => {
+                Claiming::Failed { kind, .. } => {
                     self.refuse_failed(claimant, kind).await;
                     return None;
                 }

@@ -1254,6 +1254,57 @@ async fn rule_58_a_route_may_choose_to_run_unguarded_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rule_58_what_has_seen_a_record_does_not_run_unguarded() {
+    // The claim shows a record that could be claimed again, and then the store
+    // breaks.
+    let faulty = Faulty::over(MemoryStore::new());
+    let probe = Probe::answering(|run| {
+        let mut response = run.created();
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        response
+    });
+    let builder =
+        required(SharedStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
+    let api = Api::new(builder, &probe);
+    api.send(keyed("K")).await.assert_live(500);
+    faulty.breaks(Call::Reclaim, .., Fault::Fails);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    assert_eq!(probe.runs(), 1);
+
+    // A waiter has seen an owner at work, and then the store breaks.
+    let gate = Gate::closed();
+    let held = gate.clone();
+    let probe = Probe::running(move |run| {
+        let gate = held.clone();
+        async move {
+            gate.pass().await;
+            let mut response = run.created();
+            *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            Ok(response)
+        }
+    });
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Claim, 3.., Fault::Fails);
+    let builder = required(SharedStore::new(faulty.clone()))
+        .store_failure(StoreFailure::RunUnguarded)
+        .wait(Duration::from_secs(60));
+    let api = Api::new(builder, &probe);
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    let waiter = api.spawn(keyed("K"));
+    eventually(async || (faulty.count(Call::Read) >= 1).then_some(())).await;
+    gate.open();
+    owner.await.unwrap().assert_live(500);
+    waiter
+        .await
+        .unwrap()
+        .assert_problem(503, "store-unavailable");
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rule_59_a_response_that_cannot_be_recorded_goes_out_and_is_recorded_late() {
     for fault in [
         Fault::Fails,
