@@ -249,7 +249,7 @@ impl Store for MapStore {
                 (row.operation, row.attempt + 1, row.takeovers + 1)
             }
             Succession::Reconcile => (row.operation, row.attempt, row.takeovers),
-            Succession::Retry => (row.operation, row.attempt + 1, 0),
+            Succession::Retry => (row.operation, row.attempt + 1, row.takeovers.min(1)),
             Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
         };
         *row = Row {
@@ -304,7 +304,12 @@ impl Store for MapStore {
         self.settle(name, |row, _| match row.state {
             _ if row.token != token => false,
             State::InProgress { .. } => {
-                row.state = State::Released(release);
+                // After a run whose outcome is unknown the key stays with its
+                // request.
+                row.state = State::Released(match row.takeovers {
+                    0 => release,
+                    _ => Release::Bound,
+                });
                 true
             }
             State::Released(_) => true,
@@ -345,10 +350,15 @@ impl Store for MapStore {
             State::Unknown if row.fence == seen => {
                 row.state = match resolution {
                     Resolution::Happened { response, at_least } => {
+                        // The owner has lost it, should it ever come back.
+                        row.token = Token::random();
                         row.expires_at = row.expires_at.max(now + *at_least);
                         State::Completed(response.clone())
                     }
-                    Resolution::DidNotHappen => State::Released(Release::Bound),
+                    Resolution::DidNotHappen => {
+                        row.takeovers = 0;
+                        State::Released(Release::Bound)
+                    }
                 };
                 true
             }

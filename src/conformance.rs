@@ -452,7 +452,8 @@ macro_rules! for_each_promise {
             one_of_all_simultaneous_retries_is_granted
             one_of_all_simultaneous_replacements_is_granted
             one_of_all_simultaneous_claims_of_an_expired_record_is_granted
-            take_overs_in_a_row_are_counted_and_a_retry_counts_from_zero
+            take_overs_in_a_row_are_counted_and_a_retry_remembers_one
+            i6_a_release_after_a_take_over_is_for_the_same_request_only
             a_record_claimed_again_lives_by_its_new_claim
             a_superseded_owner_changes_nothing
             of_a_late_completion_and_take_overs_one_wins

@@ -289,7 +289,9 @@ impl<S: Store> IdempotencyBuilder<S> {
     }
 
     /// How often an operation may be started in a row without an answer, before
-    /// its outcome is unknown even under [`Recovery::Rerun`]. Defaults to 5.
+    /// its outcome is unknown even under [`Recovery::Rerun`]. After an answer
+    /// that released the key, a row goes on from one where there was one before.
+    /// Defaults to 5.
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.config.attempts = attempts;
         self

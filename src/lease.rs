@@ -25,7 +25,7 @@ impl Token {
 
     /// The token that a store kept.
     #[must_use]
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 

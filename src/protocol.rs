@@ -15,6 +15,10 @@ use crate::{
     },
 };
 
+/// The token of a record that was resolved: an owner that was alive after all
+/// has lost it.
+pub(crate) const NOBODYS: Token = Token::from_bytes([0; 16]);
+
 /// A moment on the store's clock, as the time since its start.
 pub(crate) type Moment = Duration;
 
@@ -89,7 +93,8 @@ impl Row {
                 (self.operation, self.attempt + 1, self.takeovers + 1)
             }
             Succession::Reconcile => (self.operation, self.attempt, self.takeovers),
-            Succession::Retry => (self.operation, self.attempt + 1, 0),
+            // An answer ends the row of unknown outcomes, and does not undo them.
+            Succession::Retry => (self.operation, self.attempt + 1, self.takeovers.min(1)),
             Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
         };
         *self = Self {
@@ -138,7 +143,12 @@ impl Row {
         match self.state {
             _ if self.token != token => Settlement::Superseded,
             State::InProgress { .. } => {
-                self.state = State::Released(release);
+                self.state = State::Released(match self.takeovers {
+                    0 => release,
+                    // A run before may have had its effect: another request
+                    // would repeat it under keys of its own.
+                    _ => Release::Bound,
+                });
                 Settlement::Applied
             }
             State::Released(_) => Settlement::Applied,
@@ -178,12 +188,16 @@ impl Row {
             State::Unknown if self.fence == seen => {
                 self.state = match resolution {
                     Resolution::Happened { response, at_least } => {
+                        self.token = NOBODYS;
                         self.expires_at = self.expires_at.max(now.saturating_add(*at_least));
                         State::Completed {
                             response: response.clone(),
                         }
                     }
-                    Resolution::DidNotHappen => State::Released(Release::Bound),
+                    Resolution::DidNotHappen => {
+                        self.takeovers = 0;
+                        State::Released(Release::Bound)
+                    }
                 };
                 Settlement::Applied
             }

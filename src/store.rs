@@ -137,8 +137,11 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Settlement, StoreError>> + Send;
 
     /// Gives the claim in progress with this token back, so that a retry runs;
-    /// the record stays, for as long as its claim has set. Releasing again with the same token is
-    /// [`Settlement::Applied`] and changes nothing.
+    /// the record stays, for as long as its claim has set. Kept as
+    /// [`Release::Bound`] whatever was asked, if the record counts
+    /// [`takeovers`](Record::takeovers): a run before may have had its effect.
+    /// Releasing again with the same token is [`Settlement::Applied`] and
+    /// changes nothing.
     fn release(
         &self,
         name: &RecordName,
@@ -159,6 +162,10 @@ pub trait Store: Send + Sync + 'static {
 
     /// Ends an unknown record that is still the one seen with the fence `seen`,
     /// by the word of an operator or a hook; expired or not.
+    ///
+    /// Once it [`Happened`](Resolution::Happened), the last claim's token is
+    /// good for nothing: an owner that was alive after all finds itself
+    /// superseded, and shows what was resolved.
     ///
     /// There is no token to show: where an answer got lost, read the record.
     fn resolve(
@@ -375,7 +382,9 @@ pub struct Record {
     pub attempt: u32,
     /// How many claims in a row began although nobody knew the outcome of the
     /// one before: by [`TakeOver`](Succession::TakeOver) or
-    /// [`Rerun`](Succession::Rerun).
+    /// [`Rerun`](Succession::Rerun). A [`Retry`](Succession::Retry) leaves one of
+    /// them, so that the record still tells that an outcome is unknown; only
+    /// [`DidNotHappen`](Resolution::DidNotHappen) leaves none.
     pub takeovers: u32,
     /// The fingerprint of the last claim.
     pub fingerprint: Fingerprint,

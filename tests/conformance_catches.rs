@@ -31,6 +31,8 @@ enum Defect {
     ReplacesWhatIsBound,
     BeginsANewOperationForEachRetry,
     CountsNoTakeovers,
+    FreesWhatWasLost,
+    LeavesTheTokenToTheOwner,
     RenewsForAnybody,
     RenewsNothingThatHasLapsed,
     TurnsLateOwnersAway,
@@ -91,7 +93,11 @@ impl Broken {
         if self.has(Defect::CountsNoTakeovers) {
             record.takeovers = 0;
         }
+        let lost = record.takeovers > 0;
         match &mut record.state {
+            RecordState::Released(release) if lost && self.has(Defect::FreesWhatWasLost) => {
+                *release = Release::Freed;
+            }
             RecordState::InProgress { lease_left } if self.has(Defect::LapsesAtTheMomentItself) => {
                 *lease_left = lease_left.filter(|left| !left.is_zero());
             }
@@ -289,6 +295,15 @@ impl Store for Broken {
         {
             seen = record.fence;
         }
+        if self.has(Defect::LeavesTheTokenToTheOwner)
+            && let Some(record) = self.seen(name).await
+            && matches!(record.state, RecordState::Unknown)
+            && record.fence == seen
+            && let Resolution::Happened { response, at_least } = resolution
+        {
+            let completion = Completion::new(response.clone(), *at_least, *at_least);
+            return self.complete(name, record.token, &completion).await;
+        }
         self.inner().resolve(name, seen, resolution).await
     }
 
@@ -463,8 +478,15 @@ catches! {
         breaks retry_is_granted_for_a_live_released_record_only
         because "grants the operation and attempt that follow";
     takeovers_that_are_not_counted_are_caught:
-        CountsNoTakeovers breaks take_overs_in_a_row_are_counted_and_a_retry_counts_from_zero
+        CountsNoTakeovers breaks take_overs_in_a_row_are_counted_and_a_retry_remembers_one
         because "take-overs in a row";
+    a_key_that_is_free_for_all_after_a_loss_is_caught:
+        FreesWhatWasLost breaks i6_a_release_after_a_take_over_is_for_the_same_request_only
+        because "is for the same only";
+    an_owner_that_keeps_its_rights_after_an_operators_word_is_caught:
+        LeavesTheTokenToTheOwner
+        breaks an_operators_word_that_it_happened_ends_an_unknown_record_only
+        because "is nobody's once it happened";
     a_lease_that_anybody_renews_is_caught:
         RenewsForAnybody breaks renew_is_for_the_claim_in_progress_with_this_token_only
         because "by a stranger on";

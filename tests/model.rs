@@ -784,9 +784,7 @@ impl Protocol {
                         world.actors[actor] = Actor::Idle;
                         let done = settled == Settlement::Applied;
                         if done && ending == Ending::Completed {
-                            // An operator's word stands before the owner's.
-                            let kept = [token, OPERATOR].map(response).map(ViewState::Completed);
-                            let kept = kept.iter().any(|kept| world.is(kept));
+                            let kept = world.is(&ViewState::Completed(response(token)));
                             world.demand(kept, Broken::I7);
                         }
                     }
@@ -995,6 +993,7 @@ impl Protocol {
 
     fn complete(&self, world: &mut World, token: u8, epoch: u8) -> Settlement {
         let now = world.now();
+        let last = world.ghost.last;
         let Some(row) = &mut world.row else {
             return Settlement::Superseded;
         };
@@ -1004,7 +1003,7 @@ impl Protocol {
             by = row.snapshot(now).token;
         }
         let completed = matches!(before.state, ViewState::Completed(_));
-        if completed && before.token == token && self.has(Bug::CompletesAgain) {
+        if completed && token == last && self.has(Bug::CompletesAgain) {
             let other = before.other;
             *row = Row::claimed(&brought(token, other), row.fence(), now);
         }

@@ -63,7 +63,7 @@ async fn main() -> ExitCode {
 async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let settings = Settings::from_environment()?;
     start_logs()?;
-    let (store, orders) = stores::open(&settings.store, settings.is_pooled).await?;
+    let (store, orders) = stores::open(&settings.store, settings.is_pooled, settings.pages).await?;
     let layer = settings.layer(store.clone())?;
     let runs = Runs::new(settings.runs.clone());
     let sweeper = settings

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `PORT` | 0 picks one | 0 |
 //! | `STORE` | `memory`, `sqlite:PATH`, `postgres://…` | `memory` |
+//! | `SQLITE_PAGES` | the most pages the file may have; what is there already stays | SQLite's |
 //! | `POOLER` | `1` if a pooler stands between, one connection for each transaction | `0` |
 //! | `RUNS` | the file that each run of a handler adds a line to | in memory |
 //! | `KEY` | `required`, `optional` | `required` |
@@ -38,6 +39,7 @@ pub(crate) struct Settings {
     pub(crate) port: u16,
     pub(crate) store: StoreAddress,
     pub(crate) is_pooled: bool,
+    pub(crate) pages: Option<u32>,
     pub(crate) runs: Option<PathBuf>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) sweep: Option<Duration>,
@@ -72,6 +74,7 @@ impl Settings {
             port: read("PORT", number)?.unwrap_or(0),
             store: read("STORE", StoreAddress::parse)?.unwrap_or(StoreAddress::Memory),
             is_pooled: choice("POOLER", &[("0", false), ("1", true)])?,
+            pages: read("SQLITE_PAGES", number)?,
             runs: read("RUNS", |path| Ok(PathBuf::from(path)))?,
             timeout: read("TIMEOUT_MS", milliseconds)?,
             sweep: read("SWEEP_MS", milliseconds)?,

@@ -2,7 +2,9 @@
 
 use std::{error::Error, path::PathBuf};
 
-use tower_idempotency::{MemoryStore, PostgresStore, SharedStore, SqliteStore};
+use tower_idempotency::{
+    MemoryStore, PostgresStore, SharedStore, SqliteStore, sqlx::sqlite::SqliteConnectOptions,
+};
 
 use crate::orders::Orders;
 
@@ -30,11 +32,16 @@ impl StoreAddress {
 pub(crate) async fn open(
     address: &StoreAddress,
     is_pooled: bool,
+    pages: Option<u32>,
 ) -> Result<(SharedStore, Orders), Box<dyn Error>> {
     Ok(match address {
         StoreAddress::Memory => (SharedStore::new(MemoryStore::new()), Orders::Nowhere),
         StoreAddress::Sqlite(path) => {
-            let store = SqliteStore::open(path).await?;
+            let mut options = SqliteConnectOptions::new().filename(path);
+            if let Some(pages) = pages {
+                options = options.pragma("max_page_count", pages.to_string());
+            }
+            let store = SqliteStore::open_with(options).await?;
             let orders = Orders::in_file(store.clone(), path).await?;
             (SharedStore::new(store), orders)
         }

@@ -2,7 +2,7 @@ use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use super::{
     CROWD, HOUR, Held, Subject, Trial, fingerprint, good, name,
-    situation::{Call, Effect, Situation, Status, applied, response_of, same_claim, status_of},
+    situation::{Call, Effect, Situation, Status, applied, response_of, status_of},
 };
 use crate::{
     RecordName, Store,
@@ -120,7 +120,7 @@ impl<S: Subject> Trial<S> {
                 "{what}: happens or does not, and made {seen:?}"
             );
             if let Some(seen) = &seen {
-                same_claim(&before, seen, &what);
+                call.leaves_the_claim(&before, seen, &what);
             }
 
             let settlement = tokio::time::timeout(PATIENCE, make())

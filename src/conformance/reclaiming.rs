@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, Record, RecordState, Release, Settlement, Succession},
+    store::{Claim, Record, RecordState, Release, Resolution, Settlement, Succession, Witness},
 };
 
 /// # Claiming again
@@ -180,7 +180,7 @@ impl<S: Subject> Trial<S> {
     }
 
     /// Over a life of lapses and retries.
-    pub async fn take_overs_in_a_row_are_counted_and_a_retry_counts_from_zero(&self) {
+    pub async fn take_overs_in_a_row_are_counted_and_a_retry_remembers_one(&self) {
         let name = name("takeovers");
         let short = || Claim::new(fingerprint(1), S::SHORT, HOUR);
         let mut held = self.hold(&name, S::SHORT, HOUR).await;
@@ -201,10 +201,51 @@ impl<S: Subject> Trial<S> {
         applied(good(released), "release by the owner");
         expect(&self.record(&name).await, 3, 2);
         held = self.hold_again(&held, Succession::Retry, short()).await;
-        expect(&self.record(&name).await, 4, 0);
+        expect(&self.record(&name).await, 4, 1);
         self.lapse().await;
-        self.hold_again(&held, Succession::TakeOver, short()).await;
-        expect(&self.record(&name).await, 5, 1);
+        held = self.hold_again(&held, Succession::TakeOver, short()).await;
+        expect(&self.record(&name).await, 5, 2);
+        let owner = Witness::Owner(held.token);
+        let marked = self.store.mark_unknown(&name, owner, HOUR).await;
+        applied(good(marked), "mark_unknown by the owner");
+        let fence = held.grant.fence;
+        let resolved = self.store.resolve(&name, fence, &Resolution::DidNotHappen);
+        applied(good(resolved.await), "resolve with the fence seen");
+        expect(&self.record(&name).await, 5, 0);
+    }
+
+    /// A run whose outcome nobody knows may have had its effect. As long as it
+    /// counts, the key is for its own request: another would repeat the effect
+    /// under another operation.
+    pub async fn i6_a_release_after_a_take_over_is_for_the_same_request_only(&self) {
+        let name = name("freed after a loss");
+        let held = self.hold(&name, S::SHORT, HOUR).await;
+        self.lapse().await;
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let held = self.hold_again(&held, Succession::TakeOver, claim).await;
+        let freed = async |held: &Held| {
+            let released = self.store.release(&name, held.token, Release::Freed).await;
+            applied(good(released), "release by the owner");
+            assert_eq!(
+                status_of(&self.record(&name).await),
+                Status::Bound,
+                "release: for any request, after a take-over, is for the same only"
+            );
+        };
+        freed(&held).await;
+        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let held = self.hold_again(&held, Succession::Retry, claim).await;
+        freed(&held).await;
+        let other = Claim::new(fingerprint(2), HOUR, HOUR);
+        let fence = held.grant.fence;
+        let replaced = self
+            .store
+            .reclaim(&name, fence, Succession::Replace, &other)
+            .await;
+        assert!(
+            good(replaced).is_none(),
+            "reclaim: a key that counts take-overs is not for another request"
+        );
     }
 
     /// Lease, retention and age begin again; nothing of the claim before stays.

@@ -281,9 +281,13 @@ impl<S: Subject> Trial<S> {
                 "resolve: ends an unknown record once, and did {resolved} times"
             );
             for (turn, settlement, seen) in answers {
-                assert!(
-                    turn % 2 == 1 || settlement == Settlement::Applied,
-                    "complete: by the last owner is applied or repeats"
+                assert_eq!(
+                    settlement == Settlement::Applied,
+                    response_of(&last).is_some_and(|kept| {
+                        let by = kept.first().copied();
+                        by == Some(turn) || (turn % 2 == 0 && resolved == 0)
+                    }),
+                    "complete: is applied or repeats, unless an operator came first"
                 );
                 assert!(
                     seen.as_ref().and_then(response_of) == response_of(&last),

@@ -177,6 +177,24 @@ impl Call {
     }
 }
 
+impl Call {
+    /// The claim stays what it is, but that an operator's word ends the rights
+    /// of its owner.
+    pub(super) fn leaves_the_claim(self, before: &Record, after: &Record, what: &str) {
+        let resolved = self == Self::ResolveHappened && status_of(after) == Status::Completed;
+        assert_eq!(
+            before.token == after.token,
+            !resolved,
+            "{what}: the token stays, and is nobody's once it happened"
+        );
+        let before = &Record {
+            token: after.token,
+            ..before.clone()
+        };
+        same_claim(before, after, what);
+    }
+}
+
 impl<S: Subject> Trial<S> {
     /// One record in each of these situations. Time passes only after the last
     /// one was made, and no step minds if a lease has lapsed before.
@@ -272,7 +290,7 @@ impl<S: Subject> Trial<S> {
                         "{what}: the record is as asked"
                     );
                     if let (Some(before), Some(after)) = (&before, &after) {
-                        same_claim(before, after, &what);
+                        call.leaves_the_claim(before, after, &what);
                         if let RecordState::Completed { response } = &after.state {
                             assert_eq!(*response, late_response(), "{what}: is what was given");
                         }

@@ -40,6 +40,8 @@ pub(crate) struct Case {
     /// The answers that say that it was done, each once.
     pub(crate) done: Vec<String>,
     pub(crate) replays: usize,
+    /// Refusals because there was no room for the key.
+    pub(crate) full: usize,
     /// Whether the last pursuit has come to an answer that is final.
     pub(crate) is_final: bool,
     pub(crate) last: String,
@@ -82,6 +84,7 @@ impl Case {
             ended: now,
             done: Vec::new(),
             replays: 0,
+            full: 0,
             is_final: false,
             last: String::new(),
         }
@@ -137,6 +140,7 @@ impl Case {
 
     fn hear(&mut self, answer: &Answer) {
         self.last = format!("{} {}", answer.status, answer.body);
+        self.full += usize::from(answer.body.contains("No further keys can be kept"));
         let is_done = (200..300).contains(&answer.status);
         if is_done {
             let location = answer.header("location").unwrap_or_default();

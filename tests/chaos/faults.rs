@@ -27,6 +27,8 @@ pub(crate) enum Fault {
     Terminate,
     /// The server crashes, and is started again.
     Crash,
+    /// A process finds its disk full, until it is started again.
+    FullDisk,
 }
 
 impl Fault {
@@ -40,11 +42,12 @@ impl Fault {
             Self::AnswerCut => "answer to COMMIT cut off",
             Self::Terminate => "backends terminated",
             Self::Crash => "server crashed",
+            Self::FullDisk => "disk full",
         }
     }
 }
 
-const ANYWHERE: &[Fault] = &[Fault::Kill, Fault::Stop];
+const WITH_A_FILE: &[Fault] = &[Fault::Kill, Fault::Stop, Fault::FullDisk];
 const WITH_A_SERVER: &[Fault] = &[
     Fault::Kill,
     // Nothing else makes an owner of the past commit.
@@ -58,6 +61,9 @@ const WITH_A_SERVER: &[Fault] = &[
     Fault::Terminate,
     Fault::Crash,
 ];
+
+/// What the file has already stays, and nothing comes to it.
+const NO_MORE_PAGES: (&str, &str) = ("SQLITE_PAGES", "1");
 
 /// When something was broken.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +107,7 @@ pub(crate) async fn inject(
 fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
     let notices = &world.notices;
     let mut deck = match place {
-        Place::Sqlite { .. } => ANYWHERE.to_vec(),
+        Place::Sqlite { .. } => WITH_A_FILE.to_vec(),
         Place::Postgres { .. } => WITH_A_SERVER.to_vec(),
     };
     deck.shuffle(rng);
@@ -123,6 +129,7 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
     let pause = match fault {
         Fault::Stop => millis(1_500..2_500),
         Fault::Stall => millis(1_500..4_000),
+        Fault::FullDisk => millis(1_000..2_500),
         _ => Duration::ZERO,
     };
     let seats: Vec<&Seat> = world.rerunning.iter().chain(&world.refusing).collect();
@@ -141,7 +148,12 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
                 seat.signal("CONT");
             }
         }
-        (_, Place::Sqlite { .. }) => return false,
+        (Fault::FullDisk, Place::Sqlite { .. }) => {
+            seat.restart_with(Some(NO_MORE_PAGES));
+            time::sleep(pause).await;
+            seat.restart_with(None);
+        }
+        (_, Place::Sqlite { .. }) | (Fault::FullDisk, _) => return false,
         (Fault::Cut, Place::Postgres { proxy, .. }) => proxy.cut(),
         (Fault::Stall, Place::Postgres { proxy, .. }) => {
             proxy.stall(true);

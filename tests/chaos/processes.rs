@@ -61,6 +61,8 @@ struct Shared {
 #[derive(Default)]
 struct Now {
     child: Option<Child>,
+    /// A setting more, until it is changed again.
+    besides: Option<(&'static str, &'static str)>,
     address: Option<SocketAddr>,
     is_closed: bool,
 }
@@ -80,6 +82,12 @@ impl Seat {
     /// Where its process listens; `None` while there is none.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         lock(&self.shared.now).address
+    }
+
+    /// Kills its process; the next ones have this setting more.
+    pub(crate) fn restart_with(&self, besides: Option<(&'static str, &'static str)>) {
+        lock(&self.shared.now).besides = besides;
+        self.signal("KILL");
     }
 
     /// Sends a signal to its process. The lock keeps the process from being
@@ -122,6 +130,7 @@ impl Shared {
                 let mut child = Command::new(program())
                     .env_clear()
                     .envs(self.environment.iter().map(|(name, value)| (name, value)))
+                    .envs(now.besides)
                     .stdin(Stdio::null())
                     .stdout(Stdio::piped())
                     .stderr(Stdio::piped())

@@ -16,7 +16,7 @@ use tower_idempotency::{
 
 use crate::{
     history::{Answer, Brought, Call, Event, Granted, Line, Shown, ShownState},
-    world::{ATTEMPTS, Tally},
+    world::{ATTEMPTS, NOBODY, Tally},
 };
 
 /// What the oracle finds in a history.
@@ -67,10 +67,6 @@ struct Oracle {
     requests: HashMap<usize, (usize, &'static str)>,
     /// The one final answer of each operation.
     finals: HashMap<usize, Answer>,
-    /// The operations that an operator said have happened.
-    resolved: HashSet<usize>,
-    /// The operations of which an attempt was lost.
-    lost: HashSet<usize>,
     /// The fences whose response a store keeps or has kept.
     completed: HashSet<(usize, u64)>,
     violations: Vec<Violation>,
@@ -114,9 +110,6 @@ struct Epoch {
     releases: usize,
     effects: usize,
     did_not_happen: usize,
-    /// A later attempt gave the key free for another request, although nobody
-    /// knows what an earlier one did.
-    freed_after_loss: usize,
     charged: HashSet<usize>,
 }
 
@@ -245,7 +238,10 @@ impl Oracle {
                 self.with_owner(name, token, "released", |kept| match kept.state {
                     State::InProgress { .. } => {
                         changed = true;
-                        kept.state = State::Released(release);
+                        kept.state = State::Released(match kept.takeovers {
+                            0 => release,
+                            _ => Release::Bound,
+                        });
                         true
                     }
                     State::Released(_) => true,
@@ -275,10 +271,14 @@ impl Oracle {
                     let allowed = kept.fence == seen && kept.state == State::Unknown;
                     kept.state = match happened {
                         Some((response, at_least)) => {
+                            kept.token = NOBODY;
                             kept.expires_at = kept.expires_at.max(now + at_least);
                             State::Completed { response }
                         }
-                        None => State::Released(Release::Bound),
+                        None => {
+                            kept.takeovers = 0;
+                            State::Released(Release::Bound)
+                        }
                     };
                     allowed
                 });
@@ -287,9 +287,6 @@ impl Oracle {
                     let epoch = self.epoch(name);
                     epoch.releases += 1;
                     epoch.did_not_happen += 1;
-                }
-                if let Some(kept) = self.records.get(&name).filter(|_| happened.is_some()) {
-                    self.resolved.insert(kept.operation);
                 }
                 self.completed.insert((name, seen));
                 self.count("resolutions");
@@ -360,16 +357,6 @@ impl Oracle {
         });
         let operation_is_new = self.operations.insert(operation);
         let before = self.records.remove(&name);
-        let lost = before
-            .as_ref()
-            .is_some_and(|before| self.lost.contains(&before.operation));
-        match succession {
-            Some(Succession::TakeOver | Succession::Rerun) => {
-                self.lost.insert(operation);
-            }
-            Some(Succession::Replace) if lost => self.epoch(name).freed_after_loss += 1,
-            _ => {}
-        }
         let goes_on = match succession {
             Some(
                 Succession::TakeOver
@@ -394,11 +381,11 @@ impl Oracle {
         if matches!(succession, None | Some(Succession::Expired)) {
             *self.last_epoch.entry(name).or_default() += 1;
         }
+        let before = goes_on.map_or(0, |before| before.takeovers);
         let takeovers = match succession {
-            Some(Succession::TakeOver | Succession::Rerun) => {
-                goes_on.map_or(0, |before| before.takeovers) + 1
-            }
-            _ => 0,
+            Some(Succession::TakeOver | Succession::Rerun) => before + 1,
+            Some(Succession::Retry) => before.min(1),
+            _ => before,
         };
         self.records.insert(
             name,
@@ -536,7 +523,7 @@ impl Oracle {
         epoch.charged.insert(operation);
         let (effects, charged) = (epoch.effects, epoch.charged.len());
         // The operator said "did not happen" beside an owner that was alive.
-        let excused = epoch.did_not_happen + epoch.freed_after_loss;
+        let excused = epoch.did_not_happen;
         let once = matches!(self.recovery, Recovery::Rerun) || effects <= 1 + excused;
         self.demand(once, || format!("I6: effect {effects} of an epoch"));
         self.demand(charged <= 1 + excused, || {
@@ -575,9 +562,6 @@ impl Oracle {
         self.demand(recorded, || {
             format!("I7: an answer of fence {} is not recorded", said.fence)
         });
-        if self.resolved.contains(&said.operation) {
-            return;
-        }
         let shown = Answer {
             outcome: "final",
             marked_replay: false,

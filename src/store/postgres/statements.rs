@@ -8,6 +8,7 @@ use sqlx::{FromRow, Row as _, postgres::PgRow, query, query_as, query_scalar};
 use super::{failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
+    protocol::NOBODYS,
     store::{
         Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
         StoreError, Succession, Witness,
@@ -221,6 +222,7 @@ pub(super) async fn resolve(
         .bind(state)
         .bind(response)
         .bind(at_least)
+        .bind(NOBODYS.as_bytes().as_slice())
         .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
@@ -339,8 +341,9 @@ async fn state(
 
 /// `newest` is read once the record is in place: see [`refence`]. The filter
 /// keeps a name with a visible record away from `ON CONFLICT`, which would wait
-/// for a transaction that is about to complete it, and from the sequence. `clock` is read once, so that a completion with the same retention
-/// computes the very same `expires_at`.
+/// for a transaction that is about to complete it, and from the sequence.
+/// `clock` is read once, so that a completion with the same retention computes
+/// the very same `expires_at`.
 const CLAIM: &str = "
 INSERT INTO idempotency_records
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
@@ -371,6 +374,7 @@ SET operation = CASE WHEN $9 IN (1, 2, 5, 6) THEN record.operation ELSE $3 END,
         ELSE 1 END,
     takeovers = CASE
         WHEN $9 IN (1, 5) THEN record.takeovers + 1
+        WHEN $9 = 2 THEN LEAST(record.takeovers, 1)
         WHEN $9 = 6 THEN record.takeovers
         ELSE 0 END,
     fence = GREATEST(nextval('idempotency_fences'), record.fence + 1),
@@ -407,9 +411,10 @@ SET state = 2,
         clock_timestamp() + $6 * interval '1 microsecond')
 WHERE scope = $1 AND key = $2 AND token = $3 AND state IN (1, 3)";
 
+/// 4: for the same request only, as ever after a run whose outcome is unknown.
 const RELEASE: &str = "
 UPDATE idempotency_records
-SET state = $4
+SET state = CASE takeovers WHEN 0 THEN $4 ELSE 4 END
 WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1";
 
 /// Of the token and the fence one is NULL, and equal to nothing.
@@ -424,6 +429,8 @@ const RESOLVE: &str = "
 UPDATE idempotency_records
 SET state = $4,
     response = $5,
+    token = CASE $4 WHEN 2 THEN $7 ELSE token END,
+    takeovers = CASE $4 WHEN 2 THEN takeovers ELSE 0 END,
     expires_at = CASE $4
         WHEN 2 THEN GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
         ELSE expires_at

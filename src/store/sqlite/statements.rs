@@ -9,6 +9,7 @@ use sqlx::{SqliteConnection, query, query_as, query_scalar};
 use super::failure;
 use crate::{
     Fence, RecordName, Token,
+    protocol::NOBODYS,
     store::{
         Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
         StoreError, Succession, Witness,
@@ -186,6 +187,7 @@ pub(super) async fn resolve(
         .bind(state)
         .bind(response)
         .bind(at_least)
+        .bind(NOBODYS.as_bytes().as_slice())
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -319,7 +321,7 @@ RETURNING operation, fence, attempt";
 const COUNT_FENCE: &str = "
 UPDATE idempotency_fences SET last = ?1 WHERE last < ?1";
 
-/// 1: take over; 2: retry; 3: replace; 4: expired.
+/// 1: take over; 2: retry; 3: replace; 4: expired; 5: rerun; 6: reconcile.
 const RECLAIM: &str = "
 UPDATE idempotency_records AS record
 SET operation = CASE WHEN ?9 IN (1, 2, 5, 6) THEN record.operation ELSE ?3 END,
@@ -329,6 +331,7 @@ SET operation = CASE WHEN ?9 IN (1, 2, 5, 6) THEN record.operation ELSE ?3 END,
         ELSE 1 END,
     takeovers = CASE
         WHEN ?9 IN (1, 5) THEN record.takeovers + 1
+        WHEN ?9 = 2 THEN min(record.takeovers, 1)
         WHEN ?9 = 6 THEN record.takeovers
         ELSE 0 END,
     fence = max(fences.last, record.fence) + 1,
@@ -368,9 +371,10 @@ SET state = 2,
 FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state IN (1, 3)";
 
+/// 4: for the same request only, as ever after a run whose outcome is unknown.
 const RELEASE: &str = "
 UPDATE idempotency_records
-SET state = ?4
+SET state = iif(takeovers = 0, ?4, 4)
 WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state = 1";
 
 /// Of the token and the fence one is NULL, and equal to nothing.
@@ -386,6 +390,8 @@ const RESOLVE: &str = "
 UPDATE idempotency_records
 SET state = ?4,
     response = ?5,
+    token = iif(?4 = 2, ?7, token),
+    takeovers = iif(?4 = 2, takeovers, 0),
     expires_at = iif(?4 = 2, max(expires_at, clock.now + ?6), expires_at)
 FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND state = 3";
