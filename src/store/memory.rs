@@ -5,7 +5,7 @@ use std::{
     cmp::Reverse,
     collections::HashMap,
     fmt,
-    hash::{BuildHasher as _, RandomState},
+    hash::{BuildHasher as _, BuildHasherDefault, Hash, Hasher, RandomState},
     time::Duration,
 };
 
@@ -52,7 +52,42 @@ struct Inner {
     most_bytes: usize,
 }
 
-type Shard = HashMap<RecordName, Row>;
+/// Boxed, so that a shard that grows moves little under its lock.
+type Shard = HashMap<Named, Box<Row>, BuildHasherDefault<KnownHash>>;
+
+/// A name whose hash is known: a shard that grows would have to read every name
+/// again.
+#[derive(Clone, PartialEq, Eq)]
+struct Named {
+    hash: u64,
+    name: RecordName,
+}
+
+impl Hash for Named {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
+    }
+}
+
+/// Takes the hash of a [`Named`] as it is.
+#[derive(Default)]
+struct KnownHash(u64);
+
+impl Hasher for KnownHash {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+        }
+    }
+
+    fn write_u64(&mut self, hash: u64) {
+        self.0 = hash;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
 
 impl MemoryStore {
     /// A store of up to 1,000,000 records and 1 GiB of kept responses.
@@ -101,9 +136,12 @@ impl Inner {
         Fence::new(self.fences.fetch_add(1, Ordering::Relaxed))
     }
 
-    fn shard(&self, name: &RecordName) -> MutexGuard<'_, Shard> {
-        let index = self.hasher.hash_one(name) as usize % self.shards.len();
-        lock(&self.shards[index])
+    /// The shard is chosen by other bits of the hash than the place in it.
+    fn shard(&self, name: &RecordName) -> (MutexGuard<'_, Shard>, Named) {
+        let hash = self.hasher.hash_one(name);
+        let shard = &self.shards[(hash >> 20) as usize % self.shards.len()];
+        let name = name.clone();
+        (lock(shard), Named { hash, name })
     }
 
     /// One transition of a record that may exist, under its lock.
@@ -112,9 +150,10 @@ impl Inner {
         name: &RecordName,
         apply: impl FnOnce(&mut Row) -> Settlement,
     ) -> Settlement {
-        self.shard(name)
-            .get_mut(name)
-            .map_or(Settlement::Superseded, apply)
+        let (mut shard, name) = self.shard(name);
+        shard
+            .get_mut(&name)
+            .map_or(Settlement::Superseded, |row| apply(row))
     }
 
     /// One transition after which the record may keep a response: refused if
@@ -125,14 +164,14 @@ impl Inner {
         name: &RecordName,
         apply: impl FnOnce(&mut Row) -> Settlement,
     ) -> Result<Settlement, StoreError> {
-        let mut shard = self.shard(name);
-        let Some(row) = shard.get_mut(name) else {
+        let (mut shard, name) = self.shard(name);
+        let Some(row) = shard.get_mut(&name) else {
             return Ok(Settlement::Superseded);
         };
-        let mut next = row.clone();
+        let mut next = Row::clone(row);
         let settlement = apply(&mut next);
         self.admit_bytes(next.kept_bytes() - row.kept_bytes())?;
-        *row = next;
+        **row = next;
         Ok(settlement)
     }
 
@@ -171,15 +210,15 @@ fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 impl Store for MemoryStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let inner = &*self.inner;
-        let mut shard = inner.shard(name);
+        let (mut shard, name) = inner.shard(name);
         let now = inner.now();
-        if let Some(row) = shard.get(name) {
+        if let Some(row) = shard.get(&name) {
             return Ok(Claimed::Occupied(row.snapshot(now)));
         }
         inner.admit()?;
         let row = Row::claimed(claim, inner.next_fence(), now);
         let grant = row.grant();
-        shard.insert(name.clone(), row);
+        shard.insert(name, Box::new(row));
         Ok(Claimed::Acquired(grant))
     }
 
@@ -191,8 +230,8 @@ impl Store for MemoryStore {
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let inner = &*self.inner;
-        let mut shard = inner.shard(name);
-        let Some(row) = shard.get_mut(name) else {
+        let (mut shard, name) = inner.shard(name);
+        let Some(row) = shard.get_mut(&name) else {
             return Ok(None);
         };
         let bytes = row.kept_bytes();
@@ -256,8 +295,8 @@ impl Store for MemoryStore {
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         let inner = &*self.inner;
-        let shard = inner.shard(name);
-        Ok(shard.get(name).map(|row| row.snapshot(inner.now())))
+        let (shard, name) = inner.shard(name);
+        Ok(shard.get(&name).map(|row| row.snapshot(inner.now())))
     }
 
     async fn list(
@@ -275,7 +314,7 @@ impl Store for MemoryStore {
             chosen.extend(
                 shard
                     .iter()
-                    .map(|(name, row)| (name, row.snapshot(now)))
+                    .map(|(named, row)| (&named.name, row.snapshot(now)))
                     .filter(|(_, record)| is_chosen(filter, record))
                     .map(|(name, record)| (name.clone(), record)),
             );
@@ -287,11 +326,11 @@ impl Store for MemoryStore {
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
         let inner = &*self.inner;
-        let mut shard = inner.shard(name);
-        match shard.get(name) {
+        let (mut shard, name) = inner.shard(name);
+        match shard.get(&name) {
             Some(row) if row.fence() == seen => {
                 inner.give_back(1, row.kept_bytes());
-                shard.remove(name);
+                shard.remove(&name);
                 Ok(Settlement::Applied)
             }
             _ => Ok(Settlement::Superseded),
@@ -352,4 +391,5 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-const SHARDS: usize = 64;
+/// So many that one which grows holds up few others, and not for long.
+const SHARDS: usize = 1024;
