@@ -118,6 +118,7 @@ mod settling;
 mod situation;
 mod sweeping;
 mod timing;
+mod together;
 mod unknown;
 
 use std::{fmt, future::ready, panic::resume_unwind, pin::Pin, sync::Arc, time::Duration};
@@ -458,6 +459,8 @@ macro_rules! for_each_promise {
             a_superseded_owner_changes_nothing
             of_a_late_completion_and_take_overs_one_wins
             of_a_late_heartbeat_and_take_overs_one_wins
+            each_of_many_simultaneous_calls_gets_its_own_answer
+            each_of_many_simultaneous_claims_gets_its_own_grant_or_record
             renew_is_for_the_claim_in_progress_with_this_token_only
             complete_is_for_the_last_claim_in_progress_or_unknown_only
             release_for_the_same_request_is_for_the_claim_in_progress_with_this_token_only
@@ -561,6 +564,7 @@ mod tests {
         let written: Vec<_> = [
             include_str!("conformance/claiming.rs"),
             include_str!("conformance/reclaiming.rs"),
+            include_str!("conformance/together.rs"),
             include_str!("conformance/settling.rs"),
             include_str!("conformance/unknown.rs"),
             include_str!("conformance/timing.rs"),

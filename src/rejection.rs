@@ -270,6 +270,7 @@ impl Rejection {
             StoreErrorKind::Unavailable | StoreErrorKind::TimedOut => {
                 "It cannot be told whether this request was sent before"
             }
+            StoreErrorKind::Overloaded => "Too many requests wait for an answer already",
             StoreErrorKind::Full => "No further keys can be kept at the moment",
             StoreErrorKind::Corrupt => "What is recorded for this key cannot be read here",
         };

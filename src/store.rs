@@ -30,6 +30,10 @@
 //! # }
 //! ```
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod batch;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod call;
 mod error;
 mod memory;
 #[cfg(feature = "postgres")]

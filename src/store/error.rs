@@ -1,15 +1,20 @@
 //! Why a store did not do as asked.
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, sync::Arc};
 
 type Source = Box<dyn Error + Send + Sync>;
 
 /// Why a store did not do as asked. The layer answers 503 and never runs a
 /// handler whose claim ended in one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
-    source: Option<Source>,
+    source: Option<Arc<dyn Error + Send + Sync>>,
+    #[cfg_attr(
+        not(any(feature = "postgres", feature = "sqlite")),
+        expect(dead_code, reason = "only the SQL stores make calls together")
+    )]
+    is_about_one: bool,
 }
 
 /// The kinds of [`StoreError`].
@@ -24,6 +29,8 @@ pub enum StoreErrorKind {
     Full,
     /// A row holds what this version cannot read.
     Corrupt,
+    /// More calls wait for the store than it lets wait. Nothing was sent to it.
+    Overloaded,
 }
 
 impl StoreError {
@@ -50,14 +57,37 @@ impl StoreError {
         Self::new(StoreErrorKind::Corrupt, Some(what.into()))
     }
 
+    /// More calls wait for the store than it lets wait. Nothing was sent to it.
+    #[must_use]
+    pub fn overloaded() -> Self {
+        Self::new(StoreErrorKind::Overloaded, None)
+    }
+
     /// Which kind of failure it is.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }
 
+    /// Of several calls made together, it may be about one: about a value of it
+    /// that the database did not take.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn about_one(mut self) -> Self {
+        self.is_about_one = true;
+        self
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn is_about_one(&self) -> bool {
+        self.is_about_one
+    }
+
     fn new(kind: StoreErrorKind, source: Option<Source>) -> Self {
-        Self { kind, source }
+        Self {
+            kind,
+            source: source.map(Arc::from),
+            is_about_one: false,
+        }
     }
 }
 
@@ -70,6 +100,7 @@ impl StoreErrorKind {
             Self::TimedOut => "timed_out",
             Self::Full => "full",
             Self::Corrupt => "corrupt",
+            Self::Overloaded => "overloaded",
         }
     }
 }
@@ -81,6 +112,7 @@ impl fmt::Display for StoreError {
             StoreErrorKind::TimedOut => "the idempotency store did not answer in time",
             StoreErrorKind::Full => "the idempotency store is full",
             StoreErrorKind::Corrupt => "the idempotency store holds an unreadable record",
+            StoreErrorKind::Overloaded => "too many calls wait for the idempotency store",
         })
     }
 }

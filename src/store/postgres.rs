@@ -1,6 +1,9 @@
 //! Records in PostgreSQL.
 
+mod batches;
 mod builder;
+mod connections;
+mod removals;
 mod session;
 mod statements;
 mod transaction;
@@ -9,15 +12,22 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool,
-    error::DatabaseError, postgres::PgConnectOptions,
+    ConnectOptions as _, Connection as _, PgPool, error::DatabaseError, postgres::PgConnectOptions,
 };
+use tokio::sync::Semaphore;
 
 pub use self::builder::PostgresStoreBuilder;
-use self::session::Session;
+use self::{
+    batches::{Claims, Looks, Settlements},
+    connections::Connections,
+    session::Session,
+};
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-    Store, StoreError, Succession, Witness, sql,
+    Store, StoreError, Succession, Witness,
+    batch::Batches,
+    call::{ClaimCall, Goal, SettleCall},
+    sql,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -26,8 +36,8 @@ use crate::{Fence, RecordName, Token};
 /// **What is promised.** A call that returns is durable: it was flushed to the
 /// server's disk, whatever the role's or the server's defaults say. All times
 /// are the server's; the clocks of the application's hosts do not matter.
-/// A dropped call ends on its own: its connection returns to the pool only
-/// after its last word. Durations longer than 100 years count as 100 years.
+/// A dropped call ends on its own: its connection is another call's only after
+/// its last word. Durations longer than 100 years count as 100 years.
 ///
 /// **What is not.** A failover to a standby that had not received a claim loses
 /// that claim, and its retry runs again. With `synchronous_standby_names` set on
@@ -38,19 +48,31 @@ use crate::{Fence, RecordName, Token};
 /// application's pool can hold connections that a cancelled request left inside
 /// a transaction, and what is written there is lost. On each of them it sets
 /// read committed, read-write transactions, `synchronous_commit` and its
-/// timeouts. It must talk to the server directly, or to a pooler in session
-/// mode; one in transaction mode would lose these settings, unless the store is
+/// timeouts; and on those that no handler's transaction runs on, the planner's
+/// settings that lead to each record by its name. It must talk to the server
+/// directly, or to a pooler in session mode; one in transaction mode would lose
+/// these settings, unless the store is
 /// [`pooler_safe`](PostgresStoreBuilder::pooler_safe).
 ///
 /// # Tables
 ///
-/// [`migrate`](Self::migrate) makes the table and the sequence
-/// `idempotency_records` and `idempotency_fences`, with a ledger of its own,
-/// `_idempotency_migrations`. Connecting does not: who may change a schema, and
-/// when, is the application's to say. Or copy the files under
-/// `migrations/postgres` into the application's own migrations, and never call
-/// `migrate`. A role that may read and write the table and use the sequence is
-/// enough to serve.
+/// [`migrate`](Self::migrate) makes the table and the sequences
+/// `idempotency_records`, `idempotency_fences` and `idempotency_removals`, with a
+/// ledger of its own, `_idempotency_migrations`. Connecting does not: who may
+/// change a schema, and when, is the application's to say. Or copy the files
+/// under `migrations/postgres` into the application's own migrations, and never
+/// call `migrate`. A role that may read and write the table, and use and read the
+/// sequences, is enough to serve.
+///
+/// # Many calls at once
+///
+/// Claims that come while one is under way travel in one statement, and so do
+/// completions, releases and heartbeats, and looks at records; a lone call goes
+/// at once, and nothing waits for a timer. Each caller gets its own answer. A
+/// call whose record a transaction holds waits for it alone, and one that the
+/// database does not take fails alone. Past a bound of
+/// [waiting calls](PostgresStoreBuilder::waiting_calls) a call is refused, and
+/// nothing of it is sent.
 ///
 /// ```no_run
 /// use tower_idempotency::{PostgresStore, StoreError};
@@ -67,18 +89,16 @@ use crate::{Fence, RecordName, Token};
 /// Clones share the connections. Calls need a Tokio runtime.
 #[derive(Clone)]
 pub struct PostgresStore {
-    pool: PgPool,
+    connections: Arc<Connections>,
+    claims: Batches<Claims>,
+    settlements: Batches<Settlements>,
+    looks: Batches<Looks>,
+    /// Places for what may wait for a record that a transaction holds.
+    alone: Arc<Semaphore>,
     transactions: PgPool,
+    /// What begins a transaction of a handler behind a pooler.
+    pooled: Option<Arc<str>>,
     options: Arc<PgConnectOptions>,
-    deadline: Duration,
-    pooled: Option<Pooled>,
-}
-
-/// What begins a transaction behind a pooler.
-#[derive(Clone)]
-struct Pooled {
-    call: Arc<str>,
-    transaction: Arc<str>,
 }
 
 impl PostgresStore {
@@ -138,7 +158,7 @@ impl PostgresStore {
     /// calls fail.
     pub async fn close(&self) {
         self.transactions.close().await;
-        self.pool.close().await;
+        self.connections.close().await;
     }
 
     /// Runs work on one of the store's connections, to its end.
@@ -147,59 +167,32 @@ impl PostgresStore {
         T: Send + 'static,
         W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send + 'static,
     {
-        let (pool, deadline, pooled) = (self.pool.clone(), self.deadline, self.pooled.clone());
+        let (connections, alone) = (Arc::clone(&self.connections), Arc::clone(&self.alone));
         sql::detached(async move {
-            let mut connection = pool.acquire().await.map_err(failure)?;
-            let call = async {
-                match pooled {
-                    None => work(Session::lasting(&mut connection)).await,
-                    Some(pooled) => in_transaction(&mut connection, &pooled.call, work).await,
-                }
-            };
-            let Ok(answer) = tokio::time::timeout(deadline, call).await else {
-                // The server keeps to its own timeouts, so the network does not
-                // answer. What still comes is not for the next call to read.
-                connection.close_on_drop();
-                return Err(StoreError::timed_out());
-            };
-            // As its drop would, but not for ever: a server that falls silent
-            // while the pool asks after it would keep the connection's place.
-            tokio::spawn(async move {
-                let _ = tokio::time::timeout(deadline, connection.return_to_pool()).await;
-            });
-            answer
+            let place = tokio::time::timeout(connections.patience(), alone.acquire()).await;
+            let _place = place.map_err(|_| StoreError::timed_out())?;
+            connections.run(work).await
         })
         .await
     }
-}
 
-/// One call as a transaction of its own, with statements that leave nothing
-/// behind on a server connection that the next call may not get.
-async fn in_transaction<T, W>(
-    connection: &mut PgConnection,
-    begin: &str,
-    work: W,
-) -> Result<T, StoreError>
-where
-    W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>>,
-{
-    let begin = AssertSqlSafe(begin.to_owned());
-    let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
-    let answer = work(Session::passing(&mut transaction)).await;
-    if answer.is_ok() {
-        transaction.commit().await.map_err(failure)?;
-    } else {
-        transaction.rollback().await.map_err(failure)?;
+    async fn settle(
+        &self,
+        name: &RecordName,
+        token: Token,
+        goal: Goal,
+    ) -> Result<Settlement, StoreError> {
+        let name = name.clone();
+        let call = SettleCall { name, token, goal };
+        self.settlements.call(call).await
     }
-    answer
 }
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresStore")
-            .field("connections", &self.pool.size())
-            .field("idle", &self.pool.num_idle())
-            .field("closed", &self.pool.is_closed())
+            .field("idle", &self.connections.num_idle())
+            .field("closed", &self.connections.is_closed())
             .finish_non_exhaustive()
     }
 }
@@ -207,10 +200,7 @@ impl fmt::Debug for PostgresStore {
 impl Store for PostgresStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let (name, claim) = (name.clone(), *claim);
-        self.run(move |mut on| {
-            Box::pin(async move { statements::claim(&mut on, &name, &claim).await })
-        })
-        .await
+        self.claims.call(ClaimCall { name, claim }).await
     }
 
     async fn reclaim(
@@ -235,11 +225,7 @@ impl Store for PostgresStore {
         token: Token,
         lease: Duration,
     ) -> Result<Settlement, StoreError> {
-        let name = name.clone();
-        self.run(move |mut on| {
-            Box::pin(async move { statements::renew(&mut on, &name, token, lease).await })
-        })
-        .await
+        self.settle(name, token, Goal::Renewed { lease }).await
     }
 
     async fn complete(
@@ -248,11 +234,8 @@ impl Store for PostgresStore {
         token: Token,
         completion: &Completion,
     ) -> Result<Settlement, StoreError> {
-        let (name, completion) = (name.clone(), completion.clone());
-        self.run(move |mut on| {
-            Box::pin(async move { statements::complete(&mut on, &name, token, &completion).await })
-        })
-        .await
+        let goal = Goal::Completed(completion.clone());
+        self.settle(name, token, goal).await
     }
 
     async fn release(
@@ -261,11 +244,7 @@ impl Store for PostgresStore {
         token: Token,
         release: Release,
     ) -> Result<Settlement, StoreError> {
-        let name = name.clone();
-        self.run(move |mut on| {
-            Box::pin(async move { statements::release(&mut on, &name, token, release).await })
-        })
-        .await
+        self.settle(name, token, Goal::Released(release)).await
     }
 
     async fn mark_unknown(
@@ -274,11 +253,18 @@ impl Store for PostgresStore {
         witness: Witness,
         retention: Duration,
     ) -> Result<Settlement, StoreError> {
+        let seen = match witness {
+            Witness::Owner(token) => {
+                return self.settle(name, token, Goal::Unknown { retention }).await;
+            }
+            Witness::Lapsed(seen) => seen,
+        };
         let name = name.clone();
         self.run(move |mut on| {
-            Box::pin(
-                async move { statements::mark_unknown(&mut on, &name, witness, retention).await },
-            )
+            Box::pin(async move {
+                let lapsed = Witness::Lapsed(seen);
+                statements::mark_unknown(&mut on, &name, lapsed, retention).await
+            })
         })
         .await
     }
@@ -297,9 +283,7 @@ impl Store for PostgresStore {
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
-        let name = name.clone();
-        self.run(move |mut on| Box::pin(async move { statements::read(&mut on, &name).await }))
-            .await
+        self.looks.call(name.clone()).await
     }
 
     async fn list(
@@ -344,7 +328,9 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
     let code = error.code().unwrap_or_default();
     match &*code {
         // Broken off by statement_timeout or lock_timeout.
-        "57014" | "55P03" => StoreError::timed_out(),
+        "57014" => StoreError::timed_out(),
+        // One record of many may be what is waited for.
+        "55P03" => StoreError::timed_out().about_one(),
         "53100" => StoreError::full("the server's disk"),
         "42P01" => StoreError::unavailable(
             "the tables are missing: call `migrate`, or copy the files under migrations/postgres",
@@ -356,7 +342,16 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
         {
             StoreError::unavailable(format!("{} (SQLSTATE {code})", error.message()))
         }
-        _ => StoreError::unavailable(format!("SQLSTATE {code}")),
+        _ => {
+            let failed = StoreError::unavailable(format!("SQLSTATE {code}"));
+            // Values, constraints, limits, and what a trigger says.
+            let about_one = ["21", "22", "23", "54", "P0"];
+            if about_one.iter().any(|class| code.starts_with(class)) {
+                failed.about_one()
+            } else {
+                failed
+            }
+        }
     }
 }
 

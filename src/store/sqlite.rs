@@ -1,11 +1,13 @@
 //! Records in an SQLite file.
 
+mod batches;
 mod statements;
 mod transaction;
 
 use std::{
     fmt,
     path::Path,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -16,10 +18,15 @@ use sqlx::{
     query_scalar,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
+use tokio::sync::Semaphore;
 
+use self::batches::{Looks, WriteCall, Writes, Written};
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-    Store, StoreError, Succession, Witness, sql,
+    Store, StoreError, Succession, Witness,
+    batch::{Batches, Lanes},
+    call::{ClaimCall, Goal, SettleCall},
+    sql,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -65,6 +72,8 @@ pub struct SqliteStore {
     writer: SqlitePool,
     readers: SqlitePool,
     transactions: SqlitePool,
+    writes: Batches<Writes>,
+    looks: Batches<Looks>,
 }
 
 impl SqliteStore {
@@ -110,14 +119,24 @@ impl SqliteStore {
                 .idle_timeout(None)
                 .max_lifetime(None)
         };
+        let writer = pool(1).connect_lazy_with(options.clone());
+        let readers = pool(READERS).connect_lazy_with(options.clone().pragma("query_only", "ON"));
+        let (writes, looks) = (Writes(writer.clone()), Looks(readers.clone()));
+        let lanes = |lanes| Lanes {
+            usual: lanes,
+            most: lanes,
+        };
+        let alone = Arc::new(Semaphore::new(1));
         Ok(Self {
-            writer: pool(1).connect_lazy_with(options.clone()),
+            writes: Batches::new(writes, lanes(1), MOST_WAITING, Arc::clone(&alone)),
+            looks: Batches::new(looks, lanes(READERS as usize / 2), MOST_WAITING, alone),
+            writer,
+            readers,
             // Used once: a transaction that failed may have ended in SQLite, while
             // sqlx goes on counting it as open.
             transactions: pool(TRANSACTIONS)
                 .after_release(|_, _| Box::pin(async { Ok(false) }))
-                .connect_lazy_with(options.clone()),
-            readers: pool(READERS).connect_lazy_with(options.pragma("query_only", "ON")),
+                .connect_lazy_with(options),
         })
     }
 
@@ -139,17 +158,21 @@ impl SqliteStore {
             + 'static,
     {
         let writer = self.writer.clone();
-        sql::detached(async move {
-            let mut connection = writer.acquire().await.map_err(failure)?;
-            let done = immediately(&mut connection, work).await;
-            if done.is_err() {
-                // A full disk ends the transaction in SQLite, while sqlx goes on
-                // counting it as open.
-                connection.close_on_drop();
-            }
-            done
-        })
-        .await
+        sql::detached(async move { write(&writer, work).await }).await
+    }
+
+    async fn settle(
+        &self,
+        name: &RecordName,
+        token: Token,
+        goal: Goal,
+    ) -> Result<Settlement, StoreError> {
+        let name = name.clone();
+        let call = WriteCall::Settle(SettleCall { name, token, goal });
+        match self.writes.call(call).await? {
+            Written::Settled(settlement) => Ok(settlement),
+            Written::Claimed(_) => Err(StoreError::unavailable("a call got another's answer")),
+        }
     }
 
     /// Runs a statement that only reads.
@@ -184,8 +207,11 @@ impl Store for SqliteStore {
             return Ok(Claimed::Occupied(record));
         }
         let (name, claim) = (name.clone(), *claim);
-        self.write(move |on| Box::pin(async move { statements::claim(on, &name, &claim).await }))
-            .await
+        let call = WriteCall::Claim(ClaimCall { name, claim });
+        match self.writes.call(call).await? {
+            Written::Claimed(claimed) => Ok(claimed),
+            Written::Settled(_) => Err(StoreError::unavailable("a call got another's answer")),
+        }
     }
 
     async fn reclaim(
@@ -208,11 +234,7 @@ impl Store for SqliteStore {
         token: Token,
         lease: Duration,
     ) -> Result<Settlement, StoreError> {
-        let name = name.clone();
-        self.write(move |on| {
-            Box::pin(async move { statements::renew(on, &name, token, lease).await })
-        })
-        .await
+        self.settle(name, token, Goal::Renewed { lease }).await
     }
 
     async fn complete(
@@ -221,11 +243,8 @@ impl Store for SqliteStore {
         token: Token,
         completion: &Completion,
     ) -> Result<Settlement, StoreError> {
-        let (name, completion) = (name.clone(), completion.clone());
-        self.write(move |on| {
-            Box::pin(async move { statements::complete(on, &name, token, &completion).await })
-        })
-        .await
+        let goal = Goal::Completed(completion.clone());
+        self.settle(name, token, goal).await
     }
 
     async fn release(
@@ -234,11 +253,7 @@ impl Store for SqliteStore {
         token: Token,
         release: Release,
     ) -> Result<Settlement, StoreError> {
-        let name = name.clone();
-        self.write(move |on| {
-            Box::pin(async move { statements::release(on, &name, token, release).await })
-        })
-        .await
+        self.settle(name, token, Goal::Released(release)).await
     }
 
     async fn mark_unknown(
@@ -247,9 +262,18 @@ impl Store for SqliteStore {
         witness: Witness,
         retention: Duration,
     ) -> Result<Settlement, StoreError> {
+        let seen = match witness {
+            Witness::Owner(token) => {
+                return self.settle(name, token, Goal::Unknown { retention }).await;
+            }
+            Witness::Lapsed(seen) => seen,
+        };
         let name = name.clone();
         self.write(move |on| {
-            Box::pin(async move { statements::mark_unknown(on, &name, witness, retention).await })
+            Box::pin(async move {
+                let lapsed = Witness::Lapsed(seen);
+                statements::mark_unknown(on, &name, lapsed, retention).await
+            })
         })
         .await
     }
@@ -268,9 +292,7 @@ impl Store for SqliteStore {
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
-        let name = name.clone();
-        self.look(move |on| Box::pin(async move { statements::read(on, &name).await }))
-            .await
+        self.looks.call(name.clone()).await
     }
 
     async fn list(
@@ -342,6 +364,22 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, Sto
     }
 }
 
+/// Runs work in a transaction on the one connection that writes. To be called
+/// from a task that is never dropped.
+async fn write<T, W>(writer: &SqlitePool, work: W) -> Result<T, StoreError>
+where
+    W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>>,
+{
+    let mut connection = writer.acquire().await.map_err(failure)?;
+    let done = immediately(&mut connection, work).await;
+    if done.is_err() {
+        // A full disk ends the transaction in SQLite, while sqlx goes on counting
+        // it as open.
+        connection.close_on_drop();
+    }
+    done
+}
+
 async fn immediately<T, W>(connection: &mut SqliteConnection, work: W) -> Result<T, StoreError>
 where
     W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>>,
@@ -364,11 +402,18 @@ fn failure(error: sqlx::Error) -> StoreError {
 fn answered(error: &dyn DatabaseError) -> StoreError {
     match primary_code(error) {
         BUSY | LOCKED => StoreError::timed_out(),
-        FULL => StoreError::full("the disk, or the bound on the database's pages"),
+        FULL => StoreError::full("the disk, or the bound on the database's pages").about_one(),
         CORRUPT | NOT_A_DATABASE => StoreError::corrupt("the database file"),
         READ_ONLY => StoreError::unavailable("the database file is read-only"),
         CANNOT_OPEN => StoreError::unavailable("the database file cannot be opened or made"),
-        code => StoreError::unavailable(format!("{} (SQLite code {code})", error.message())),
+        code => {
+            let failed = format!("{} (SQLite code {code})", error.message());
+            let failed = StoreError::unavailable(failed);
+            match code {
+                TOO_BIG | CONSTRAINT => failed.about_one(),
+                _ => failed,
+            }
+        }
     }
 }
 
@@ -385,6 +430,10 @@ const RECORDS: &str = include_str!("../../migrations/sqlite/0001_records.sql");
 const TRANSACTIONS: u32 = 8;
 
 const READERS: u32 = 4;
+
+/// The calls that wait for the writes before them; one more is refused.
+const MOST_WAITING: usize = 4096;
+
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const BUSY: u8 = 5;
@@ -393,6 +442,8 @@ const READ_ONLY: u8 = 8;
 const CORRUPT: u8 = 11;
 const FULL: u8 = 13;
 const CANNOT_OPEN: u8 = 14;
+const TOO_BIG: u8 = 18;
+const CONSTRAINT: u8 = 19;
 const NOT_A_DATABASE: u8 = 26;
 
 #[cfg(test)]

@@ -6,12 +6,20 @@ use sqlx::{
     ConnectOptions as _, Connection as _,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
+use tokio::sync::Semaphore;
 
 use super::{
-    Pooled, PostgresStore, failure,
-    session::{self, Patience},
+    PostgresStore,
+    batches::{Claims, Looks, Settlements},
+    connections::Connections,
+    failure,
+    session::{self, LOCAL_PLANS, Patience},
 };
-use crate::store::{StoreError, sql};
+use crate::store::{
+    StoreError,
+    batch::{Batches, Lanes},
+    sql,
+};
 
 /// The settings of a [`PostgresStore`].
 ///
@@ -36,6 +44,7 @@ pub struct PostgresStoreBuilder {
     transaction_connections: u32,
     acquire_timeout: Duration,
     patience: Patience,
+    most_waiting: usize,
     pooler_safe: bool,
 }
 
@@ -51,13 +60,15 @@ impl PostgresStoreBuilder {
                 lock: Duration::from_secs(2),
                 idle_in_transaction: Duration::from_secs(60),
             },
+            most_waiting: 4096,
             pooler_safe: false,
         }
     }
 
-    /// How many connections the store opens at most, at least 1. A call holds
-    /// one for its one or two statements, a waiting request holds none.
-    /// Defaults to 10.
+    /// How many connections the store opens at most, at least 1. Calls that come
+    /// at the same moment share one, a waiting request holds none: three carry
+    /// nearly everything, and the others are for calls that wait for a record
+    /// which a transaction holds. Defaults to 10.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections.max(1);
         self
@@ -71,8 +82,16 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// How long a call waits for a connection before it fails as timed out.
-    /// Defaults to 3 s.
+    /// How many claims, and how many looks at records, may wait for the statements
+    /// before them; one more is refused with 503. Outcomes are always written
+    /// down: they are no more than the requests in flight. Defaults to 4096.
+    pub fn waiting_calls(mut self, calls: usize) -> Self {
+        self.most_waiting = calls;
+        self
+    }
+
+    /// How long a call waits for a connection before it fails as timed out,
+    /// whether one is free, broken or yet to be opened. Defaults to 3 s.
     pub fn acquire_timeout(mut self, patience: Duration) -> Self {
         self.acquire_timeout = patience;
         self
@@ -143,32 +162,39 @@ impl PostgresStoreBuilder {
             .max_connections(self.max_connections)
             .acquire_timeout(self.acquire_timeout)
             .after_connect(move |connection, _| {
-                Box::pin(session::prepare(connection, patience, pooler_safe))
-            })
-            // A question before every call would double the time of each; one
-            // after a pause finds the connections that a firewall forgot.
-            .test_before_acquire(false)
-            .before_acquire(|connection, used| {
                 Box::pin(async move {
-                    if used.idle_for > TRUSTED_IDLE {
-                        connection.ping().await?;
+                    session::prepare(connection, patience, pooler_safe).await?;
+                    if pooler_safe {
+                        return Ok(());
                     }
-                    Ok(true)
+                    session::prefer_names(connection).await
                 })
-            });
+            })
+            .connect_lazy_with(options.clone());
+        // For the two statements of a call, and the way there.
+        let deadline = patience
+            .statement
+            .saturating_mul(2)
+            .saturating_add(Duration::from_secs(1));
+        let begin = pooler_safe.then(|| (patience.begin() + LOCAL_PLANS).into());
+        let connections = Arc::new(Connections::of(pool, deadline, begin));
+        // Whoever waits for a record leaves the batches their connections.
+        let others = (self.max_connections as usize).saturating_sub(LANES.usual * 3);
+        let places = |share: usize| Arc::new(Semaphore::new(share.max(1)));
+        let asking_alone = places(others.div_ceil(2));
+        let most_waiting = self.most_waiting;
+        let claims = Claims::new(Arc::clone(&connections));
+        let settlements = Settlements(Arc::clone(&connections));
+        let looks = Looks(Arc::clone(&connections));
         Ok(PostgresStore {
-            pool: pool.connect_lazy_with(options.clone()),
+            claims: Batches::new(claims, LANES, most_waiting, Arc::clone(&asking_alone)),
+            settlements: Batches::new(settlements, LANES, most_waiting, Arc::clone(&asking_alone)),
+            looks: Batches::new(looks, LANES, most_waiting, Arc::clone(&asking_alone)),
+            alone: places(others / 2),
+            connections,
             transactions: transactions.connect_lazy_with(options.clone()),
+            pooled: pooler_safe.then(|| unhurried.begin().into()),
             options: Arc::new(options),
-            // For the two statements of a call, and the way there.
-            deadline: patience
-                .statement
-                .saturating_mul(2)
-                .saturating_add(Duration::from_secs(1)),
-            pooled: pooler_safe.then(|| Pooled {
-                call: patience.begin().into(),
-                transaction: unhurried.begin().into(),
-            }),
         })
     }
 }
@@ -202,7 +228,8 @@ async fn check_server(options: PgConnectOptions, patience: Duration) -> Result<(
     .await
 }
 
-const TRUSTED_IDLE: Duration = Duration::from_secs(1);
+/// One carries most; a second and a third when a server or a connection is slow.
+const LANES: Lanes = Lanes { usual: 1, most: 3 };
 
 /// To the server, a timeout of nothing is none at all.
 const SHORTEST: Duration = Duration::from_millis(1);

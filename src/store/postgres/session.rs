@@ -75,6 +75,12 @@ pub(super) async fn prepare(
         .map(drop)
 }
 
+/// Makes a connection lead to each record by its name. Not for the transactions
+/// of handlers, whose statements are their own.
+pub(super) async fn prefer_names(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+    raw_sql(PLANS).fetch_all(connection).await.map(drop)
+}
+
 pub(super) async fn refuse_unfit(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     // A simple query, which is safe behind any pooler.
     let server = raw_sql(UNFIT).fetch_one(connection).await?;
@@ -101,6 +107,20 @@ const DURABLE: &str = "SELECT set_config('synchronous_commit',
         WHEN 'remote_apply' THEN 'remote_apply'
         ELSE 'on'
     END, true)";
+
+/// Each record is led to by its name, with a plan that is made once: one that was
+/// made for a small table would be kept while the table grows. What is turned off
+/// and used all the same, as for a sequence, counts as costly enough to compile:
+/// that would take longer than all the rest. Other databases that speak
+/// PostgreSQL's protocol know some of these settings, or none.
+const PLANS: &str = "
+SELECT set_config(name, CASE name WHEN 'plan_cache_mode' THEN 'force_generic_plan' ELSE 'off' END, false)
+FROM pg_catalog.pg_settings
+WHERE name IN ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit', 'plan_cache_mode')";
+
+/// The same inside of a transaction, behind a pooler.
+pub(super) const LOCAL_PLANS: &str = "; SET LOCAL enable_seqscan = off; \
+    SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
 /// Whoever asks for more durability than `on` keeps it.
 const SESSION: &str = "

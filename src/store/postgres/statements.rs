@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{FromRow, Row as _, postgres::PgRow, query, query_as, query_scalar};
 
-use super::{failure, session::Session};
+use super::{failure, removals::Removals, session::Session};
 use crate::{
     Fence, RecordName, Token,
     protocol::NOBODYS,
@@ -20,7 +20,9 @@ pub(super) async fn claim(
     on: &mut Session<'_>,
     name: &RecordName,
     claim: &Claim,
+    removals: &Removals,
 ) -> Result<Claimed, StoreError> {
+    let heard = removals.heard();
     let granted: Option<FreshColumns> = query_as(CLAIM)
         .persistent(on.persistent)
         .bind(name.scope().as_str())
@@ -33,15 +35,17 @@ pub(super) async fn claim(
         .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
-    match granted {
-        Some(FreshColumns {
-            grant,
-            newest: true,
-        }) => {
-            return grant.decode().map(Claimed::Acquired);
-        }
-        Some(FreshColumns { newest: false, .. }) => return refence(on, name, claim).await,
-        None => {}
+    if let Some(FreshColumns {
+        grant,
+        removals: removed,
+    }) = granted
+    {
+        removals.hear(removed);
+        return if removed == heard {
+            grant.decode().map(Claimed::Acquired)
+        } else {
+            refence(on, name, claim).await
+        };
     }
     // A statement of its own: the snapshot of the first need not contain the
     // record that it ran into.
@@ -52,9 +56,8 @@ pub(super) async fn claim(
 
 /// Gives a new claim a fence that was drawn after its record was there.
 ///
-/// Between the drawing of a fence and the insertion of its record, another claim
-/// of the same name can come and go with a later fence. With the record in
-/// place, no other can.
+/// See [`Removals`]; with the record in place, no other claim of its name can
+/// come and go.
 async fn refence(
     on: &mut Session<'_>,
     name: &RecordName,
@@ -76,18 +79,17 @@ async fn refence(
     }
 }
 
-/// A new claim, and whether no later fence was drawn before its record was in
-/// place.
+/// A new claim, and the number of the last removal before it was in place.
 struct FreshColumns {
     grant: GrantColumns,
-    newest: bool,
+    removals: i64,
 }
 
 impl<'r> FromRow<'r, PgRow> for FreshColumns {
     fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
         Ok(Self {
             grant: GrantColumns::from_row(row)?,
-            newest: row.try_get("newest")?,
+            removals: row.try_get("removals")?,
         })
     }
 }
@@ -339,24 +341,23 @@ async fn state(
         .map_err(failure)
 }
 
-/// `newest` is read once the record is in place: see [`refence`]. The filter
+/// `removals` is read once the record is in place: see [`Removals`]. The filter
 /// keeps a name with a visible record away from `ON CONFLICT`, which would wait
 /// for a transaction that is about to complete it, and from the sequence.
-/// `clock` is read once, so that a completion with the same retention computes
-/// the very same `expires_at`.
+/// The statement's time is one, so that a completion with the same retention
+/// computes the very same `expires_at`.
 const CLAIM: &str = "
 INSERT INTO idempotency_records
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
      claimed_at, lease_until, expires_at)
 SELECT $1, $2, $3, $4, $5, 1, 1, 0, nextval('idempotency_fences'),
-       clock.now,
-       clock.now + $6 * interval '1 microsecond',
-       clock.now + $7 * interval '1 microsecond'
-FROM (SELECT clock_timestamp() AS now) AS clock
+       statement_timestamp(),
+       statement_timestamp() + $6 * interval '1 microsecond',
+       statement_timestamp() + $7 * interval '1 microsecond'
 WHERE NOT EXISTS (SELECT FROM idempotency_records WHERE scope = $1 AND key = $2)
 ON CONFLICT (scope, key) DO NOTHING
 RETURNING operation, fence, attempt::bigint,
-    fence = (SELECT last_value FROM idempotency_fences) AS newest";
+    (SELECT last_value FROM idempotency_removals) AS removals";
 
 const REFENCE: &str = "
 UPDATE idempotency_records
@@ -487,16 +488,21 @@ ORDER BY claimed_at
 LIMIT $1";
 
 const FORGET: &str = "
+WITH drawn AS MATERIALIZED (
+    SELECT nextval('idempotency_removals') AS removal
+)
 DELETE FROM idempotency_records
-WHERE scope = $1 AND key = $2 AND fence = $3";
+USING drawn
+WHERE scope = $1 AND key = $2 AND fence = $3 AND removal > 0";
 
 /// The conditions stand twice: a row may be claimed again between the moment
 /// it is seen and the moment it is locked. The index serves comparisons with
 /// `statement_timestamp()` only, which is what the first needs; `clock_timestamp()`
 /// leads the second to the locked rows by their names, however large the backlog.
+/// A removal draws its number before it can be seen: see [`Removals`].
 const PURGE_EXPIRED: &str = "
 WITH due AS MATERIALIZED (
-    SELECT scope, key
+    SELECT scope, key, (SELECT nextval('idempotency_removals')) AS removal
     FROM idempotency_records
     WHERE expires_at < statement_timestamp()
       AND (state <> 1 OR lease_until < statement_timestamp())
@@ -517,7 +523,7 @@ WITH due AS MATERIALIZED (
     USING due
     WHERE record.scope = due.scope AND record.key = due.key
       AND record.expires_at < clock_timestamp()
-      AND record.state <> 1
+      AND record.state <> 1 AND due.removal > 0
     RETURNING record.state
 )
 SELECT (SELECT count(*) FROM removed),

@@ -32,13 +32,13 @@ impl PostgresStore {
         let patience = pool
             .options()
             .get_acquire_timeout()
-            .saturating_add(self.deadline);
+            .saturating_add(self.connections.deadline);
         sql::detached(async move {
             let began = async {
                 match pooled {
                     None => pool.begin_with(BEGIN).await,
                     Some(pooled) => {
-                        let begin = AssertSqlSafe(String::from(&*pooled.transaction));
+                        let begin = AssertSqlSafe(String::from(&*pooled));
                         pool.begin_with(begin).await
                     }
                 }

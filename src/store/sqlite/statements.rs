@@ -75,15 +75,23 @@ async fn counted(
     granted: GrantColumns,
 ) -> Result<Grant, StoreError> {
     let grant = granted.decode()?;
+    count_fence(connection, sql::fence(grant.fence)).await?;
+    Ok(grant)
+}
+
+pub(super) async fn count_fence(
+    connection: &mut SqliteConnection,
+    fence: i64,
+) -> Result<(), StoreError> {
     let done = query(COUNT_FENCE)
-        .bind(sql::fence(grant.fence))
+        .bind(fence)
         .execute(connection)
         .await
         .map_err(failure)?;
-    if done.rows_affected() == 0 {
-        return Err(StoreError::corrupt("the last fence"));
+    match done.rows_affected() {
+        0 => Err(StoreError::corrupt("the last fence")),
+        _ => Ok(()),
     }
-    Ok(grant)
 }
 
 pub(super) async fn renew(

@@ -1,0 +1,625 @@
+//! Calls that wait at the same moment travel together.
+//!
+//! There is no timer: a call goes out at once while a lane is free, and what
+//! gathers while all lanes are busy is the next batch.
+
+use std::{
+    collections::{HashSet, VecDeque},
+    panic::AssertUnwindSafe,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use tokio::{
+    runtime::{self, Handle},
+    sync::{Semaphore, oneshot},
+    time::Instant,
+};
+
+use super::StoreError;
+use crate::RecordName;
+
+/// One kind of call, and how many of them are made at once.
+pub(super) trait Batch: Send + Sync + 'static {
+    type Call: Send + Sync + 'static;
+    type Answer: Send + 'static;
+
+    fn name(call: &Self::Call) -> &RecordName;
+
+    /// The bytes that the call carries.
+    fn bytes(call: &Self::Call) -> usize;
+
+    /// Whether it is better not made once nobody waits for its answer any more:
+    /// a claim would keep its key, while an outcome is written down all the same.
+    /// Only such a call is refused when too many wait: outcomes are no more than
+    /// the requests that run.
+    fn is_for_its_caller(call: &Self::Call) -> bool;
+
+    /// Makes calls of different names together; an answer for each, in their
+    /// order.
+    fn together(
+        &self,
+        calls: Arc<Vec<Self::Call>>,
+    ) -> impl Future<Output = Result<Vec<Told<Self::Answer>>, StoreError>> + Send;
+
+    /// Makes one call by itself, which may wait for whoever holds its record.
+    fn alone(
+        &self,
+        call: Self::Call,
+    ) -> impl Future<Output = Result<Self::Answer, StoreError>> + Send;
+}
+
+/// What a call of a batch was told.
+pub(super) enum Told<A> {
+    Answer(Result<A, StoreError>),
+    /// Its record is held by somebody else, or is not what it has to be: to find
+    /// out is not for the others to wait for.
+    AskAlone,
+}
+
+/// Where calls gather.
+pub(super) struct Batches<B: Batch>(Arc<Shared<B>>);
+
+struct Shared<B: Batch> {
+    batch: B,
+    lanes: Lanes,
+    most_waiting: usize,
+    /// For each runtime its own: a lane goes on only while its runtime does.
+    queues: Mutex<Vec<(runtime::Id, Queue<B>)>>,
+    /// Places for the calls that are made alone.
+    alone: Arc<Semaphore>,
+}
+
+/// How many batches are under way at a time: the fewer, the more calls each of
+/// them carries.
+#[derive(Clone, Copy)]
+pub(super) struct Lanes {
+    pub(super) usual: usize,
+    /// When those that are under way take long.
+    pub(super) most: usize,
+}
+
+struct Queue<B: Batch> {
+    waiting: VecDeque<Member<B>>,
+    busy_lanes: usize,
+    /// When the last batch went out.
+    went: Instant,
+}
+
+struct Member<B: Batch> {
+    call: B::Call,
+    reply: Reply<B>,
+}
+
+type Reply<B> = oneshot::Sender<Result<<B as Batch>::Answer, StoreError>>;
+
+impl<B: Batch> Member<B> {
+    fn is_wanted(&self) -> bool {
+        !(self.reply.is_closed() && B::is_for_its_caller(&self.call))
+    }
+}
+
+impl<B: Batch> Clone for Batches<B> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<B: Batch> Batches<B> {
+    /// As many batches at a time as `lanes` says, for each runtime, with up to
+    /// `most_waiting` calls behind them; and beside them what `alone` has places
+    /// for.
+    pub(super) fn new(batch: B, lanes: Lanes, most_waiting: usize, alone: Arc<Semaphore>) -> Self {
+        Self(Arc::new(Shared {
+            batch,
+            lanes,
+            most_waiting,
+            queues: Mutex::default(),
+            alone,
+        }))
+    }
+
+    /// Makes one call, with others or by itself, to its end even if the caller is
+    /// dropped; one that is [for its caller](Batch::is_for_its_caller) unless it
+    /// has not gone out yet.
+    pub(super) async fn call(&self, call: B::Call) -> Result<B::Answer, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        let member = Member { call, reply };
+        let runtime = Handle::current().id();
+        if let Some(first) = self.enqueue(runtime, member)? {
+            let lane = Lane {
+                shared: Arc::clone(&self.0),
+                runtime,
+                is_busy: true,
+            };
+            // In no span: it may go on long after the request that began it.
+            tokio::spawn(lane.run(first));
+        }
+        answer
+            .await
+            .unwrap_or_else(|_| Err(StoreError::unavailable("the call was broken off")))
+    }
+
+    /// Hands the member back if a lane is free, which it then has to itself.
+    fn enqueue(
+        &self,
+        runtime: runtime::Id,
+        member: Member<B>,
+    ) -> Result<Option<Member<B>>, StoreError> {
+        let Shared {
+            lanes,
+            most_waiting,
+            ..
+        } = *self.0;
+        self.0.queue(runtime, |queue| {
+            let is_slow = || queue.went.elapsed() > SLOW;
+            if queue.busy_lanes < lanes.usual || (queue.busy_lanes < lanes.most && is_slow()) {
+                queue.busy_lanes += 1;
+                queue.went = Instant::now();
+                return Ok(Some(member));
+            }
+            if queue.waiting.len() >= most_waiting && B::is_for_its_caller(&member.call) {
+                queue.waiting.retain(Member::is_wanted);
+                if queue.waiting.len() >= most_waiting {
+                    return Err(StoreError::overloaded());
+                }
+            }
+            queue.waiting.push_back(member);
+            Ok(None)
+        })
+    }
+}
+
+impl<B: Batch> Shared<B> {
+    /// Nothing that could be torn by a panic is done under the lock.
+    fn queue<T>(&self, runtime: runtime::Id, look: impl FnOnce(&mut Queue<B>) -> T) -> T {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = queues.iter().position(|(id, _)| *id == runtime);
+        let place = place.unwrap_or_else(|| {
+            let queue = Queue {
+                waiting: VecDeque::new(),
+                busy_lanes: 0,
+                went: Instant::now(),
+            };
+            queues.push((runtime, queue));
+            queues.len() - 1
+        });
+        look(&mut queues[place].1)
+    }
+}
+
+/// A place for one batch at a time, given back when it is dropped.
+struct Lane<B: Batch> {
+    shared: Arc<Shared<B>>,
+    runtime: runtime::Id,
+    is_busy: bool,
+}
+
+impl<B: Batch> Lane<B> {
+    async fn run(mut self, first: Member<B>) {
+        let mut members = vec![first];
+        while !members.is_empty() {
+            // A panic leaves the members without an answer, and others their lane.
+            let _ = AssertUnwindSafe(self.make(members)).catch_unwind().await;
+            members = self.next();
+        }
+    }
+
+    /// What goes next; nothing, and the lane is free.
+    fn next(&mut self) -> Vec<Member<B>> {
+        let members = self.shared.queue(self.runtime, |queue| {
+            let members = queue.take();
+            queue.busy_lanes -= usize::from(members.is_empty());
+            queue.went = Instant::now();
+            members
+        });
+        self.is_busy = !members.is_empty();
+        members
+    }
+
+    async fn make(&self, members: Vec<Member<B>>) {
+        let (calls, replies): (Vec<_>, Vec<_>) = members
+            .into_iter()
+            .map(|member| (member.call, member.reply))
+            .unzip();
+        let calls = Arc::new(calls);
+        let told = self.shared.batch.together(Arc::clone(&calls)).await;
+        let (told, failure) = match told {
+            Ok(told) => (told, None),
+            // Which of them it is about is found out one by one.
+            Err(error) if error.is_about_one() && calls.len() > 1 => (Vec::new(), None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let mut told = told.into_iter();
+        // Nobody else has them once the batch is over.
+        let calls = Arc::into_inner(calls).into_iter().flatten();
+        for (call, reply) in calls.zip(replies) {
+            match (&failure, told.next()) {
+                (Some(error), _) => {
+                    let _ = reply.send(Err(error.clone()));
+                }
+                (None, Some(Told::Answer(answer))) => {
+                    let _ = reply.send(answer);
+                }
+                (None, Some(Told::AskAlone) | None) => self.ask_alone(Member { call, reply }),
+            }
+        }
+    }
+
+    fn ask_alone(&self, member: Member<B>) {
+        let shared = Arc::clone(&self.shared);
+        tokio::spawn(async move {
+            // Never closed.
+            let _place = shared.alone.acquire().await;
+            if !member.is_wanted() {
+                return;
+            }
+            let Member { call, reply } = member;
+            let answer = shared.batch.alone(call).await;
+            let _ = reply.send(answer);
+        });
+    }
+}
+
+impl<B: Batch> Drop for Lane<B> {
+    /// The end of the runtime: whoever waits is told by the end of its channel.
+    fn drop(&mut self) {
+        if self.is_busy {
+            self.shared.queue(self.runtime, |queue| {
+                queue.busy_lanes -= 1;
+                queue.waiting.clear();
+            });
+        }
+    }
+}
+
+impl<B: Batch> Queue<B> {
+    /// As many as may travel together, in the order of their names, so that no
+    /// two batches wait for each other. Of a name that is called more than once,
+    /// the first goes and the others keep their places; what nobody wants any
+    /// more is not made.
+    fn take(&mut self) -> Vec<Member<B>> {
+        let (mut taken, mut bytes): (Vec<Member<B>>, usize) = (Vec::new(), 0);
+        let mut names = HashSet::new();
+        let mut later = VecDeque::new();
+        while taken.len() < MOST_CALLS
+            && later.len() < MOST_PASSED_OVER
+            && let Some(member) = self.waiting.pop_front()
+        {
+            if !member.is_wanted() {
+                continue;
+            }
+            if !names.insert(B::name(&member.call).clone()) {
+                later.push_back(member);
+                continue;
+            }
+            bytes += B::bytes(&member.call);
+            if bytes > MOST_BYTES && !taken.is_empty() {
+                later.push_back(member);
+                break;
+            }
+            taken.push(member);
+        }
+        later.append(&mut self.waiting);
+        self.waiting = later;
+        taken.sort_unstable_by(|one, other| B::name(&one.call).cmp(B::name(&other.call)));
+        taken
+    }
+}
+
+/// More would make everybody wait longer than a statement costs.
+const MOST_CALLS: usize = 256;
+
+/// How far a batch looks past calls of names that it has already.
+const MOST_PASSED_OVER: usize = 4096;
+
+/// A larger call travels alone.
+const MOST_BYTES: usize = 1 << 20;
+
+/// Many times what a batch takes on a server that is well.
+const SLOW: Duration = Duration::from_millis(50);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::{
+        sync::Notify,
+        task::{JoinHandle, yield_now},
+    };
+
+    use super::*;
+    use crate::{Key, Scope};
+
+    /// Answers with the name, once the gate is open.
+    #[derive(Clone, Default)]
+    struct Echo {
+        gate: Arc<Notify>,
+        made: Arc<Mutex<Vec<Vec<String>>>>,
+        alone: Arc<AtomicUsize>,
+    }
+
+    impl Batch for Echo {
+        type Call = RecordName;
+        type Answer = String;
+
+        fn name(call: &RecordName) -> &RecordName {
+            call
+        }
+
+        fn bytes(call: &RecordName) -> usize {
+            if spelled(call) == "large" {
+                MOST_BYTES + 1
+            } else {
+                1
+            }
+        }
+
+        fn is_for_its_caller(call: &RecordName) -> bool {
+            spelled(call) != "outcome"
+        }
+
+        async fn together(
+            &self,
+            calls: Arc<Vec<RecordName>>,
+        ) -> Result<Vec<Told<String>>, StoreError> {
+            let names: Vec<String> = calls.iter().map(spelled).collect();
+            self.made.lock().unwrap().push(names.clone());
+            self.gate.notified().await;
+            assert!(!names.contains(&"panics".to_owned()), "as asked");
+            if names.contains(&"unreachable".to_owned()) {
+                return Err(StoreError::timed_out());
+            }
+            if names.contains(&"poison".to_owned()) {
+                return Err(StoreError::unavailable("a value").about_one());
+            }
+            let told = names.into_iter().map(|name| match &*name {
+                "locked" => Told::AskAlone,
+                _ => Told::Answer(Ok(name)),
+            });
+            Ok(told.collect())
+        }
+
+        async fn alone(&self, call: RecordName) -> Result<String, StoreError> {
+            self.alone.fetch_add(1, Ordering::Relaxed);
+            match spelled(&call) {
+                name if name == "poison" => Err(StoreError::unavailable("a value")),
+                name => Ok(format!("{name} alone")),
+            }
+        }
+    }
+
+    fn spelled(name: &RecordName) -> String {
+        name.key().as_str().to_owned()
+    }
+
+    fn name(key: &str) -> RecordName {
+        RecordName::new(Scope::single_tenant(), Key::new(key))
+    }
+
+    struct Trial {
+        echo: Echo,
+        batches: Batches<Echo>,
+    }
+
+    type Asked = JoinHandle<Result<String, StoreError>>;
+
+    impl Trial {
+        fn new(most_waiting: usize) -> Self {
+            let echo = Echo::default();
+            let alone = Arc::new(Semaphore::new(1));
+            let lanes = Lanes { usual: 1, most: 2 };
+            let batches = Batches::new(echo.clone(), lanes, most_waiting, alone);
+            Self { echo, batches }
+        }
+
+        /// Asks, and goes on once the question is where it has to be.
+        async fn ask(&self, key: &str) -> Asked {
+            let (batches, name) = (self.batches.clone(), name(key));
+            let asked = tokio::spawn(async move { batches.call(name).await });
+            for _ in 0..8 {
+                yield_now().await;
+            }
+            asked
+        }
+
+        async fn open(&self) {
+            self.echo.gate.notify_one();
+            for _ in 0..8 {
+                yield_now().await;
+            }
+        }
+
+        fn made(&self) -> Vec<Vec<String>> {
+            self.echo.made.lock().unwrap().clone()
+        }
+    }
+
+    async fn said(asked: Asked) -> Result<String, StoreError> {
+        asked.await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_lone_call_goes_at_once_and_what_comes_meanwhile_goes_together_in_order() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        let [c, a, b] = [
+            trial.ask("c").await,
+            trial.ask("a").await,
+            trial.ask("b").await,
+        ];
+        assert_eq!(trial.made(), [["first"]]);
+        trial.open().await;
+        assert_eq!(said(first).await.unwrap(), "first");
+        trial.open().await;
+        assert_eq!(trial.made()[1..], [["a", "b", "c"]]);
+        for (asked, name) in [(a, "a"), (b, "b"), (c, "c")] {
+            assert_eq!(said(asked).await.unwrap(), name);
+        }
+        let last = trial.ask("last").await;
+        assert_eq!(trial.made()[2..], [["last"]]);
+        trial.open().await;
+        assert_eq!(said(last).await.unwrap(), "last");
+    }
+
+    #[tokio::test]
+    async fn a_second_call_of_a_name_waits_for_the_next_batch() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        let [one, other, third] = [
+            trial.ask("same").await,
+            trial.ask("same").await,
+            trial.ask("third").await,
+        ];
+        for _ in 0..3 {
+            trial.open().await;
+        }
+        for asked in [first, one, other, third] {
+            said(asked).await.unwrap();
+        }
+        assert_eq!(trial.made()[1..], [vec!["same", "third"], vec!["same"]]);
+    }
+
+    #[tokio::test]
+    async fn many_calls_of_one_name_hold_up_no_other_and_go_in_their_order() {
+        let trial = Trial::new(1_000);
+        let first = trial.ask("first").await;
+        let mut same = Vec::new();
+        for _ in 0..MOST_CALLS + 10 {
+            same.push(trial.ask("same").await);
+        }
+        let other = trial.ask("other").await;
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        said(other).await.unwrap();
+        assert_eq!(trial.made()[1], ["other", "same"]);
+        let mut same = same.into_iter();
+        said(same.next().unwrap()).await.unwrap();
+        for asked in same {
+            assert!(!asked.is_finished());
+            trial.open().await;
+            said(asked).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_batch_that_takes_long_holds_nobody_up() {
+        let trial = Trial::new(10);
+        let slow = trial.ask("slow").await;
+        let waiting = trial.ask("waiting").await;
+        tokio::time::advance(SLOW * 2).await;
+        let next = trial.ask("next").await;
+        assert_eq!(trial.made(), [["slow"], ["next"]]);
+        for _ in 0..3 {
+            trial.open().await;
+        }
+        for asked in [slow, waiting, next] {
+            said(asked).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_large_call_travels_alone() {
+        let trial = Trial::new(10);
+        let mut asked = Vec::new();
+        for key in ["first", "a", "large", "b"] {
+            asked.push(trial.ask(key).await);
+        }
+        for _ in 0..4 {
+            trial.open().await;
+        }
+        for asked in asked {
+            said(asked).await.unwrap();
+        }
+        assert_eq!(trial.made()[1..], [["a"], ["large"], ["b"]]);
+    }
+
+    #[tokio::test]
+    async fn a_call_whose_caller_has_gone_before_it_went_out_is_not_made_but_an_outcome_is() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        let gone = trial.ask("gone").await;
+        gone.abort();
+        let outcome = trial.ask("outcome").await;
+        outcome.abort();
+        let here = trial.ask("here").await;
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        said(here).await.unwrap();
+        assert_eq!(trial.made()[1..], [["here", "outcome"]]);
+    }
+
+    #[tokio::test]
+    async fn a_full_queue_refuses_the_next_call_and_has_room_for_one_whose_caller_has_gone() {
+        let trial = Trial::new(1);
+        let first = trial.ask("first").await;
+        let waiting = trial.ask("waiting").await;
+        let refused = said(trial.ask("refused").await).await.unwrap_err();
+        assert_eq!(refused.kind(), crate::StoreErrorKind::Overloaded);
+        waiting.abort();
+        let next = trial.ask("next").await;
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        assert_eq!(said(next).await.unwrap(), "next");
+    }
+
+    #[tokio::test]
+    async fn one_that_cannot_be_taken_fails_alone() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        let [good, poison] = [trial.ask("good").await, trial.ask("poison").await];
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        assert_eq!(said(good).await.unwrap(), "good alone");
+        said(poison).await.unwrap_err();
+        // By itself it is not tried twice.
+        let poison = trial.ask("poison").await;
+        trial.open().await;
+        said(poison).await.unwrap_err();
+        assert_eq!(trial.echo.alone.load(Ordering::Relaxed), 2);
+    }
+
+    #[tokio::test]
+    async fn a_locked_record_is_waited_for_alone() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        let [free, locked] = [trial.ask("free").await, trial.ask("locked").await];
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        assert_eq!(said(free).await.unwrap(), "free");
+        assert_eq!(said(locked).await.unwrap(), "locked alone");
+    }
+
+    #[tokio::test]
+    async fn everybody_hears_that_the_store_is_gone() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        let [one, other] = [trial.ask("one").await, trial.ask("unreachable").await];
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        for asked in [one, other] {
+            let error = said(asked).await.unwrap_err();
+            assert_eq!(error.kind(), crate::StoreErrorKind::TimedOut);
+        }
+        assert_eq!(trial.echo.alone.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test]
+    async fn a_panic_leaves_nobody_without_an_answer_and_the_others_their_lane() {
+        let trial = Trial::new(10);
+        let panics = trial.ask("panics").await;
+        let waiting = trial.ask("waiting").await;
+        trial.open().await;
+        let error = said(panics).await.unwrap_err();
+        assert_eq!(error.kind(), crate::StoreErrorKind::Unavailable);
+        trial.open().await;
+        assert_eq!(said(waiting).await.unwrap(), "waiting");
+    }
+}

@@ -1,0 +1,333 @@
+//! Calls of many records in one transaction, which costs one flush of the file.
+
+use std::{collections::HashMap, sync::Arc};
+
+use serde::Serialize;
+use sqlx::{
+    FromRow as _, Row as _, SqliteConnection, SqlitePool, query, query_scalar, sqlite::SqliteRow,
+};
+
+use super::{failure, statements, write};
+use crate::{
+    RecordName,
+    store::{
+        Claimed, Grant, Record, Settlement, StoreError, Witness,
+        batch::{Batch, Told},
+        call::{ClaimCall, Goal, SettleCall},
+        sql::{GrantColumns, RecordColumns, micros},
+    },
+};
+
+/// Calls that write.
+pub(super) struct Writes(pub(super) SqlitePool);
+
+/// Looks at records.
+pub(super) struct Looks(pub(super) SqlitePool);
+
+pub(super) enum WriteCall {
+    Claim(ClaimCall),
+    Settle(SettleCall),
+}
+
+pub(super) enum Written {
+    Claimed(Claimed),
+    Settled(Settlement),
+}
+
+impl Batch for Writes {
+    type Call = WriteCall;
+    type Answer = Written;
+
+    fn name(call: &WriteCall) -> &RecordName {
+        match call {
+            WriteCall::Claim(call) => &call.name,
+            WriteCall::Settle(call) => &call.name,
+        }
+    }
+
+    fn bytes(call: &WriteCall) -> usize {
+        match call {
+            WriteCall::Claim(call) => call.bytes(),
+            WriteCall::Settle(call) => call.bytes(),
+        }
+    }
+
+    fn is_for_its_caller(call: &WriteCall) -> bool {
+        match call {
+            WriteCall::Claim(_) => true,
+            WriteCall::Settle(call) => call.is_for_its_caller(),
+        }
+    }
+
+    async fn together(&self, calls: Arc<Vec<WriteCall>>) -> Result<Vec<Told<Written>>, StoreError> {
+        write(&self.0, move |on| {
+            Box::pin(async move { write_all(on, &calls).await })
+        })
+        .await
+    }
+
+    async fn alone(&self, call: WriteCall) -> Result<Written, StoreError> {
+        write(&self.0, move |on| {
+            Box::pin(async move { write_one(on, &call).await })
+        })
+        .await
+    }
+}
+
+impl Batch for Looks {
+    type Call = RecordName;
+    type Answer = Option<Record>;
+
+    fn name(call: &RecordName) -> &RecordName {
+        call
+    }
+
+    fn bytes(call: &RecordName) -> usize {
+        call.bytes()
+    }
+
+    fn is_for_its_caller(_: &RecordName) -> bool {
+        true
+    }
+
+    async fn together(
+        &self,
+        calls: Arc<Vec<RecordName>>,
+    ) -> Result<Vec<Told<Option<Record>>>, StoreError> {
+        let mut connection = self.0.acquire().await.map_err(failure)?;
+        read(&mut connection, &calls).await
+    }
+
+    async fn alone(&self, name: RecordName) -> Result<Option<Record>, StoreError> {
+        let mut connection = self.0.acquire().await.map_err(failure)?;
+        statements::read(&mut connection, &name).await
+    }
+}
+
+async fn write_one(on: &mut SqliteConnection, call: &WriteCall) -> Result<Written, StoreError> {
+    match call {
+        WriteCall::Claim(ClaimCall { name, claim }) => statements::claim(on, name, claim)
+            .await
+            .map(Written::Claimed),
+        WriteCall::Settle(SettleCall { name, token, goal }) => match goal {
+            Goal::Renewed { lease } => statements::renew(on, name, *token, *lease).await,
+            Goal::Completed(completion) => statements::complete(on, name, *token, completion).await,
+            Goal::Released(release) => statements::release(on, name, *token, *release).await,
+            Goal::Unknown { retention } => {
+                let owner = Witness::Owner(*token);
+                statements::mark_unknown(on, name, owner, *retention).await
+            }
+        }
+        .map(Written::Settled),
+    }
+}
+
+async fn write_all(
+    on: &mut SqliteConnection,
+    calls: &[WriteCall],
+) -> Result<Vec<Told<Written>>, StoreError> {
+    if let [call] = calls {
+        return Ok(vec![Told::Answer(Ok(write_one(on, call).await?))]);
+    }
+    let (mut claims, mut settlements) = (Vec::new(), Vec::new());
+    let mut places = HashMap::new();
+    for (place, call) in calls.iter().enumerate() {
+        if !can_be_spelled(Writes::name(call)) {
+            continue;
+        }
+        match call {
+            WriteCall::Claim(call) => {
+                places.insert(*call.claim.token.as_bytes(), place);
+                claims.push(claiming(call));
+            }
+            WriteCall::Settle(call) => {
+                places.insert(*call.token.as_bytes(), place);
+                settlements.push(settling(call));
+            }
+        }
+    }
+    let mut told: Vec<Told<Written>> = calls.iter().map(|_| Told::AskAlone).collect();
+    let mut answer = |token: &[u8], answer| {
+        if let Some(place) = places.get(token) {
+            told[*place] = Told::Answer(answer);
+        }
+    };
+    if !claims.is_empty() {
+        for row in claim(on, &claims).await? {
+            let grant = grant(&row).map(|grant| Written::Claimed(Claimed::Acquired(grant)));
+            answer(row.try_get("token").map_err(failure)?, grant);
+        }
+    }
+    if !settlements.is_empty() {
+        let asked = spelled(&settlements)?;
+        let applied: Vec<Vec<u8>> = query_scalar(SETTLE)
+            .bind(asked)
+            .fetch_all(on)
+            .await
+            .map_err(failure)?;
+        for token in applied {
+            answer(&token, Ok(Written::Settled(Settlement::Applied)));
+        }
+    }
+    Ok(told)
+}
+
+async fn claim(
+    on: &mut SqliteConnection,
+    claims: &[Claiming<'_>],
+) -> Result<Vec<SqliteRow>, StoreError> {
+    let rows = query(CLAIM)
+        .bind(spelled(claims)?)
+        .fetch_all(&mut *on)
+        .await
+        .map_err(failure)?;
+    let last = rows.iter().map(|row| row.try_get::<i64, _>("fence"));
+    let last = last
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(failure)?
+        .into_iter()
+        .max();
+    if let Some(last) = last {
+        statements::count_fence(on, last).await?;
+    }
+    Ok(rows)
+}
+
+async fn read(
+    on: &mut SqliteConnection,
+    calls: &[RecordName],
+) -> Result<Vec<Told<Option<Record>>>, StoreError> {
+    if let [name] = calls {
+        return Ok(vec![Told::Answer(statements::read(on, name).await)]);
+    }
+    if !calls.iter().all(can_be_spelled) {
+        return Ok(calls.iter().map(|_| Told::AskAlone).collect());
+    }
+    let names: Vec<_> = calls
+        .iter()
+        .map(|name| (name.scope().as_str(), name.key().as_str()))
+        .collect();
+    let rows = query(READ)
+        .bind(spelled(&names)?)
+        .fetch_all(on)
+        .await
+        .map_err(failure)?;
+    let mut told: Vec<_> = calls.iter().map(|_| Told::Answer(Ok(None))).collect();
+    for row in &rows {
+        let place: i64 = row.try_get("place").map_err(failure)?;
+        let place = usize::try_from(place).ok();
+        if let Some(told) = place.and_then(|place| told.get_mut(place)) {
+            *told = Told::Answer(record(row).map(Some));
+        }
+    }
+    Ok(told)
+}
+
+fn grant(row: &SqliteRow) -> Result<Grant, StoreError> {
+    GrantColumns::from_row(row).map_err(failure)?.decode()
+}
+
+fn record(row: &SqliteRow) -> Result<Record, StoreError> {
+    RecordColumns::from_row(row).map_err(failure)?.decode()
+}
+
+/// A claim as SQLite reads it out of JSON, which has no bytes: scope, key,
+/// operation, token, fingerprint, lease, retention.
+type Claiming<'c> = (&'c str, &'c str, String, String, String, i64, i64);
+
+/// Scope, key, token, goal, response, time, time at least.
+type Settling<'c> = (&'c str, &'c str, String, i64, Option<String>, i64, i64);
+
+fn claiming(ClaimCall { name, claim }: &ClaimCall) -> Claiming<'_> {
+    (
+        name.scope().as_str(),
+        name.key().as_str(),
+        hex::encode(claim.operation.as_bytes()),
+        hex::encode(claim.token.as_bytes()),
+        hex::encode(claim.fingerprint.as_bytes()),
+        micros(claim.lease),
+        micros(claim.retention),
+    )
+}
+
+fn settling(SettleCall { name, token, goal }: &SettleCall) -> Settling<'_> {
+    let (time, at_least) = goal.times();
+    (
+        name.scope().as_str(),
+        name.key().as_str(),
+        hex::encode(token.as_bytes()),
+        goal.state(),
+        goal.response().map(hex::encode),
+        time,
+        at_least,
+    )
+}
+
+/// SQLite ends a text that comes out of JSON at its first NUL: it would be
+/// another name's.
+fn can_be_spelled(name: &RecordName) -> bool {
+    !name.scope().as_str().contains('\0') && !name.key().as_str().contains('\0')
+}
+
+fn spelled(members: &(impl Serialize + ?Sized)) -> Result<String, StoreError> {
+    serde_json::to_string(members).map_err(StoreError::unavailable)
+}
+
+/// As the claim of one record. `CROSS JOIN` leads from what is asked for to the
+/// records.
+const CLAIM: &str = "
+INSERT INTO idempotency_records
+    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
+     claimed_at, lease_until, expires_at)
+SELECT asked.value ->> 0, asked.value ->> 1,
+       unhex(asked.value ->> 2), unhex(asked.value ->> 3),
+       unhex(asked.value ->> 4), 1, 1, 0, fences.last + asked.key + 1,
+       clock.now, clock.now + (asked.value ->> 5),
+       clock.now + (asked.value ->> 6)
+FROM idempotency_fences AS fences
+    CROSS JOIN (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+    CROSS JOIN json_each(?1) AS asked
+WHERE NOT EXISTS (
+    SELECT 1 FROM idempotency_records
+    WHERE scope = asked.value ->> 0 AND key = asked.value ->> 1)
+RETURNING token, operation, fence, attempt";
+
+/// The goal is the state that the record is to have.
+const SETTLE: &str = "
+WITH asked AS MATERIALIZED (
+    SELECT record.rowid AS id,
+           each.value ->> 3 AS goal,
+           unhex(each.value ->> 4) AS response,
+           each.value ->> 5 AS time,
+           each.value ->> 6 AS at_least,
+           CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now
+    FROM json_each(?1) AS each
+        CROSS JOIN idempotency_records AS record
+    WHERE record.scope = each.value ->> 0 AND record.key = each.value ->> 1
+      AND record.token = unhex(each.value ->> 2)
+      AND (record.state = 1 OR (record.state = 3 AND each.value ->> 3 = 2))
+)
+UPDATE idempotency_records AS record
+SET state = iif(asked.goal = 5 AND record.takeovers > 0, 4, asked.goal),
+    response = asked.response,
+    lease_until = iif(asked.goal = 1, asked.now + asked.time, record.lease_until),
+    expires_at = CASE asked.goal
+        WHEN 2 THEN max(record.claimed_at + asked.time, asked.now + asked.at_least)
+        WHEN 3 THEN asked.now + asked.time
+        ELSE record.expires_at
+        END
+FROM asked
+WHERE record.rowid = asked.id
+RETURNING token";
+
+const READ: &str = "
+SELECT asked.key AS place,
+       operation, fence, attempt, state, takeovers, fingerprint, token,
+       clock.now - claimed_at AS age,
+       expires_at - clock.now AS expires_in,
+       lease_until - clock.now AS lease_left,
+       response
+FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+    CROSS JOIN json_each(?1) AS asked
+    CROSS JOIN idempotency_records AS record
+WHERE record.scope = asked.value ->> 0 AND record.key = asked.value ->> 1";
