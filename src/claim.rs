@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::request;
+use http::{HeaderMap, request};
 use tokio::time::{self, Instant};
 
 use crate::{
@@ -20,6 +20,7 @@ pub(crate) struct Claimant {
     pub(crate) claim: Claim,
     pub(crate) parts: request::Parts,
     pub(crate) body: Bytes,
+    pub(crate) trailers: Option<HeaderMap>,
 }
 
 /// How a claim ended.
@@ -99,6 +100,15 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
             }
             Ok(Some(Round::Found(seen))) => return Claiming::Found(seen),
             Ok(None) => outcome = Claiming::Contended,
+            // What an earlier round has left in doubt stays in doubt.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    StoreErrorKind::Full | StoreErrorKind::Overloaded
+                ) && matches!(outcome, Claiming::Failed { .. }) =>
+            {
+                return outcome;
+            }
             Err(error) => {
                 outcome = failed(&error, seen);
                 let passing = matches!(

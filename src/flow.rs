@@ -1,15 +1,20 @@
 //! What happens to a guarded request, from top to bottom:
 //! key → scope → fingerprint → claim → run → record → replay.
+#![expect(
+    clippy::manual_async_fn,
+    reason = "the future of an `async fn` has room for its arguments twice"
+)]
 
 mod ending;
 mod turn;
 
-use std::{any::Any, panic::AssertUnwindSafe, sync::Arc};
+use std::{any::Any, future::poll_fn, panic::AssertUnwindSafe, pin::pin, sync::Arc, task::Poll};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Request, Response, request};
+use http::{Request, Response, request};
 use http_body::Body;
+use tokio::{sync::oneshot, time::Instant};
 use tower::Service;
 
 use crate::{
@@ -22,20 +27,20 @@ use crate::{
     policy::Disconnect,
     reply::{Answer, Reply, say_unrecorded},
     settle::{Ending, Owned},
-    store::Claim,
+    store::{Claim, Grant},
     transaction::Transacted,
 };
 
 /// Answers a guarded request. The body is read here, so that a client which
 /// leaves during its upload leaves nothing behind; what follows is detached
 /// from the client, which may leave at any moment.
-pub(crate) async fn guard<I, S, B, R>(
+pub(crate) fn guard<I, S, B, R>(
     host: Arc<Host<S>>,
     inner: I,
     name: RecordName,
     parts: request::Parts,
     body: B,
-) -> Answer<R, I::Error>
+) -> impl Future<Output = Answer<R, I::Error>> + Send + 'static
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
     I::Future: Send,
@@ -45,44 +50,68 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    let config = &host.config;
-    let refuse = |rejection: Rejection| Ok(config.refuse_at_once(&rejection));
-    let mut buffered = Share::empty();
-    let room = |bytes| buffered.grow(&host.buffers, bytes);
-    let (limit, within) = (config.request_limit, config.request_time);
-    let (body, trailers) = match gather(body, limit, within, room).await {
-        Gathered::Whole { data, trailers } => (data, trailers),
-        Gathered::Outgrown { .. } => return refuse(Rejection::body_too_large(limit)),
-        Gathered::Late { .. } => return refuse(Rejection::body_timeout(within)),
-        Gathered::Broken { .. } => return refuse(Rejection::body_broken()),
-        Gathered::Crowded { .. } => return refuse(Rejection::overloaded()),
-    };
-    let fingerprint = match config.fingerprinter.current(&parts, &body) {
-        Ok(fingerprint) => fingerprint,
-        Err(fault) => return refuse(Rejection::body_invalid(fault.0)),
-    };
-    let Some(place) = host.tasks.place() else {
-        return refuse(Rejection::overloaded());
-    };
-    let claim = Claim::new(fingerprint, config.lease, config.retention);
-    let claimant = Claimant {
-        name,
-        claim,
-        parts,
-        body,
-    };
-    let (reply, answer) = Reply::new(Arc::clone(config));
+    async move {
+        let config = &host.config;
+        let refuse = |rejection: Rejection| Ok(config.refuse_at_once(&rejection));
+        let mut buffered = Share::empty();
+        let room = |bytes| buffered.grow(&host.buffers, bytes);
+        let (limit, within) = (config.request_limit, config.request_time);
+        let (body, trailers) = match gather(body, limit, within, room).await {
+            Gathered::Whole { data, trailers } => (data, trailers),
+            Gathered::Outgrown { .. } => return refuse(Rejection::body_too_large(limit)),
+            Gathered::Late { .. } => return refuse(Rejection::body_timeout(within)),
+            Gathered::Broken { .. } => return refuse(Rejection::body_broken()),
+            Gathered::Crowded { .. } => return refuse(Rejection::overloaded()),
+        };
+        let fingerprint = match config.fingerprinter.current(&parts, &body) {
+            Ok(fingerprint) => fingerprint,
+            Err(fault) => return refuse(Rejection::body_invalid(fault.0)),
+        };
+        let Some(place) = host.tasks.place() else {
+            return refuse(Rejection::overloaded());
+        };
+        let claimant = Box::new(Claimant {
+            name,
+            claim: Claim::new(fingerprint, config.lease, config.retention),
+            parts,
+            body,
+            trailers,
+        });
+        // Only a panic of a callback, or the end of the runtime, drops the reply.
+        detach(&host, inner, claimant, place, buffered)
+            .await
+            .unwrap_or_else(|_| refuse(Rejection::handler_panicked()))
+    }
+}
+
+/// From here on the request runs to its end, whoever leaves.
+///
+/// Not a part of [`guard`], whose future would have room for that of the whole run.
+fn detach<I, S, B, R>(
+    host: &Arc<Host<S>>,
+    inner: I,
+    claimant: Box<Claimant>,
+    place: Share,
+    buffered: Share,
+) -> oneshot::Receiver<Answer<R, I::Error>>
+where
+    I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    I::Future: Send,
+    I::Error: Send + 'static,
+    S: Store,
+    B: Body<Data = Bytes> + Send + 'static,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let (reply, answer) = Reply::new(Arc::clone(&host.config));
     let exchange = Exchange {
-        host: Arc::clone(&host),
+        host: Arc::clone(host),
         reply,
         place: Some(place),
         buffered: Some(buffered),
     };
-    host.tasks.detach(exchange.run(inner, claimant, trailers));
-    // Only a panic of a callback, or the end of the runtime, drops the reply.
+    host.tasks.detach(exchange.run(inner, claimant));
     answer
-        .await
-        .unwrap_or_else(|_| refuse(Rejection::handler_panicked()))
 }
 
 /// A guarded request once it is detached: it has a client, perhaps.
@@ -100,82 +129,125 @@ where
     R::Error: Send,
     E: Send + 'static,
 {
-    async fn run<I, B>(mut self, inner: I, mut claimant: Claimant, trailers: Option<HeaderMap>)
+    /// What seldom happens is boxed, so that the future of every request has no
+    /// room for it.
+    fn run<I, B>(mut self, inner: I, mut claimant: Box<Claimant>) -> impl Future<Output = ()> + Send
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone + Send,
         I::Future: Send,
         B: Body<Data = Bytes> + Send,
     {
-        let Some((inner, granted)) = self.claim(inner, &mut claimant).await else {
-            return;
-        };
-        let grant = granted.map(|(grant, _)| grant);
-        let owned = Owned::new(Arc::clone(&self.host), &claimant, grant);
+        async move {
+            let Some((inner, granted)) = self.claim(inner, &mut claimant).await else {
+                return;
+            };
+            let grant = granted.map(|(grant, _)| grant);
+            let owned = Owned::new(Arc::clone(&self.host), &claimant, grant);
+            let request = self.passed_on(*claimant);
+            match granted {
+                Some((grant, since)) => {
+                    Box::pin(self.run_guarded(&owned, grant, since, inner, request)).await;
+                }
+                None => {
+                    Box::pin(self.run_unguarded(inner, request)).await;
+                    Box::pin(self.withdraw(&owned)).await;
+                }
+            }
+        }
+    }
+
+    /// The request for the handler, and for the layer's bound on bodies no more.
+    fn passed_on<B>(&mut self, claimant: Claimant) -> Request<RequestBody<B>> {
+        self.buffered = None;
         let Claimant {
-            name,
             mut parts,
             body,
+            trailers,
             ..
         } = claimant;
-        self.buffered = None;
         parts.extensions.insert(Noticed);
-        let mut request = Request::from_parts(parts, RequestBody::buffered(body, trailers));
-        let Some((grant, since)) = granted else {
-            self.run_unguarded(inner, request).await;
-            return self.withdraw(&owned).await;
-        };
+        Request::from_parts(parts, RequestBody::buffered(body, trailers))
+    }
+
+    fn run_guarded<I, B>(
+        &mut self,
+        owned: &Owned<S>,
+        grant: Grant,
+        since: Instant,
+        inner: I,
+        mut request: Request<RequestBody<B>>,
+    ) -> impl Future<Output = ()> + Send
+    where
+        I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Send,
+        I::Future: Send,
+        B: Body<Data = Bytes> + Send,
+    {
         let config = Arc::clone(&owned.host.config);
-        let operation = Operation::new(config, name, owned.token, grant);
+        let operation = Operation::new(config, owned.name.clone(), owned.token, grant);
         request.extensions_mut().insert(operation.clone());
-        let heartbeats = Heartbeats::start(
-            &owned.host,
-            &owned.name,
-            owned.token,
-            since,
-            operation.loss(),
-        );
-        // Their task begins on this thread, and a handler that blocks it from its
-        // first poll on would not let it.
-        tokio::task::yield_now().await;
-        let Some(answered) = self.attended(call(inner, request)).await else {
-            return self.lose_unattended(&owned, &operation).await;
-        };
-        let answered = answered.map_err(|_panic| Rejection::handler_panicked());
-        match operation.transacted().await {
-            Transacted::Committed { response } => {
-                self.reply_committed(&owned, answered, response).await;
+        let lost = operation.loss();
+        let handler = call(inner, request);
+        async move {
+            let heartbeats = Heartbeats::start(&owned.host, &owned.name, owned.token, since, lost);
+            if heartbeats.is_first {
+                tokio::task::yield_now().await;
             }
-            Transacted::Superseded => self.answer_as_loser(&owned).await,
-            Transacted::Unknown => self.lose_commit(&owned).await,
-            transacted => match answered {
-                Ok(Ok(response))
-                    if matches!(transacted, Transacted::Aborted) && claims_success(&response) =>
-                {
-                    let said = response.extensions().get::<Word>().copied();
-                    let word = said.unwrap_or_default().or(operation.word());
-                    self.deny_success(&owned, &operation, word).await;
+            match self.attend(handler).await {
+                Some(answered) => {
+                    let answered = answered.map_err(|_panic| Rejection::handler_panicked());
+                    self.end(owned, &operation, answered).await;
                 }
-                Ok(Ok(response)) => self.record(&owned, &operation, response).await,
-                Ok(Err(error)) => self.lose(&owned, Err(error)).await,
-                Err(rejection) => {
-                    let response = self.host.config.refuse(&rejection);
-                    self.lose(&owned, Ok(response)).await;
-                }
-            },
+                None => Box::pin(self.lose_unattended(owned, &operation)).await,
+            }
+            drop(heartbeats);
         }
-        drop(heartbeats);
     }
 
     /// Runs the handler, to its end or, if the layer wants that, until its client
     /// has left.
-    async fn attended<T>(&mut self, handler: impl Future<Output = T>) -> Option<T> {
-        match self.host.config.disconnect {
-            Disconnect::Finish => Some(handler.await),
-            Disconnect::Cancel => tokio::select! {
-                biased;
-                answered = handler => Some(answered),
-                () = self.reply.left() => None,
-            },
+    fn attend<T>(
+        &mut self,
+        handler: impl Future<Output = T> + Send,
+    ) -> impl Future<Output = Option<T>> + Send {
+        let cancels = self.host.config.disconnect == Disconnect::Cancel;
+        async move {
+            let mut handler = pin!(handler);
+            let mut left = pin!(self.reply.left());
+            poll_fn(|cx| match handler.as_mut().poll(cx) {
+                Poll::Ready(answered) => Poll::Ready(Some(answered)),
+                Poll::Pending if cancels => left.as_mut().poll(cx).map(|()| None),
+                Poll::Pending => Poll::Pending,
+            })
+            .await
+        }
+    }
+
+    /// Nothing is left to run.
+    fn end(
+        &mut self,
+        owned: &Owned<S>,
+        operation: &Operation,
+        answered: Result<Result<Response<R>, E>, Rejection>,
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            match (operation.transacted().await, answered) {
+                (Transacted::Committed { response }, answered) => {
+                    Box::pin(self.reply_committed(owned, answered, response)).await;
+                }
+                (Transacted::Superseded, _) => Box::pin(self.answer_as_loser(owned)).await,
+                (Transacted::Unknown, _) => Box::pin(self.lose_commit(owned)).await,
+                (Transacted::Aborted, Ok(Ok(response))) if claims_success(&response) => {
+                    let said = response.extensions().get::<Word>().copied();
+                    let word = said.unwrap_or_default().or(operation.word());
+                    Box::pin(self.deny_success(owned, operation, word)).await;
+                }
+                (_, Ok(Ok(response))) => self.record(owned, operation, response).await,
+                (_, Ok(Err(error))) => Box::pin(self.lose(owned, Err(error))).await,
+                (_, Err(rejection)) => {
+                    let response = self.host.config.refuse(&rejection);
+                    Box::pin(self.lose(owned, Ok(response))).await;
+                }
+            }
         }
     }
 
@@ -217,16 +289,14 @@ impl<S: Store, R: Body, E> Exchange<S, R, E> {
 }
 
 /// Runs the handler, catching a panic of `call` itself too.
-async fn call<I, B, R>(
+fn call<I, B, R>(
     mut inner: I,
     request: Request<RequestBody<B>>,
-) -> Result<Result<Response<R>, I::Error>, Box<dyn Any + Send>>
+) -> impl Future<Output = Result<Result<Response<R>, I::Error>, Box<dyn Any + Send>>>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
 {
-    AssertUnwindSafe(async move { inner.call(request).await })
-        .catch_unwind()
-        .await
+    AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind()
 }
 
 /// Whether a handler says that it did its work.

@@ -1,7 +1,13 @@
 //! What all clones of a layer share in this process: store, settings, running
 //! requests and waiters.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -9,13 +15,14 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{config::Config, waiting::Waiters};
+use crate::{config::Config, lease::Leases, waiting::Waiters};
 
 pub(crate) struct Host<S> {
     pub(crate) store: S,
     pub(crate) config: Arc<Config>,
     pub(crate) tasks: Tasks,
     pub(crate) waiters: Waiters,
+    pub(crate) leases: Arc<Leases>,
     /// The bytes of request bodies that are held until their handler runs.
     pub(crate) buffers: Room,
     /// The writes that are tried again after their client was answered, and
@@ -30,6 +37,7 @@ impl<S> Host<S> {
             store,
             tasks: Tasks::new(config.in_flight),
             waiters: Waiters::new(config.waiters),
+            leases: Arc::default(),
             buffers: Room::new(config.buffered_bytes),
             late: Room::new(config.in_flight),
             late_bytes: Room::new(config.late_bytes),
@@ -70,13 +78,24 @@ impl Tasks {
     }
 
     /// Runs `task` to its end, whoever leaves, in the caller's tracing span.
+    ///
+    /// Begins at once, on the caller's stack: what has nothing to wait for needs
+    /// no task of its own, and nobody can leave meanwhile. A panic ends it, as it
+    /// would end a task.
     pub(crate) fn detach(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let task = Box::pin(task);
         #[cfg(feature = "tracing")]
         let task = {
             use tracing::instrument::{Instrument as _, WithSubscriber as _};
             task.in_current_span().with_current_subscriber()
         };
-        self.tracker.spawn(task);
+        let mut task = self.tracker.track_future(task);
+        let mut cx = Context::from_waker(Waker::noop());
+        let begun = catch_unwind(AssertUnwindSafe(|| Pin::new(&mut task).poll(&mut cx)));
+        if matches!(begun, Ok(Poll::Pending)) {
+            // Polled again at once, with a waker of its own.
+            tokio::spawn(task);
+        }
     }
 
     /// How many are left after `grace`.

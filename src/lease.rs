@@ -1,10 +1,18 @@
 //! Who holds a claim, and for how long.
 
-use std::{fmt, sync::Arc};
+use std::{
+    collections::VecDeque,
+    fmt, mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
 
 use rand::RngExt as _;
-use tokio::time::{self, Instant};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::{
+    runtime::{self, Handle},
+    task::{AbortHandle, JoinHandle},
+    time::{self, Instant},
+};
+use tokio_util::sync::CancellationToken;
 
 use crate::{RecordName, Store, host::Host, store::Settlement};
 
@@ -69,10 +77,48 @@ impl fmt::Display for Fence {
     }
 }
 
-/// Keeps a claim's lease alive while it exists, from a task of its own: a
-/// handler that never yields does not stop it on a multi-threaded runtime.
+/// Keeps a claim's lease alive while it exists, from tasks of their own: a handler
+/// that never yields does not stop them on a multi-threaded runtime.
 pub(crate) struct Heartbeats {
-    _stop: DropGuard,
+    leases: Arc<Leases>,
+    runtime: runtime::Id,
+    held: Arc<Held>,
+    /// Whether the task that watches over the leases began with this one. It
+    /// does so on this thread, and a handler that blocks it from its first poll
+    /// on would not let it.
+    pub(crate) is_first: bool,
+}
+
+/// The leases of a layer's requests. Most of them end before their first
+/// heartbeat is due: one task of each runtime watches over all that are younger,
+/// and only those that grow older get tasks of their own.
+#[derive(Default)]
+pub(crate) struct Leases(Mutex<Vec<(runtime::Id, Young)>>);
+
+#[derive(Default)]
+struct Young {
+    /// Each with the time of its first heartbeat, in this order.
+    held: VecDeque<(Instant, Arc<Held>)>,
+    /// How many of them have ended.
+    ended: usize,
+    keeper: Option<JoinHandle<()>>,
+}
+
+/// A lease that is held.
+struct Held {
+    name: RecordName,
+    token: Token,
+    /// A moment before the store granted the claim.
+    granted: Instant,
+    /// Cancelled when the lease is, or may be, over.
+    lost: CancellationToken,
+    age: Mutex<Age>,
+}
+
+enum Age {
+    Young,
+    Old(AbortHandle),
+    Ended,
 }
 
 impl Heartbeats {
@@ -85,16 +131,129 @@ impl Heartbeats {
         granted: Instant,
         lost: CancellationToken,
     ) -> Self {
-        let stop = CancellationToken::new();
-        let beat = beat(Arc::clone(host), name.clone(), token, granted, lost);
-        let stopped = stop.clone();
-        tokio::spawn(async move {
-            // A call under way may be dropped: it is one atomic transition.
-            stopped.run_until_cancelled(beat).await;
+        let held = Arc::new(Held {
+            name: name.clone(),
+            token,
+            granted,
+            lost,
+            age: Mutex::new(Age::Young),
+        });
+        let runtime = Handle::current().id();
+        let is_first = host.leases.of(runtime, |young| {
+            young.forget_ended();
+            // As the keeper does, should a handler that blocks hold that up.
+            young.let_grow(host);
+            let due = Instant::now() + host.config.heartbeat;
+            young.held.push_back((due, Arc::clone(&held)));
+            let is_first = young.keeper.as_ref().is_none_or(JoinHandle::is_finished);
+            if is_first {
+                young.keeper = Some(tokio::spawn(keep(Arc::downgrade(host), runtime)));
+            }
+            is_first
         });
         Self {
-            _stop: stop.drop_guard(),
+            leases: Arc::clone(&host.leases),
+            runtime,
+            held,
+            is_first,
         }
+    }
+}
+
+impl Drop for Heartbeats {
+    fn drop(&mut self) {
+        // Its lock is given back first: the keeper takes them the other way round.
+        let before = mem::replace(&mut *self.held.age(), Age::Ended);
+        match before {
+            Age::Young => self.leases.of(self.runtime, |young| young.ended += 1),
+            // A call under way may be dropped: it is one atomic transition.
+            Age::Old(beat) => beat.abort(),
+            Age::Ended => {}
+        }
+    }
+}
+
+impl Leases {
+    fn of<T>(&self, runtime: runtime::Id, look: impl FnOnce(&mut Young) -> T) -> T {
+        let mut runtimes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = runtimes.iter().position(|(id, _)| *id == runtime);
+        let place = place.unwrap_or_else(|| {
+            runtimes.push((runtime, Young::default()));
+            runtimes.len() - 1
+        });
+        look(&mut runtimes[place].1)
+    }
+}
+
+impl Young {
+    /// Most end in the order in which they began: two steps for each that begins.
+    /// Behind one that goes on they gather, and are forgotten together.
+    fn forget_ended(&mut self) {
+        for _ in 0..2 {
+            if self.held.front().is_none_or(|(_, held)| !held.has_ended()) {
+                break;
+            }
+            self.held.pop_front();
+            self.ended = self.ended.saturating_sub(1);
+        }
+        if self.ended > SPARE && self.ended * 2 > self.held.len() {
+            self.held.retain(|(_, held)| !held.has_ended());
+            self.ended = 0;
+        }
+    }
+}
+
+impl Young {
+    /// Gives each lease whose first heartbeat is due a task of its own.
+    fn let_grow<S: Store>(&mut self, host: &Arc<Host<S>>) {
+        let now = Instant::now();
+        while self.held.front().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, held)) = self.held.pop_front()
+        {
+            let mut age = held.age();
+            match *age {
+                Age::Ended => self.ended = self.ended.saturating_sub(1),
+                _ => {
+                    let beat = tokio::spawn(beat(Arc::clone(host), Arc::clone(&held)));
+                    *age = Age::Old(beat.abort_handle());
+                }
+            }
+        }
+    }
+}
+
+impl Held {
+    fn age(&self) -> MutexGuard<'_, Age> {
+        self.age.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(*self.age(), Age::Ended)
+    }
+}
+
+/// Gives each lease a task of its own once its first heartbeat is due, and ends
+/// when there was none for as long as that takes.
+async fn keep<S: Store>(host: Weak<Host<S>>, runtime: runtime::Id) {
+    let mut was_idle = false;
+    while let Some(host) = host.upgrade() {
+        let wake = host.leases.of(runtime, |young| {
+            young.let_grow(&host);
+            let is_idle = young.held.is_empty();
+            if is_idle && was_idle {
+                young.keeper = None;
+                return None;
+            }
+            was_idle = is_idle;
+            // What comes meanwhile is due later.
+            let next = Instant::now() + host.config.heartbeat;
+            Some(young.held.front().map_or(next, |(due, _)| next.min(*due)))
+        });
+        drop(host);
+        let Some(wake) = wake else {
+            return;
+        };
+        time::sleep_until(wake).await;
     }
 }
 
@@ -102,17 +261,18 @@ impl Heartbeats {
 /// not extended for so long that the store may see it lapsed, it may be lost:
 /// that is said, and it is tried on, since a lapsed lease that nobody has taken
 /// over is still its owner's.
-async fn beat<S: Store>(
-    host: Arc<Host<S>>,
-    name: RecordName,
-    token: Token,
-    granted: Instant,
-    lost: CancellationToken,
-) {
+async fn beat<S: Store>(host: Arc<Host<S>>, held: Arc<Held>) {
     let config = &host.config;
-    let last = granted + config.longest_run;
-    let mut until = granted + config.lease;
-    let mut next = Instant::now() + config.heartbeat;
+    let Held {
+        name,
+        token,
+        granted,
+        lost,
+        ..
+    } = &*held;
+    let last = *granted + config.longest_run;
+    let mut until = *granted + config.lease;
+    let mut next = Instant::now();
     loop {
         if !lost.is_cancelled() {
             next = next.min(until);
@@ -125,7 +285,7 @@ async fn beat<S: Store>(
         if asked >= until {
             lost.cancel();
         }
-        let renewed = host.store.renew(&name, token, config.lease);
+        let renewed = host.store.renew(name, *token, config.lease);
         next = match time::timeout(config.store_timeout, renewed).await {
             Ok(Ok(Settlement::Applied)) => {
                 until = asked + config.lease;
@@ -137,3 +297,6 @@ async fn beat<S: Store>(
         };
     }
 }
+
+/// The ended leases that are never worth a walk.
+const SPARE: usize = 4096;

@@ -90,8 +90,9 @@
 //!   status 200, so errors are recorded too unless
 //!   [`Dispositions::by`] looks at `grpc-status`.
 //!
-//! A guarded handler runs on a detached task: in the caller's tracing span, but
-//! without its task-locals.
+//! A guarded handler is detached from its client: it begins where it is called,
+//! and from the first time that anything has to be waited for it goes on in a task
+//! of its own, in the caller's tracing span, but without its task-locals.
 //!
 //! # Features
 //!

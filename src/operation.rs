@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -123,7 +123,8 @@ struct Shared {
         expect(dead_code, reason = "only the SQL stores complete on their own")
     )]
     token: Token,
-    transacted: watch::Sender<Transacted>,
+    /// Made by the first commit: most operations have none.
+    transacted: OnceLock<watch::Sender<Transacted>>,
 }
 
 impl Operation {
@@ -137,7 +138,7 @@ impl Operation {
                 lost: CancellationToken::new(),
                 config,
                 token,
-                transacted: watch::Sender::default(),
+                transacted: OnceLock::new(),
             }),
         }
     }
@@ -250,7 +251,10 @@ impl Operation {
     /// How the operation's own transaction ended, once it has: it ends on its
     /// own, whether the handler waits for it or not.
     pub(crate) async fn transacted(&self) -> Transacted {
-        let mut ended = self.shared.transacted.subscribe();
+        let Some(transacted) = self.shared.transacted.get() else {
+            return Transacted::Not;
+        };
+        let mut ended = transacted.subscribe();
         let pending = |transacted: &Transacted| matches!(transacted, Transacted::Pending);
         match ended.wait_for(|transacted| !pending(transacted)).await {
             Ok(transacted) => transacted.clone(),
@@ -299,7 +303,7 @@ impl Operation {
     /// False if there is a transaction of this operation that has been
     /// committed, or may yet be.
     pub(crate) fn begin_commit(&self) -> bool {
-        self.shared.transacted.send_if_modified(|transacted| {
+        self.transaction().send_if_modified(|transacted| {
             let free = matches!(transacted, Transacted::Not | Transacted::Aborted);
             if free {
                 *transacted = Transacted::Pending;
@@ -310,7 +314,7 @@ impl Operation {
 
     /// Nothing more will come of it, if it is still pending.
     pub(crate) fn give_up_commit(&self, otherwise: &Transacted) {
-        self.shared.transacted.send_if_modified(|transacted| {
+        self.transaction().send_if_modified(|transacted| {
             let pending = matches!(transacted, Transacted::Pending);
             if pending {
                 *transacted = otherwise.clone();
@@ -320,7 +324,11 @@ impl Operation {
     }
 
     pub(crate) fn end_commit(&self, transacted: Transacted) {
-        self.shared.transacted.send_replace(transacted);
+        self.transaction().send_replace(transacted);
+    }
+
+    fn transaction(&self) -> &watch::Sender<Transacted> {
+        self.shared.transacted.get_or_init(watch::Sender::default)
     }
 }
 

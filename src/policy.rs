@@ -206,7 +206,8 @@ pub enum StoreFailure {
     #[default]
     Refuse,
     /// **The handler runs unguarded**, without an [`Operation`], and the
-    /// response says `Idempotent-Recorded: false`. A retry runs it again. A
+    /// response says `Idempotent-Recorded: false`. A retry runs it again. Not
+    /// while a store is only [too busy](crate::StoreErrorKind::Overloaded). A
     /// request that had seen a record of its key before the store broke does not
     /// run, since the work may have been done.
     RunUnguarded,

@@ -110,6 +110,9 @@ pub(crate) async fn reconcile<S: Store>(
     let config = Arc::clone(&host.config);
     let operation = Operation::new(config, owned.name.clone(), owned.token, grant);
     let heartbeats = Heartbeats::start(host, &owned.name, owned.token, since, operation.loss());
+    if heartbeats.is_first {
+        tokio::task::yield_now().await;
+    }
     let asked = AssertUnwindSafe(async { (reconciler.0)(operation).await }).catch_unwind();
     let said = match time::timeout(host.config.longest_run, asked).await {
         Ok(Ok(said)) => said,

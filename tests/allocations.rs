@@ -86,6 +86,36 @@ fn a_guarded_request_is_noticed_by_the_counter() {
     assert!(counted.count_total > allocations(&mut Answers, &keyed));
 }
 
+#[test]
+fn a_guarded_request_costs_a_few_allocations() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .build()
+        .unwrap();
+    let mut guarded = layer().layer(Answers);
+    let mut number = 0;
+    let mut ask = |fresh: bool| {
+        number += u32::from(fresh);
+        let mut request = keyless();
+        let key = format!("key-{number}").parse().unwrap();
+        request.headers_mut().insert("idempotency-key", key);
+        let counted = measure(|| {
+            let response = runtime.block_on(async { guarded.call(request).await });
+            assert_eq!(response.unwrap().status(), 200);
+        });
+        counted.count_total
+    };
+    // The first ones warm up.
+    for _ in 0..100 {
+        ask(true);
+    }
+    let first_run = (0..20).map(|_| ask(true)).min().unwrap();
+    let replay = (0..20).map(|_| ask(false)).min().unwrap();
+    // Of these, five and three are the service's and this test's own.
+    assert!(first_run <= 22, "a first run: {first_run}");
+    assert!(replay <= 13, "a replay: {replay}");
+}
+
 fn layer() -> IdempotencyLayer<MemoryStore> {
     IdempotencyLayer::optional(MemoryStore::new(), |_| Scope::new("acme"))
         .build()

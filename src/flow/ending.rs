@@ -1,6 +1,8 @@
 //! The end of a run: what became of it is written down, and only then its client
 //! gets an answer.
 
+use std::pin::Pin;
+
 use bytes::Bytes;
 use http::{Response, response};
 use http_body::Body;
@@ -114,82 +116,100 @@ where
 
     /// The handler has answered: do with its response what its word, or the
     /// tables, say; and only then reply.
-    pub(super) async fn record(
+    pub(super) fn record(
         &mut self,
         owned: &Owned<S>,
         operation: &Operation,
         response: Response<R>,
-    ) {
-        let (mut parts, body) = self.host.config.cleaned(response).into_parts();
-        correct_length(&mut parts, body.size_hint().exact());
-        let said = parts.extensions.remove::<Word>().unwrap_or_default();
-        let word = said.or(operation.word());
-        let config = &owned.host.config;
-        match config.dispositions.conclude(&parts, word, operation) {
-            Conclusion::Release(release) => {
-                let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                self.settle(
-                    owned,
-                    &Ending::Released(release),
-                    Outcome::Released,
-                    Ok(response),
-                )
-                .await;
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            let (mut parts, body) = self.host.config.cleaned(response).into_parts();
+            correct_length(&mut parts, body.size_hint().exact());
+            let said = parts.extensions.remove::<Word>().unwrap_or_default();
+            let word = said.or(operation.word());
+            let config = &owned.host.config;
+            match config.dispositions.conclude(&parts, word, operation) {
+                Conclusion::Release(release) => {
+                    let response = Response::from_parts(parts, ResponseBody::streamed(body));
+                    let ending = Ending::Released(release);
+                    Box::pin(self.settle(owned, &ending, Outcome::Released, Ok(response))).await;
+                }
+                Conclusion::Unknown => {
+                    let response = Response::from_parts(parts, ResponseBody::streamed(body));
+                    Box::pin(self.lose(owned, Ok(response))).await;
+                }
+                Conclusion::Record => self.keep(owned, parts, body, word).await,
             }
-            Conclusion::Unknown => {
-                let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                self.lose(owned, Ok(response)).await;
-            }
-            Conclusion::Record => self.keep(owned, parts, body, word).await,
         }
     }
 
     /// Gathers the response and records it; or lets it go out as it comes.
-    async fn keep(&mut self, owned: &Owned<S>, mut parts: response::Parts, body: R, word: Word) {
-        let config = &owned.host.config;
-        let gathered = if config.goes_out_live(&parts) {
-            Gathered::Outgrown {
-                read: Bytes::new(),
-                rest: Box::pin(body),
-            }
-        } else {
-            gather(body, config.response_limit, config.response_time, |_| true).await
-        };
-        match gathered {
-            Gathered::Whole { data, trailers } => {
-                let completion = config.completion(&parts, &data, trailers.as_ref(), word);
-                correct_length(&mut parts, Some(data.len() as u64));
-                let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
-                let ending = Ending::Completed(completion);
-                self.settle(owned, &ending, Outcome::Recorded, Ok(response))
-                    .await;
-            }
-            Gathered::Broken { read, error } => {
-                let response = Response::from_parts(parts, ResponseBody::broken(read, error));
-                self.lose(owned, Ok(response)).await;
-            }
-            Gathered::Outgrown { read, rest }
-            | Gathered::Late { read, rest }
-            | Gathered::Crowded { read, rest } => {
-                let (status, length) = (parts.status, declared_length(&parts));
-                let (body, ended) = ResponseBody::live(read, rest, length);
-                let response = Response::from_parts(parts, body);
-                self.reply
-                    .finish(Ok(response), Outcome::Live, owned.operation);
-                let (ending, notice) = match ended.await {
-                    Ok(()) => {
-                        let tombstone = config.tombstone(status, word);
-                        (Ending::Completed(tombstone), Notice::Tombstone)
-                    }
-                    Err(_) => (Ending::Unknown, Notice::LiveBroken),
-                };
-                notice.tell(owned.operation);
-                match owned.settle(&ending).await {
-                    Ok(Settlement::Applied) => {}
-                    Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
-                    Err(_) => self.settle_late(owned, &ending).await,
+    fn keep(
+        &mut self,
+        owned: &Owned<S>,
+        mut parts: response::Parts,
+        body: R,
+        word: Word,
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            let config = &owned.host.config;
+            let gathered = if config.goes_out_live(&parts) {
+                Gathered::Outgrown {
+                    read: Bytes::new(),
+                    rest: Box::pin(body),
+                }
+            } else {
+                gather(body, config.response_limit, config.response_time, |_| true).await
+            };
+            match gathered {
+                Gathered::Whole { data, trailers } => {
+                    let completion = config.completion(&parts, &data, trailers.as_ref(), word);
+                    correct_length(&mut parts, Some(data.len() as u64));
+                    let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
+                    let ending = Ending::Completed(completion);
+                    self.settle(owned, &ending, Outcome::Recorded, Ok(response))
+                        .await;
+                }
+                Gathered::Broken { read, error } => {
+                    let response = Response::from_parts(parts, ResponseBody::broken(read, error));
+                    Box::pin(self.lose(owned, Ok(response))).await;
+                }
+                Gathered::Outgrown { read, rest }
+                | Gathered::Late { read, rest }
+                | Gathered::Crowded { read, rest } => {
+                    Box::pin(self.let_out(owned, parts, read, rest, word)).await;
                 }
             }
+        }
+    }
+
+    /// The response goes out as it comes, and what is recorded is that it did.
+    async fn let_out(
+        &mut self,
+        owned: &Owned<S>,
+        parts: response::Parts,
+        read: Bytes,
+        rest: Pin<Box<R>>,
+        word: Word,
+    ) {
+        let config = &owned.host.config;
+        let (status, length) = (parts.status, declared_length(&parts));
+        let (body, ended) = ResponseBody::live(read, rest, length);
+        let response = Response::from_parts(parts, body);
+        self.reply
+            .finish(Ok(response), Outcome::Live, owned.operation);
+        let (ending, notice) = match ended.await {
+            Ok(()) => {
+                let tombstone = config.tombstone(status, word);
+                (Ending::Completed(tombstone), Notice::Tombstone)
+            }
+            Err(_) => (Ending::Unknown, Notice::LiveBroken),
+        };
+        notice.tell(owned.operation);
+        match owned.settle(&ending).await {
+            Ok(Settlement::Applied) => {}
+            Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
+            Err(_) => self.settle_late(owned, &ending).await,
         }
     }
 
@@ -215,28 +235,28 @@ where
     /// Writes the ending down, then replies; if it cannot be written, replies
     /// and goes on trying. If another claim has superseded this one, the client
     /// gets that one's answer.
-    async fn settle(
+    fn settle(
         &mut self,
         owned: &Owned<S>,
         ending: &Ending,
         outcome: Outcome,
         mut answer: Answer<R, E>,
-    ) {
-        match owned.settle(ending).await {
-            Ok(Settlement::Applied) => {
-                self.reply.finish(answer, outcome, owned.operation);
-            }
-            Ok(Settlement::Superseded) => {
-                self.answer_as_loser(owned).await;
-            }
-            Err(_) => {
-                let mut outcome = outcome;
-                if let (Ok(response), Ending::Completed(_)) = (&mut answer, ending) {
-                    say_unrecorded(response);
-                    outcome = Outcome::Unrecorded;
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            match owned.settle(ending).await {
+                Ok(Settlement::Applied) => {
+                    self.reply.finish(answer, outcome, owned.operation);
                 }
-                self.reply.finish(answer, outcome, owned.operation);
-                self.settle_late(owned, ending).await;
+                Ok(Settlement::Superseded) => Box::pin(self.answer_as_loser(owned)).await,
+                Err(_) => {
+                    let mut outcome = outcome;
+                    if let (Ok(response), Ending::Completed(_)) = (&mut answer, ending) {
+                        say_unrecorded(response);
+                        outcome = Outcome::Unrecorded;
+                    }
+                    self.reply.finish(answer, outcome, owned.operation);
+                    Box::pin(self.settle_late(owned, ending)).await;
+                }
             }
         }
     }

@@ -48,7 +48,7 @@ where
                     since,
                     may_run,
                 } => {
-                    let granted = self.reconcile(claimant, grant, since, may_run).await?;
+                    let granted = Box::pin(self.reconcile(claimant, grant, since, may_run)).await?;
                     return Some((inner, Some(granted)));
                 }
                 Claiming::Contended => {
@@ -63,7 +63,7 @@ where
                     return Some((inner, None));
                 }
                 Claiming::Failed { kind, .. } => {
-                    self.refuse_failed(claimant, kind).await;
+                    Box::pin(self.refuse_failed(claimant, kind)).await;
                     return None;
                 }
             };
@@ -75,7 +75,7 @@ where
             // Waiting holds no place of the inner service.
             inner = unready(inner);
             let until = *wait_until.get_or_insert_with(|| Instant::now() + host.config.wait);
-            if !self.wait(claimant, seen, until).await {
+            if !Box::pin(self.wait(claimant, seen, until)).await {
                 return None;
             }
             if let Err(error) = inner.ready().await {
@@ -174,9 +174,11 @@ where
 
 impl Config {
     /// Whether a request whose claim failed in this way may run all the same.
-    /// An unreadable record is a record: its operation may have run.
+    /// An unreadable record is a record: its operation may have run. And a store
+    /// that is only busy is there to ask.
     fn runs_unguarded(&self, kind: StoreErrorKind) -> bool {
-        self.store_failure == StoreFailure::RunUnguarded && kind != StoreErrorKind::Corrupt
+        let cannot_answer = !matches!(kind, StoreErrorKind::Corrupt | StoreErrorKind::Overloaded);
+        self.store_failure == StoreFailure::RunUnguarded && cannot_answer
     }
 }
 

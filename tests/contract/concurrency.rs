@@ -1254,6 +1254,25 @@ async fn rule_58_a_route_may_choose_to_run_unguarded_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_store_that_is_only_busy_is_asked_again_later_and_nothing_runs_unguarded() {
+    let faulty = Faulty::over(MemoryStore::new());
+    let probe = Probe::answering(|run| run.created());
+    let builder =
+        required(SharedStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
+    let api = Api::new(builder, &probe);
+    faulty.breaks_down(&Fault::IsOverloaded);
+    let answer = api.send(keyed("K")).await;
+    answer.assert_problem(503, "store-unavailable");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    // At once, and no more is asked of it.
+    assert_eq!(faulty.count(Call::Claim), 1);
+    assert_eq!(faulty.count(Call::Release), 0);
+    assert_eq!(probe.runs(), 0);
+    faulty.heals();
+    api.send(keyed("K")).await.assert_run(1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rule_58_what_has_seen_a_record_does_not_run_unguarded() {
     // The claim shows a record that could be claimed again, and then the store
     // breaks.

@@ -50,6 +50,8 @@ pub(crate) enum Fault {
     IsCorrupt,
     /// There is no room.
     IsFull,
+    /// Too many calls wait for it.
+    IsOverloaded,
 }
 
 /// Wraps any store. Clones share their faults.
@@ -172,6 +174,7 @@ impl<S> Faulty<S> {
             }
             Some(Fault::IsCorrupt) => Err(StoreError::corrupt("as the test wants it")),
             Some(Fault::IsFull) => Err(StoreError::full("as the test wants it")),
+            Some(Fault::IsOverloaded) => Err(StoreError::overloaded()),
         }
     }
 }
