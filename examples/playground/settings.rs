@@ -13,6 +13,7 @@
 //! | `LEASE_MS`, `RETENTION_MS` | the lease follows a shorter retention | the layer's |
 //! | `WAIT_MS` | 0 does not wait | 0 |
 //! | `RECOVERY` | `refuse`, `rerun` | `refuse` |
+//! | `ATTEMPTS` | how many runs in a row may end without an answer | the layer's |
 //! | `RECORD` | `default`, `everything` or `success`, and lists such as `release:400,403;unknown:500` | `default` |
 //! | `KEEP_HEADERS` | a list of the only headers to keep | the layer's |
 //! | `KEEP_COOKIES` | `1` keeps `Set-Cookie` too | `0` |
@@ -51,6 +52,7 @@ pub(crate) struct Settings {
     retention: Option<Duration>,
     wait: Duration,
     recovery: Recovery,
+    attempts: Option<u32>,
     dispositions: Dispositions,
     kept_headers: KeptHeaders,
     store_failure: StoreFailure,
@@ -103,6 +105,7 @@ impl Settings {
                 "RECOVERY",
                 &[("refuse", Recovery::Refuse), ("rerun", Recovery::Rerun)],
             )?,
+            attempts: read("ATTEMPTS", number)?,
             dispositions: read("RECORD", dispositions)?.unwrap_or_default(),
             kept_headers,
             store_failure: choice(
@@ -140,6 +143,9 @@ impl Settings {
         }
         if let Some(retention) = self.retention {
             builder = builder.retention(retention);
+        }
+        if let Some(attempts) = self.attempts {
+            builder = builder.attempts(attempts);
         }
         if let Some(bound) = self.store_timeout {
             builder = builder.store_timeout(bound);

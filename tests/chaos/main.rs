@@ -69,6 +69,8 @@ impl World {
                 ("WAIT_MS", "500"),
                 ("STORE_TIMEOUT_MS", "1000"),
                 ("RECOVERY", recovery),
+                // More breaks in a row here than a bound on poison is made for.
+                ("ATTEMPTS", "100"),
                 ("POOLER", if place.is_pooled() { "1" } else { "0" }),
                 ("STORE", &place.address()),
                 ("RUNS", runs.to_str().unwrap()),
