@@ -1,0 +1,125 @@
+//! What the layer costs in the process: bare and layered service in turns, on one
+//! thread.
+
+use std::time::{Duration, Instant};
+
+use tokio::runtime::{Builder, Runtime};
+use tower::{Layer as _, service_fn};
+
+use crate::{
+    Plan,
+    report::Report,
+    services::{Body, answered, get, handle, layer, post, remove},
+    target::{Bound, Target},
+};
+
+pub(crate) fn measure(plan: Plan, report: &mut Report) {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let pairs = plan.pairs + 2;
+    report.add(Target::new(
+        "ignored request, more than the bare service",
+        Bound::AtMost(60.0),
+        "ns",
+        (0..pairs).map(|_| ignored(&runtime)).collect(),
+    ));
+    report.add(Target::new(
+        "first run on the memory store, 1 KiB each way, more than the bare service",
+        Bound::AtMost(5.0),
+        "µs",
+        (0..pairs).map(|_| first_run(&runtime)).collect(),
+    ));
+    report.add(Target::new(
+        "replay from the memory store",
+        Bound::AtMost(2.5),
+        "µs",
+        (0..pairs).map(|_| replay(&runtime)).collect(),
+    ));
+}
+
+/// In nanoseconds.
+fn ignored(runtime: &Runtime) -> f64 {
+    let mut bare = service_fn(handle::<Body>);
+    let mut layered = layer().1.layer(service_fn(handle));
+    let bare = time_of_one(|requests| {
+        runtime.block_on(async {
+            for _ in 0..requests {
+                answered(&mut bare, get()).await;
+            }
+        });
+    });
+    let layered = time_of_one(|requests| {
+        runtime.block_on(async {
+            for _ in 0..requests {
+                answered(&mut layered, get()).await;
+            }
+        });
+    });
+    (layered - bare) * 1e9
+}
+
+/// In microseconds. Between the chunks the records are removed, so that what is
+/// kept lies where other records lay, as after a sweep, and not in memory that the
+/// system clears first.
+fn first_run(runtime: &Runtime) -> f64 {
+    let mut bare = service_fn(handle::<Body>);
+    let (store, layer) = layer();
+    let mut layered = layer.layer(service_fn(handle));
+    let keys: Vec<_> = (0..REQUESTS / 10)
+        .map(|number| format!("key-{number:08x}"))
+        .collect();
+    let (mut without, mut with) = (f64::INFINITY, f64::INFINITY);
+    for _ in 0..12 {
+        let begun = Instant::now();
+        runtime.block_on(async {
+            for key in &keys {
+                answered(&mut bare, post(key)).await;
+            }
+        });
+        without = without.min(begun.elapsed().as_secs_f64());
+        let begun = Instant::now();
+        runtime.block_on(async {
+            for key in &keys {
+                answered(&mut layered, post(key)).await;
+            }
+        });
+        with = with.min(begun.elapsed().as_secs_f64());
+        runtime.block_on(remove(&store, &keys));
+    }
+    (with - without) * 1e6 / keys.len() as f64
+}
+
+/// In microseconds, without what it takes to make the request.
+fn replay(runtime: &Runtime) -> f64 {
+    let mut layered = layer().1.layer(service_fn(handle));
+    runtime.block_on(answered(&mut layered, post("key")));
+    let making = time_of_one(|requests| {
+        for _ in 0..requests {
+            drop(std::hint::black_box(post("key")));
+        }
+    });
+    let all = time_of_one(|requests| {
+        runtime.block_on(async {
+            for _ in 0..requests {
+                answered(&mut layered, post("key")).await;
+            }
+        });
+    });
+    (all - making) * 1e6
+}
+
+/// In seconds, the best of a few: what disturbs makes it longer.
+fn time_of_one(mut run: impl FnMut(u32)) -> f64 {
+    run(REQUESTS / 10);
+    (0..3)
+        .map(|_| {
+            let begun = Instant::now();
+            run(REQUESTS);
+            begun.elapsed()
+        })
+        .min()
+        .unwrap_or(Duration::ZERO)
+        .as_secs_f64()
+        / f64::from(REQUESTS)
+}
+
+const REQUESTS: u32 = 50_000;

@@ -1,0 +1,65 @@
+//! The service and the requests that the layer's own costs are measured with.
+
+use std::{convert::Infallible, fmt::Debug, hint::black_box};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use tower::{Service, ServiceExt as _};
+use tower_idempotency::{
+    IdempotencyLayer, Key, MemoryStore, RecordName, Scope, Store as _, store::Settlement,
+};
+
+pub(crate) type Body = Full<Bytes>;
+
+/// Reads the whole request, and answers with a kibibyte.
+pub(crate) async fn handle<B>(request: Request<B>) -> Result<Response<Body>, Infallible>
+where
+    B: http_body::Body<Data = Bytes, Error: Debug>,
+{
+    let body = request.into_body().collect().await.unwrap().to_bytes();
+    black_box(body.len());
+    Ok(Response::new(Full::new(Bytes::from_static(&[b'r'; 1024]))))
+}
+
+/// With its store.
+pub(crate) fn layer() -> (MemoryStore, IdempotencyLayer<MemoryStore>) {
+    let store = MemoryStore::new();
+    let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()));
+    (store, layer.build().unwrap())
+}
+
+/// With a kibibyte.
+pub(crate) fn post(key: &str) -> Request<Body> {
+    Request::post("/payments")
+        .header("content-type", "application/json")
+        .header("idempotency-key", key)
+        .body(Full::new(Bytes::from_static(&[b'q'; 1024])))
+        .unwrap()
+}
+
+pub(crate) fn get() -> Request<Body> {
+    Request::get("/payments").body(Full::default()).unwrap()
+}
+
+/// The whole answer, read.
+pub(crate) async fn answered<S, R>(service: &mut S, request: Request<Body>)
+where
+    S: Service<Request<Body>, Response = Response<R>, Error = Infallible>,
+    R: http_body::Body<Data = Bytes, Error: Debug>,
+{
+    let response = service.ready().await.unwrap().call(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    black_box(body.len());
+}
+
+/// Nothing is left of these keys.
+pub(crate) async fn remove(store: &MemoryStore, keys: &[String]) {
+    for key in keys {
+        let name = RecordName::new(Scope::single_tenant(), Key::new(key.as_str()));
+        let record = store.read(&name).await.unwrap().unwrap();
+        let removed = store.forget(&name, record.fence).await.unwrap();
+        assert_eq!(removed, Settlement::Applied);
+    }
+}

@@ -1,0 +1,140 @@
+//! What a table's size and its sweeping do to claims.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinHandle;
+use tower_idempotency::{
+    PostgresStore, Store as _,
+    sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql},
+};
+
+use crate::{
+    Plan, calls,
+    load::{self, Pairs},
+    postgres::{database, store},
+    report::Report,
+    target::{Bound, Target},
+};
+
+pub(crate) async fn measure(plan: Plan, report: &mut Report) {
+    sweeps(plan, report).await;
+    if !plan.is_quick {
+        sizes(plan, report).await;
+    }
+}
+
+async fn sizes(plan: Plan, report: &mut Report) {
+    let mut stores = Vec::new();
+    for records in SIZES {
+        let url = database(&format!("driver_{records}")).await;
+        let store = store(&url).await;
+        fill(&url, records, "1 day").await;
+        stores.push(store);
+    }
+    let small = stores[0].clone();
+    for (store, records) in stores.iter().zip(SIZES) {
+        let (small, large) = (small.clone(), store.clone());
+        let pairs = Pairs::measure(plan, 16, claims(small), claims(large)).await;
+        let (_, p50) = pairs.medians(|load| load.p50);
+        report.sizes.push((records, p50));
+        if records == SIZES[SIZES.len() - 1] {
+            report.add(Target::new(
+                "claims at 10 million records against 10 thousand, 16 in flight: p50",
+                Bound::AtMost(1.15),
+                "×",
+                pairs.ratios(|load| load.p50),
+            ));
+        }
+    }
+    for store in stores {
+        store.close().await;
+    }
+}
+
+async fn sweeps(plan: Plan, report: &mut Report) {
+    let url = database("driver_swept").await;
+    let store = store(&url).await;
+    let expired = if plan.is_quick { 200_000 } else { 1_000_000 };
+    fill(&url, expired, "-1 hour").await;
+    let (mut ratios, mut slowest) = (Vec::new(), f64::INFINITY);
+    for _ in 0..plan.pairs {
+        let quiet = load::run(16, plan.length, claims(store.clone())).await;
+        let removed = Arc::new(AtomicU64::new(0));
+        let sweeper = sweep(store.clone(), Arc::clone(&removed));
+        let begun = Instant::now();
+        let swept = load::run(16, plan.length, claims(store.clone())).await;
+        let removed = removed.load(Ordering::Relaxed) as f64;
+        slowest = slowest.min(removed / begun.elapsed().as_secs_f64());
+        sweeper.abort();
+        ratios.push(swept.p99 / quiet.p99);
+    }
+    report.add(Target::new(
+        format!("claims while {expired} expired records are swept, against none: p99"),
+        Bound::AtMost(1.5),
+        "×",
+        ratios,
+    ));
+    report.add(Target::new(
+        "records swept meanwhile",
+        Bound::AtLeast(5_000.0),
+        "a second",
+        vec![slowest],
+    ));
+    store.close().await;
+}
+
+/// As many as the target asks for, and a few more.
+fn sweep(store: PostgresStore, removed: Arc<AtomicU64>) -> JoinHandle<()> {
+    tokio::spawn(async move {
+        let mut pace = tokio::time::interval(Duration::from_millis(40));
+        loop {
+            pace.tick().await;
+            let purged = store.purge_expired(240, Duration::from_secs(86_400)).await;
+            removed.fetch_add(purged.unwrap().removed, Ordering::Relaxed);
+        }
+    })
+}
+
+fn claims(
+    store: PostgresStore,
+) -> impl Fn() -> std::pin::Pin<Box<dyn Future<Output = ()> + Send>> + Clone + Send + 'static {
+    move || {
+        let store = store.clone();
+        Box::pin(async move { calls::claim_only(&store).await })
+    }
+}
+
+/// Completed records, as if they had been written over a long time.
+async fn fill(url: &str, records: u64, expires_in: &str) {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    for statement in [
+        "ALTER TABLE idempotency_records SET (fillfactor = 90)".to_owned(),
+        format!(
+            "INSERT INTO idempotency_records
+                 (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until,
+                  expires_at, operation, token, fingerprint, response)
+             SELECT 'scope', md5(number::text), 2, 1, 0, number, now(), now(),
+                    now() + interval '{expires_in}' + number * interval '1 millisecond',
+                    decode(md5(number::text), 'hex'), decode(md5(number::text), 'hex'),
+                    decode(repeat('00', 40), 'hex'), decode(repeat('07', 64), 'hex')
+             FROM generate_series(1, {records}) AS number"
+        ),
+        "ALTER TABLE idempotency_records SET (fillfactor = 20)".to_owned(),
+        "VACUUM ANALYZE idempotency_records".to_owned(),
+        "CHECKPOINT".to_owned(),
+    ] {
+        raw_sql(AssertSqlSafe(statement))
+            .execute(&mut connection)
+            .await
+            .unwrap();
+    }
+    connection.close().await.unwrap();
+}
+
+const SIZES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
