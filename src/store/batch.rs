@@ -82,10 +82,12 @@ pub(super) struct Lanes {
 
 struct Queue<B: Batch> {
     waiting: VecDeque<Member<B>>,
-    busy_lanes: usize,
-    /// When the last batch went out.
-    went: Instant,
+    /// The lanes that are busy, and when the batch of each went out.
+    busy: Vec<(LaneId, Instant)>,
+    next: LaneId,
 }
+
+type LaneId = u64;
 
 struct Member<B: Batch> {
     call: B::Call,
@@ -127,11 +129,11 @@ impl<B: Batch> Batches<B> {
         let (reply, answer) = oneshot::channel();
         let member = Member { call, reply };
         let runtime = Handle::current().id();
-        if let Some(first) = self.enqueue(runtime, member)? {
+        if let Some((id, first)) = self.enqueue(runtime, member)? {
             let lane = Lane {
                 shared: Arc::clone(&self.0),
                 runtime,
-                is_busy: true,
+                id,
             };
             // In no span: it may go on long after the request that began it.
             tokio::spawn(lane.run(first));
@@ -146,18 +148,19 @@ impl<B: Batch> Batches<B> {
         &self,
         runtime: runtime::Id,
         member: Member<B>,
-    ) -> Result<Option<Member<B>>, StoreError> {
+    ) -> Result<Option<(LaneId, Member<B>)>, StoreError> {
         let Shared {
             lanes,
             most_waiting,
             ..
         } = *self.0;
         self.0.queue(runtime, |queue| {
-            let is_slow = || queue.went.elapsed() > SLOW;
-            if queue.busy_lanes < lanes.usual || (queue.busy_lanes < lanes.most && is_slow()) {
-                queue.busy_lanes += 1;
-                queue.went = Instant::now();
-                return Ok(Some(member));
+            let busy = queue.busy.len();
+            if busy < lanes.usual || (busy < lanes.most && !queue.is_well_without(None)) {
+                let id = queue.next;
+                queue.next += 1;
+                queue.busy.push((id, Instant::now()));
+                return Ok(Some((id, member)));
             }
             if queue.waiting.len() >= most_waiting && B::is_for_its_caller(&member.call) {
                 queue.waiting.retain(Member::is_wanted);
@@ -179,8 +182,8 @@ impl<B: Batch> Shared<B> {
         let place = place.unwrap_or_else(|| {
             let queue = Queue {
                 waiting: VecDeque::new(),
-                busy_lanes: 0,
-                went: Instant::now(),
+                busy: Vec::new(),
+                next: 0,
             };
             queues.push((runtime, queue));
             queues.len() - 1
@@ -193,11 +196,11 @@ impl<B: Batch> Shared<B> {
 struct Lane<B: Batch> {
     shared: Arc<Shared<B>>,
     runtime: runtime::Id,
-    is_busy: bool,
+    id: LaneId,
 }
 
 impl<B: Batch> Lane<B> {
-    async fn run(mut self, first: Member<B>) {
+    async fn run(self, first: Member<B>) {
         let mut members = vec![first];
         while !members.is_empty() {
             // A panic leaves the members without an answer, and others their lane.
@@ -207,15 +210,22 @@ impl<B: Batch> Lane<B> {
     }
 
     /// What goes next; nothing, and the lane is free.
-    fn next(&mut self) -> Vec<Member<B>> {
-        let members = self.shared.queue(self.runtime, |queue| {
-            let members = queue.take();
-            queue.busy_lanes -= usize::from(members.is_empty());
-            queue.went = Instant::now();
+    fn next(&self) -> Vec<Member<B>> {
+        let usual = self.shared.lanes.usual;
+        self.shared.queue(self.runtime, |queue| {
+            // One that was opened because of a slow batch is not needed for long:
+            // the fewer lanes, the more calls each batch carries.
+            let is_spare = queue.busy.len() > usual && queue.is_well_without(Some(self.id));
+            let members = if is_spare { Vec::new() } else { queue.take() };
+            let is_free = members.is_empty();
+            queue.busy.retain(|(id, _)| !(is_free && *id == self.id));
+            for (id, went) in &mut queue.busy {
+                if *id == self.id {
+                    *went = Instant::now();
+                }
+            }
             members
-        });
-        self.is_busy = !members.is_empty();
-        members
+        })
     }
 
     async fn make(&self, members: Vec<Member<B>>) {
@@ -265,16 +275,23 @@ impl<B: Batch> Lane<B> {
 impl<B: Batch> Drop for Lane<B> {
     /// The end of the runtime: whoever waits is told by the end of its channel.
     fn drop(&mut self) {
-        if self.is_busy {
-            self.shared.queue(self.runtime, |queue| {
-                queue.busy_lanes -= 1;
+        self.shared.queue(self.runtime, |queue| {
+            let busy = queue.busy.len();
+            queue.busy.retain(|(id, _)| *id != self.id);
+            if queue.busy.len() < busy {
                 queue.waiting.clear();
-            });
-        }
+            }
+        });
     }
 }
 
 impl<B: Batch> Queue<B> {
+    /// Whether a lane but this one goes on in good time.
+    fn is_well_without(&self, lane: Option<LaneId>) -> bool {
+        let mut others = self.busy.iter().filter(|(id, _)| Some(*id) != lane);
+        others.any(|(_, went)| went.elapsed() <= SLOW)
+    }
+
     /// As many as may travel together, in the order of their names, so that no
     /// two batches wait for each other. Of a name that is called more than once,
     /// the first goes and the others keep their places; what nobody wants any
