@@ -92,10 +92,10 @@ async fn sweeps(plan: Plan, report: &mut Report) {
 /// As many as the target asks for, and a few more.
 fn sweep(store: PostgresStore, removed: Arc<AtomicU64>) -> JoinHandle<()> {
     tokio::spawn(async move {
-        let mut pace = tokio::time::interval(Duration::from_millis(40));
+        let mut pace = tokio::time::interval(Duration::from_millis(160));
         loop {
             pace.tick().await;
-            let purged = store.purge_expired(240, Duration::from_secs(86_400)).await;
+            let purged = store.purge_expired(960, Duration::from_secs(86_400)).await;
             removed.fetch_add(purged.unwrap().removed, Ordering::Relaxed);
         }
     })

@@ -499,10 +499,12 @@ WHERE scope = $1 AND key = $2 AND fence = $3 AND removal > 0";
 /// it is seen and the moment it is locked. The index serves comparisons with
 /// `statement_timestamp()` only, which is what the first needs; `clock_timestamp()`
 /// leads the second to the locked rows by their names, however large the backlog.
+/// The state that was locked says which of them each part is for: without it, a
+/// planner that knows of hardly any lease looks for them in the whole table.
 /// A removal draws its number before it can be seen: see [`Removals`].
 const PURGE_EXPIRED: &str = "
 WITH due AS MATERIALIZED (
-    SELECT scope, key, (SELECT nextval('idempotency_removals')) AS removal
+    SELECT scope, key, state, (SELECT nextval('idempotency_removals')) AS removal
     FROM idempotency_records
     WHERE expires_at < statement_timestamp()
       AND (state <> 1 OR lease_until < statement_timestamp())
@@ -514,16 +516,18 @@ WITH due AS MATERIALIZED (
     SET state = 3,
         expires_at = statement_timestamp() + $2 * interval '1 microsecond'
     FROM due
-    WHERE record.scope = due.scope AND record.key = due.key
+    WHERE due.state = 1
+      AND record.scope = due.scope AND record.key = due.key
       AND record.expires_at < clock_timestamp()
       AND record.state = 1 AND record.lease_until < clock_timestamp()
     RETURNING 1
 ), removed AS (
     DELETE FROM idempotency_records AS record
     USING due
-    WHERE record.scope = due.scope AND record.key = due.key
+    WHERE due.state <> 1 AND due.removal > 0
+      AND record.scope = due.scope AND record.key = due.key
       AND record.expires_at < clock_timestamp()
-      AND record.state <> 1 AND due.removal > 0
+      AND record.state <> 1
     RETURNING record.state
 )
 SELECT (SELECT count(*) FROM removed),
