@@ -110,11 +110,6 @@ impl RecordName {
     pub fn key(&self) -> &Key {
         &self.key
     }
-
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn bytes(&self) -> usize {
-        self.scope.as_str().len() + self.key.as_str().len()
-    }
 }
 
 const LONGEST_PART: usize = 255;

@@ -20,21 +20,24 @@ use tokio::{
 use super::StoreError;
 use crate::RecordName;
 
-/// One kind of call, and how many of them are made at once.
-pub(super) trait Batch: Send + Sync + 'static {
-    type Call: Send + Sync + 'static;
-    type Answer: Send + 'static;
+/// A call that may travel with others.
+pub(super) trait Call: Send + Sync + 'static {
+    fn name(&self) -> &RecordName;
 
-    fn name(call: &Self::Call) -> &RecordName;
-
-    /// The bytes that the call carries.
-    fn bytes(call: &Self::Call) -> usize;
+    /// The bytes that it carries.
+    fn bytes(&self) -> usize;
 
     /// Whether it is better not made once nobody waits for its answer any more:
     /// a claim would keep its key, while an outcome is written down all the same.
     /// Only such a call is refused when too many wait: outcomes are no more than
     /// the requests that run.
-    fn is_for_its_caller(call: &Self::Call) -> bool;
+    fn is_for_its_caller(&self) -> bool;
+}
+
+/// How the calls of one kind are made.
+pub(super) trait Batch: Send + Sync + 'static {
+    type Call: Call;
+    type Answer: Send + 'static;
 
     /// Makes calls of different names together; an answer for each, in their
     /// order.
@@ -98,7 +101,7 @@ type Reply<B> = oneshot::Sender<Result<<B as Batch>::Answer, StoreError>>;
 
 impl<B: Batch> Member<B> {
     fn is_wanted(&self) -> bool {
-        !(self.reply.is_closed() && B::is_for_its_caller(&self.call))
+        !(self.reply.is_closed() && self.call.is_for_its_caller())
     }
 }
 
@@ -123,7 +126,7 @@ impl<B: Batch> Batches<B> {
     }
 
     /// Makes one call, with others or by itself, to its end even if the caller is
-    /// dropped; one that is [for its caller](Batch::is_for_its_caller) unless it
+    /// dropped; one that is [for its caller](Call::is_for_its_caller) unless it
     /// has not gone out yet.
     pub(super) async fn call(&self, call: B::Call) -> Result<B::Answer, StoreError> {
         let (reply, answer) = oneshot::channel();
@@ -162,7 +165,7 @@ impl<B: Batch> Batches<B> {
                 queue.busy.push((id, Instant::now()));
                 return Ok(Some((id, member)));
             }
-            if queue.waiting.len() >= most_waiting && B::is_for_its_caller(&member.call) {
+            if queue.waiting.len() >= most_waiting && member.call.is_for_its_caller() {
                 queue.waiting.retain(Member::is_wanted);
                 if queue.waiting.len() >= most_waiting {
                     return Err(StoreError::overloaded());
@@ -307,11 +310,11 @@ impl<B: Batch> Queue<B> {
             if !member.is_wanted() {
                 continue;
             }
-            if !names.insert(B::name(&member.call).clone()) {
+            if !names.insert(member.call.name().clone()) {
                 later.push_back(member);
                 continue;
             }
-            bytes += B::bytes(&member.call);
+            bytes += member.call.bytes();
             if bytes > MOST_BYTES && !taken.is_empty() {
                 later.push_back(member);
                 break;
@@ -320,7 +323,7 @@ impl<B: Batch> Queue<B> {
         }
         later.append(&mut self.waiting);
         self.waiting = later;
-        taken.sort_unstable_by(|one, other| B::name(&one.call).cmp(B::name(&other.call)));
+        taken.sort_unstable_by(|one, other| one.call.name().cmp(other.call.name()));
         taken
     }
 }
@@ -357,30 +360,31 @@ mod tests {
         alone: Arc<AtomicUsize>,
     }
 
-    impl Batch for Echo {
-        type Call = RecordName;
-        type Answer = String;
+    struct Ask(RecordName);
 
-        fn name(call: &RecordName) -> &RecordName {
-            call
+    impl Call for Ask {
+        fn name(&self) -> &RecordName {
+            &self.0
         }
 
-        fn bytes(call: &RecordName) -> usize {
-            if spelled(call) == "large" {
+        fn bytes(&self) -> usize {
+            if spelled(self) == "large" {
                 MOST_BYTES + 1
             } else {
                 1
             }
         }
 
-        fn is_for_its_caller(call: &RecordName) -> bool {
-            spelled(call) != "outcome"
+        fn is_for_its_caller(&self) -> bool {
+            spelled(self) != "outcome"
         }
+    }
 
-        async fn together(
-            &self,
-            calls: Arc<Vec<RecordName>>,
-        ) -> Result<Vec<Told<String>>, StoreError> {
+    impl Batch for Echo {
+        type Call = Ask;
+        type Answer = String;
+
+        async fn together(&self, calls: Arc<Vec<Ask>>) -> Result<Vec<Told<String>>, StoreError> {
             let names: Vec<String> = calls.iter().map(spelled).collect();
             self.made.lock().unwrap().push(names.clone());
             self.gate.notified().await;
@@ -398,7 +402,7 @@ mod tests {
             Ok(told.collect())
         }
 
-        async fn alone(&self, call: RecordName) -> Result<String, StoreError> {
+        async fn alone(&self, call: Ask) -> Result<String, StoreError> {
             self.alone.fetch_add(1, Ordering::Relaxed);
             match spelled(&call) {
                 name if name == "poison" => Err(StoreError::unavailable("a value")),
@@ -407,12 +411,12 @@ mod tests {
         }
     }
 
-    fn spelled(name: &RecordName) -> String {
-        name.key().as_str().to_owned()
+    fn spelled(call: &Ask) -> String {
+        call.0.key().as_str().to_owned()
     }
 
-    fn name(key: &str) -> RecordName {
-        RecordName::new(Scope::single_tenant(), Key::new(key))
+    fn ask(key: &str) -> Ask {
+        Ask(RecordName::new(Scope::single_tenant(), Key::new(key)))
     }
 
     struct Trial {
@@ -433,8 +437,8 @@ mod tests {
 
         /// Asks, and goes on once the question is where it has to be.
         async fn ask(&self, key: &str) -> Asked {
-            let (batches, name) = (self.batches.clone(), name(key));
-            let asked = tokio::spawn(async move { batches.call(name).await });
+            let (batches, call) = (self.batches.clone(), ask(key));
+            let asked = tokio::spawn(async move { batches.call(call).await });
             for _ in 0..8 {
                 yield_now().await;
             }

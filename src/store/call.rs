@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Claim, Completion, Release, sql};
+use super::{Claim, Completion, Release, batch::Call, sql};
 use crate::{RecordName, Token};
 
 pub(super) struct ClaimCall {
@@ -25,21 +25,48 @@ pub(super) enum Goal {
     Unknown { retention: Duration },
 }
 
-impl ClaimCall {
-    pub(super) fn bytes(&self) -> usize {
+impl Call for ClaimCall {
+    fn name(&self) -> &RecordName {
+        &self.name
+    }
+
+    fn bytes(&self) -> usize {
         self.name.bytes()
+    }
+
+    fn is_for_its_caller(&self) -> bool {
+        true
     }
 }
 
-impl SettleCall {
-    /// A heartbeat that comes late is followed by the next one; an outcome is
-    /// written down whoever has left.
-    pub(super) fn is_for_its_caller(&self) -> bool {
-        matches!(self.goal, Goal::Renewed { .. })
+impl Call for SettleCall {
+    fn name(&self) -> &RecordName {
+        &self.name
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    fn bytes(&self) -> usize {
         self.name.bytes() + self.goal.response().map_or(0, <[u8]>::len)
+    }
+
+    /// A heartbeat that comes late is followed by the next one; an outcome is
+    /// written down whoever has left.
+    fn is_for_its_caller(&self) -> bool {
+        matches!(self.goal, Goal::Renewed { .. })
+    }
+}
+
+/// A look at the record.
+impl Call for RecordName {
+    fn name(&self) -> &RecordName {
+        self
+    }
+
+    fn bytes(&self) -> usize {
+        self.scope().as_str().len() + self.key().as_str().len()
+    }
+
+    fn is_for_its_caller(&self) -> bool {
+        true
     }
 }
 

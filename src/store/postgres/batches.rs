@@ -42,18 +42,6 @@ impl Batch for Claims {
     type Call = ClaimCall;
     type Answer = Claimed;
 
-    fn name(call: &ClaimCall) -> &RecordName {
-        &call.name
-    }
-
-    fn bytes(call: &ClaimCall) -> usize {
-        call.bytes()
-    }
-
-    fn is_for_its_caller(_: &ClaimCall) -> bool {
-        true
-    }
-
     async fn together(&self, calls: Arc<Vec<ClaimCall>>) -> Result<Vec<Told<Claimed>>, StoreError> {
         let removals = Arc::clone(&self.removals);
         self.connections
@@ -74,18 +62,6 @@ impl Batch for Claims {
 impl Batch for Settlements {
     type Call = SettleCall;
     type Answer = Settlement;
-
-    fn name(call: &SettleCall) -> &RecordName {
-        &call.name
-    }
-
-    fn bytes(call: &SettleCall) -> usize {
-        call.bytes()
-    }
-
-    fn is_for_its_caller(call: &SettleCall) -> bool {
-        call.is_for_its_caller()
-    }
 
     async fn together(
         &self,
@@ -124,18 +100,6 @@ impl Batch for Settlements {
 impl Batch for Looks {
     type Call = RecordName;
     type Answer = Option<Record>;
-
-    fn name(call: &RecordName) -> &RecordName {
-        call
-    }
-
-    fn bytes(call: &RecordName) -> usize {
-        call.bytes()
-    }
-
-    fn is_for_its_caller(_: &RecordName) -> bool {
-        true
-    }
 
     async fn together(
         &self,

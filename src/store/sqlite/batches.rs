@@ -12,7 +12,7 @@ use crate::{
     RecordName,
     store::{
         Claimed, Grant, Record, Settlement, StoreError, Witness,
-        batch::{Batch, Told},
+        batch::{Batch, Call, Told},
         call::{ClaimCall, Goal, SettleCall},
         sql::{GrantColumns, RecordColumns, micros},
     },
@@ -34,30 +34,32 @@ pub(super) enum Written {
     Settled(Settlement),
 }
 
+impl Call for WriteCall {
+    fn name(&self) -> &RecordName {
+        match self {
+            Self::Claim(call) => call.name(),
+            Self::Settle(call) => call.name(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Claim(call) => call.bytes(),
+            Self::Settle(call) => call.bytes(),
+        }
+    }
+
+    fn is_for_its_caller(&self) -> bool {
+        match self {
+            Self::Claim(call) => call.is_for_its_caller(),
+            Self::Settle(call) => call.is_for_its_caller(),
+        }
+    }
+}
+
 impl Batch for Writes {
     type Call = WriteCall;
     type Answer = Written;
-
-    fn name(call: &WriteCall) -> &RecordName {
-        match call {
-            WriteCall::Claim(call) => &call.name,
-            WriteCall::Settle(call) => &call.name,
-        }
-    }
-
-    fn bytes(call: &WriteCall) -> usize {
-        match call {
-            WriteCall::Claim(call) => call.bytes(),
-            WriteCall::Settle(call) => call.bytes(),
-        }
-    }
-
-    fn is_for_its_caller(call: &WriteCall) -> bool {
-        match call {
-            WriteCall::Claim(_) => true,
-            WriteCall::Settle(call) => call.is_for_its_caller(),
-        }
-    }
 
     async fn together(&self, calls: Arc<Vec<WriteCall>>) -> Result<Vec<Told<Written>>, StoreError> {
         write(&self.0, move |on| {
@@ -77,18 +79,6 @@ impl Batch for Writes {
 impl Batch for Looks {
     type Call = RecordName;
     type Answer = Option<Record>;
-
-    fn name(call: &RecordName) -> &RecordName {
-        call
-    }
-
-    fn bytes(call: &RecordName) -> usize {
-        call.bytes()
-    }
-
-    fn is_for_its_caller(_: &RecordName) -> bool {
-        true
-    }
 
     async fn together(
         &self,
@@ -132,7 +122,7 @@ async fn write_all(
     let (mut claims, mut settlements) = (Vec::new(), Vec::new());
     let mut places = HashMap::new();
     for (place, call) in calls.iter().enumerate() {
-        if !can_be_spelled(Writes::name(call)) {
+        if !can_be_spelled(call.name()) {
             continue;
         }
         match call {
