@@ -1,5 +1,6 @@
-//! Calls of many records in one statement, which never waits for a transaction
-//! that holds one of them.
+//! Calls of many records in one statement, which waits for no transaction that
+//! completes one of them. A claim may wait for another claim of the same new name,
+//! for as long as that one takes to commit.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
