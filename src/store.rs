@@ -97,7 +97,9 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// Exactly one of all simultaneous calls gets [`Claimed::Acquired`]; the
     /// others get the record that is there, which may show a smaller fence while
-    /// its claim is being granted. A crash right after the call leaves a record
+    /// its claim is being granted. To the claim itself, asked again because its
+    /// answer got lost, it shows its token and a fence that is larger than every
+    /// fence of this name before it. A crash right after the call leaves a record
     /// in progress whose lease lapses.
     fn claim(
         &self,

@@ -324,6 +324,40 @@ async fn fences_grow_over_sweeping_forgetting_and_claiming_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn i2_a_claim_that_finds_its_own_token_is_shown_a_fence_that_was_drawn_since() {
+    with_store(async |store, url| {
+        for companions in [0, 40] {
+            let lost = name("caller", &format!("lost among {companions}"));
+            let before = acquired(store.claim(&lost, &hour()).await);
+            let _ = store.forget(&lost, before.fence).await.unwrap();
+            let claim = hour();
+            acquired(store.claim(&lost, &claim).await);
+            // As if it had drawn its fence first of all, and been cut off before it
+            // drew another.
+            run(
+                &url,
+                "UPDATE idempotency_records SET fence = 0 WHERE key LIKE 'lost%'",
+            )
+            .await;
+            let others = (0..companions).map(|number| {
+                let store = store.clone();
+                let name = name("caller", &format!("companion {number}"));
+                async move { store.claim(&name, &hour()).await }
+            });
+            let (_, again) = tokio::join!(join_all(others), store.claim(&lost, &claim));
+            let Ok(Claimed::Occupied(record)) = again else {
+                panic!("claimed again: {again:?}");
+            };
+            assert_eq!(record.token, claim.token);
+            assert!(record.fence > before.fence);
+            let kept = store.read(&lost).await.unwrap().unwrap();
+            assert_eq!(kept.fence, record.fence);
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_fence_grows_past_a_sequence_that_was_set_back() {
     with_store(async |store, url| {
         let name = name("caller", "key");

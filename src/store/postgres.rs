@@ -1,10 +1,13 @@
 //! Records in PostgreSQL.
 
-mod batches;
+mod claims;
 mod builder;
 mod connections;
+mod looks;
+mod members;
 mod removals;
 mod session;
+mod settlements;
 mod statements;
 mod transaction;
 
@@ -18,9 +21,8 @@ use tokio::sync::Semaphore;
 
 pub use self::builder::PostgresStoreBuilder;
 use self::{
-    batches::{Claims, Looks, Settlements},
-    connections::Connections,
-    session::Session,
+    claims::Claims, connections::Connections, looks::Looks, session::Session,
+    settlements::Settlements,
 };
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
@@ -261,10 +263,7 @@ impl Store for PostgresStore {
         };
         let name = name.clone();
         self.run(move |mut on| {
-            Box::pin(async move {
-                let lapsed = Witness::Lapsed(seen);
-                statements::mark_unknown(&mut on, &name, lapsed, retention).await
-            })
+            Box::pin(async move { statements::mark_lapsed(&mut on, &name, seen, retention).await })
         })
         .await
     }

@@ -9,9 +9,7 @@ use sqlx::{
     migrate::{MigrateError, Migration, MigrationType, Migrator},
 };
 
-use super::{
-    Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession, Witness,
-};
+use super::{Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession};
 use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token, transaction::Verdict};
 
 /// The columns of one record, not yet trusted.
@@ -210,26 +208,24 @@ pub(super) fn verdict(state: Option<i64>) -> Result<Verdict, StoreError> {
     }
 }
 
-/// How a statement finds the record of a witness: by its token, or by its fence.
-pub(super) fn witnessed(witness: Witness) -> (Option<Vec<u8>>, Option<i64>) {
-    match witness {
-        Witness::Owner(token) => (Some(token.as_bytes().to_vec()), None),
-        Witness::Lapsed(seen) => (None, Some(fence(seen))),
-    }
-}
-
 /// Runs work to its end even if the caller's future is dropped: half a
 /// conversation with a database would be left to its connection's next user.
-pub(super) async fn detached<T: Send + 'static>(
+///
+/// The work is boxed at once: it is seldom done, and the caller's future has no
+/// room for it.
+pub(super) fn detached<T: Send + 'static>(
     work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-) -> Result<T, StoreError> {
-    #[cfg(feature = "tracing")]
-    let work = tracing::Instrument::in_current_span(work);
-    match tokio::spawn(work).await {
-        Ok(answer) => answer,
-        // A panic's message may quote what it was about.
-        Err(gone) if gone.is_panic() => Err(StoreError::unavailable("a call panicked")),
-        Err(_) => Err(StoreError::unavailable("the runtime is shutting down")),
+) -> impl Future<Output = Result<T, StoreError>> + Send {
+    let work = Box::pin(work);
+    async move {
+        #[cfg(feature = "tracing")]
+        let work = tracing::Instrument::in_current_span(work);
+        match tokio::spawn(work).await {
+            Ok(answer) => answer,
+            // A panic's message may quote what it was about.
+            Err(gone) if gone.is_panic() => Err(StoreError::unavailable("a call panicked")),
+            Err(_) => Err(StoreError::unavailable("the runtime is shutting down")),
+        }
     }
 }
 

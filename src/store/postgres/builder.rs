@@ -10,10 +10,12 @@ use tokio::sync::Semaphore;
 
 use super::{
     PostgresStore,
-    batches::{Claims, Looks, Settlements},
+    claims::Claims,
     connections::Connections,
     failure,
+    looks::Looks,
     session::{self, LOCAL_PLANS, Patience},
+    settlements::Settlements,
 };
 use crate::store::{
     StoreError,

@@ -3,96 +3,17 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, Row as _, postgres::PgRow, query, query_as, query_scalar};
+use sqlx::{query, query_as, query_scalar};
 
-use super::{failure, removals::Removals, session::Session};
+use super::{failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
     protocol::NOBODYS,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-        StoreError, Succession, Witness,
-        sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
+        Claim, Filter, Grant, Purged, Record, Resolution, Settlement, StoreError, Succession,
+        sql::{self, GrantColumns, NamedColumns, micros},
     },
 };
-
-pub(super) async fn claim(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    claim: &Claim,
-    removals: &Removals,
-) -> Result<Claimed, StoreError> {
-    let heard = removals.heard();
-    let granted: Option<FreshColumns> = query_as(CLAIM)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(claim.operation.as_bytes().as_slice())
-        .bind(claim.token.as_bytes().as_slice())
-        .bind(claim.fingerprint.as_bytes().as_slice())
-        .bind(micros(claim.lease))
-        .bind(micros(claim.retention))
-        .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    if let Some(FreshColumns {
-        grant,
-        removals: removed,
-    }) = granted
-    {
-        removals.hear(removed);
-        return if removed == heard {
-            grant.decode().map(Claimed::Acquired)
-        } else {
-            refence(on, name, claim).await
-        };
-    }
-    // A statement of its own: the snapshot of the first need not contain the
-    // record that it ran into.
-    Ok(read(on, name)
-        .await?
-        .map_or(Claimed::Vanished, Claimed::Occupied))
-}
-
-/// Gives a new claim a fence that was drawn after its record was there.
-///
-/// See [`Removals`]; with the record in place, no other claim of its name can
-/// come and go.
-async fn refence(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    claim: &Claim,
-) -> Result<Claimed, StoreError> {
-    let granted: Option<GrantColumns> = query_as(REFENCE)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(claim.token.as_bytes().as_slice())
-        .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    match granted {
-        Some(granted) => granted.decode().map(Claimed::Acquired),
-        None => Ok(read(on, name)
-            .await?
-            .map_or(Claimed::Vanished, Claimed::Occupied)),
-    }
-}
-
-/// A new claim, and the number of the last removal before it was in place.
-struct FreshColumns {
-    grant: GrantColumns,
-    removals: i64,
-}
-
-impl<'r> FromRow<'r, PgRow> for FreshColumns {
-    fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            grant: GrantColumns::from_row(row)?,
-            removals: row.try_get("removals")?,
-        })
-    }
-}
 
 pub(super) async fn reclaim(
     on: &mut Session<'_>,
@@ -118,86 +39,18 @@ pub(super) async fn reclaim(
     granted.map(GrantColumns::decode).transpose()
 }
 
-pub(super) async fn renew(
+/// Marks a claim whose lease has lapsed as unknown.
+pub(super) async fn mark_lapsed(
     on: &mut Session<'_>,
     name: &RecordName,
-    token: Token,
-    lease: Duration,
-) -> Result<Settlement, StoreError> {
-    let done = query(RENEW)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(lease))
-        .execute(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    Ok(match done.rows_affected() {
-        0 => Settlement::Superseded,
-        _ => Settlement::Applied,
-    })
-}
-
-pub(super) async fn complete(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    token: Token,
-    completion: &Completion,
-) -> Result<Settlement, StoreError> {
-    let done = query(COMPLETE)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(&completion.response[..])
-        .bind(micros(completion.retention))
-        .bind(micros(completion.at_least))
-        .execute(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    if done.rows_affected() > 0 {
-        return Ok(Settlement::Applied);
-    }
-    let state = state(on, name, Witness::Owner(token)).await?;
-    sql::repeated(state, &[sql::COMPLETED])
-}
-
-pub(super) async fn release(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    token: Token,
-    release: Release,
-) -> Result<Settlement, StoreError> {
-    let done = query(RELEASE)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(sql::released(release))
-        .execute(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    if done.rows_affected() > 0 {
-        return Ok(Settlement::Applied);
-    }
-    let state = state(on, name, Witness::Owner(token)).await?;
-    sql::repeated(state, &[sql::RELEASED_BOUND, sql::RELEASED_FREED])
-}
-
-pub(super) async fn mark_unknown(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    witness: Witness,
+    seen: Fence,
     retention: Duration,
 ) -> Result<Settlement, StoreError> {
-    let (token, fence) = sql::witnessed(witness);
-    let done = query(MARK_UNKNOWN)
+    let done = query(MARK_LAPSED)
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
-        .bind(token)
-        .bind(fence)
+        .bind(sql::fence(seen))
         .bind(micros(retention))
         .execute(&mut *on.connection)
         .await
@@ -205,7 +58,14 @@ pub(super) async fn mark_unknown(
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state = state(on, name, witness).await?;
+    let state: Option<i64> = query_scalar(STATE)
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .fetch_optional(&mut *on.connection)
+        .await
+        .map_err(failure)?;
     sql::repeated(state, &[sql::UNKNOWN])
 }
 
@@ -232,20 +92,6 @@ pub(super) async fn resolve(
         0 => Settlement::Superseded,
         _ => Settlement::Applied,
     })
-}
-
-pub(super) async fn read(
-    on: &mut Session<'_>,
-    name: &RecordName,
-) -> Result<Option<Record>, StoreError> {
-    let columns: Option<RecordColumns> = query_as(READ)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    columns.map(RecordColumns::decode).transpose()
 }
 
 pub(super) async fn list(
@@ -324,47 +170,6 @@ pub(super) async fn settled(
         .map_err(failure)
 }
 
-async fn state(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    witness: Witness,
-) -> Result<Option<i64>, StoreError> {
-    let (token, fence) = sql::witnessed(witness);
-    query_scalar(STATE)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token)
-        .bind(fence)
-        .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)
-}
-
-/// `removals` is read once the record is in place: see [`Removals`]. The filter
-/// keeps a name with a visible record away from `ON CONFLICT`, which would wait
-/// for a transaction that is about to complete it, and from the sequence.
-/// The statement's time is one, so that a completion with the same retention
-/// computes the very same `expires_at`.
-const CLAIM: &str = "
-INSERT INTO idempotency_records
-    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
-     claimed_at, lease_until, expires_at)
-SELECT $1, $2, $3, $4, $5, 1, 1, 0, nextval('idempotency_fences'),
-       statement_timestamp(),
-       statement_timestamp() + $6 * interval '1 microsecond',
-       statement_timestamp() + $7 * interval '1 microsecond'
-WHERE NOT EXISTS (SELECT FROM idempotency_records WHERE scope = $1 AND key = $2)
-ON CONFLICT (scope, key) DO NOTHING
-RETURNING operation, fence, attempt::bigint,
-    (SELECT last_value FROM idempotency_removals) AS removals";
-
-const REFENCE: &str = "
-UPDATE idempotency_records
-SET fence = GREATEST(nextval('idempotency_fences'), fence + 1)
-WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
-RETURNING operation, fence, attempt::bigint";
-
 /// 1: take over; 2: retry; 3: replace; 4: expired; 5: rerun; 6: reconcile.
 const RECLAIM: &str = "
 UPDATE idempotency_records AS record
@@ -398,33 +203,12 @@ WHERE record.scope = $1 AND record.key = $2 AND record.fence = $8
       END
 RETURNING record.operation, record.fence, record.attempt::bigint";
 
-const RENEW: &str = "
-UPDATE idempotency_records
-SET lease_until = clock_timestamp() + $4 * interval '1 microsecond'
-WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1";
-
-const COMPLETE: &str = "
-UPDATE idempotency_records
-SET state = 2,
-    response = $4,
-    expires_at = GREATEST(
-        claimed_at + $5 * interval '1 microsecond',
-        clock_timestamp() + $6 * interval '1 microsecond')
-WHERE scope = $1 AND key = $2 AND token = $3 AND state IN (1, 3)";
-
-/// 4: for the same request only, as ever after a run whose outcome is unknown.
-const RELEASE: &str = "
-UPDATE idempotency_records
-SET state = CASE takeovers WHEN 0 THEN $4 ELSE 4 END
-WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1";
-
-/// Of the token and the fence one is NULL, and equal to nothing.
-const MARK_UNKNOWN: &str = "
+const MARK_LAPSED: &str = "
 UPDATE idempotency_records
 SET state = 3,
-    expires_at = clock_timestamp() + $5 * interval '1 microsecond'
-WHERE scope = $1 AND key = $2 AND state = 1
-  AND (token = $3 OR (fence = $4 AND lease_until < clock_timestamp()))";
+    expires_at = clock_timestamp() + $4 * interval '1 microsecond'
+WHERE scope = $1 AND key = $2 AND fence = $3
+  AND state = 1 AND lease_until < clock_timestamp()";
 
 const RESOLVE: &str = "
 UPDATE idempotency_records
@@ -449,16 +233,7 @@ FOR SHARE";
 const STATE: &str = "
 SELECT state::bigint
 FROM idempotency_records
-WHERE scope = $1 AND key = $2 AND (token = $3 OR fence = $4)";
-
-const READ: &str = "
-SELECT operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
-       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
-       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
-       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response
-FROM idempotency_records, (SELECT clock_timestamp() AS now) AS clock
-WHERE scope = $1 AND key = $2";
+WHERE scope = $1 AND key = $2 AND fence = $3";
 
 /// Reads the whole table: an index over the state would be written to by every
 /// completion.
@@ -501,7 +276,7 @@ WHERE scope = $1 AND key = $2 AND fence = $3 AND removal > 0";
 /// leads the second to the locked rows by their names, however large the backlog.
 /// The state that was locked says which of them each part is for: without it, a
 /// planner that knows of hardly any lease looks for them in the whole table.
-/// A removal draws its number before it can be seen: see [`Removals`].
+/// A removal draws its number before it can be seen: see [`Removals`](super::removals::Removals).
 const PURGE_EXPIRED: &str = "
 WITH due AS MATERIALIZED (
     SELECT scope, key, state, (SELECT nextval('idempotency_removals')) AS removal

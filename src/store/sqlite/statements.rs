@@ -164,7 +164,7 @@ pub(super) async fn mark_unknown(
     witness: Witness,
     retention: Duration,
 ) -> Result<Settlement, StoreError> {
-    let (token, fence) = sql::witnessed(witness);
+    let (token, fence) = witnessed(witness);
     let done = query(MARK_UNKNOWN)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -301,7 +301,7 @@ async fn state(
     name: &RecordName,
     witness: Witness,
 ) -> Result<Option<i64>, StoreError> {
-    let (token, fence) = sql::witnessed(witness);
+    let (token, fence) = witnessed(witness);
     query_scalar(STATE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -310,6 +310,14 @@ async fn state(
         .fetch_optional(connection)
         .await
         .map_err(failure)
+}
+
+/// How a statement finds the record of a witness: by its token, or by its fence.
+fn witnessed(witness: Witness) -> (Option<Vec<u8>>, Option<i64>) {
+    match witness {
+        Witness::Owner(token) => (Some(token.as_bytes().to_vec()), None),
+        Witness::Lapsed(seen) => (None, Some(sql::fence(seen))),
+    }
 }
 
 /// `clock` is the host's, in microseconds, and the same all over a statement.

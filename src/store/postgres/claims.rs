@@ -1,0 +1,327 @@
+//! Claims of keys, many in one statement, which waits for no transaction that
+//! completes one of them. A claim may wait for another claim of the same new name,
+//! for as long as that one takes to commit.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{FromRow, Row as _, postgres::PgRow, query, query_as};
+
+use super::{
+    connections::Connections,
+    failure, looks,
+    members::{Answers, names},
+    removals::Removals,
+    session::Session,
+};
+use crate::{
+    RecordName,
+    store::{
+        Claim, Claimed, Grant, Record, RecordState, StoreError,
+        batch::{Batch, Told},
+        call::ClaimCall,
+        sql::{GrantColumns, micros},
+    },
+};
+
+pub(super) struct Claims {
+    connections: Arc<Connections>,
+    removals: Arc<Removals>,
+}
+
+impl Claims {
+    pub(super) fn new(connections: Arc<Connections>) -> Self {
+        let removals = Arc::default();
+        Self {
+            connections,
+            removals,
+        }
+    }
+}
+
+impl Batch for Claims {
+    type Call = ClaimCall;
+    type Answer = Claimed;
+
+    async fn together(&self, calls: Arc<Vec<ClaimCall>>) -> Result<Vec<Told<Claimed>>, StoreError> {
+        let removals = Arc::clone(&self.removals);
+        self.connections
+            .run(move |mut on| {
+                Box::pin(async move { claim_many(&mut on, &calls, &removals).await })
+            })
+            .await
+    }
+
+    async fn alone(&self, ClaimCall { name, claim }: ClaimCall) -> Result<Claimed, StoreError> {
+        let removals = Arc::clone(&self.removals);
+        self.connections
+            .run(move |mut on| {
+                Box::pin(async move { claim_one(&mut on, &name, &claim, &removals).await })
+            })
+            .await
+    }
+}
+
+async fn claim_one(
+    on: &mut Session<'_>,
+    name: &RecordName,
+    claim: &Claim,
+    removals: &Removals,
+) -> Result<Claimed, StoreError> {
+    let heard = removals.heard();
+    let granted: Option<FreshColumns> = query_as(CLAIM)
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.operation.as_bytes().as_slice())
+        .bind(claim.token.as_bytes().as_slice())
+        .bind(claim.fingerprint.as_bytes().as_slice())
+        .bind(micros(claim.lease))
+        .bind(micros(claim.retention))
+        .fetch_optional(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    if let Some(FreshColumns {
+        grant,
+        removals: removed,
+    }) = granted
+    {
+        removals.hear(removed);
+        let grant = if removed == heard {
+            Some(grant.decode()?)
+        } else {
+            refence(on, name, claim).await?
+        };
+        return Ok(grant.map_or(Claimed::Vanished, Claimed::Acquired));
+    }
+    // A statement of its own: the snapshot of the first need not contain the
+    // record that it ran into.
+    let Some(mut record) = looks::read(on, name).await? else {
+        return Ok(Claimed::Vanished);
+    };
+    // The answer to an earlier try got lost, perhaps before that one knew whether
+    // its fence would do.
+    if is_own(&record, claim.token.as_bytes()) {
+        match refence(on, name, claim).await? {
+            Some(grant) => record.fence = grant.fence,
+            None => return Ok(Claimed::Vanished),
+        }
+    }
+    Ok(Claimed::Occupied(record))
+}
+
+/// Gives a claim a fence that was drawn after its record was there; `None` if it
+/// is in progress no more.
+///
+/// See [`Removals`]; with the record in place, no other claim of its name can
+/// come and go.
+async fn refence(
+    on: &mut Session<'_>,
+    name: &RecordName,
+    claim: &Claim,
+) -> Result<Option<Grant>, StoreError> {
+    let granted: Option<GrantColumns> = query_as(REFENCE)
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(claim.token.as_bytes().as_slice())
+        .fetch_optional(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    granted.map(GrantColumns::decode).transpose()
+}
+
+fn is_own(record: &Record, token: &[u8]) -> bool {
+    let in_progress = matches!(record.state, RecordState::InProgress { .. });
+    in_progress && record.token.as_bytes() == token
+}
+
+async fn claim_many(
+    on: &mut Session<'_>,
+    calls: &[ClaimCall],
+    removals: &Removals,
+) -> Result<Vec<Told<Claimed>>, StoreError> {
+    if let [ClaimCall { name, claim }] = calls {
+        let claimed = claim_one(on, name, claim, removals).await?;
+        return Ok(vec![Told::Answer(Ok(claimed))]);
+    }
+    let heard = removals.heard();
+    let [scopes, keys] = names(calls.iter().map(|call| &call.name));
+    let column = |value: fn(&Claim) -> &[u8]| -> Vec<&[u8]> {
+        calls.iter().map(|call| value(&call.claim)).collect()
+    };
+    let time = |value: fn(&Claim) -> Duration| -> Vec<i64> {
+        calls
+            .iter()
+            .map(|call| micros(value(&call.claim)))
+            .collect()
+    };
+    let rows = query(CLAIM_MANY)
+        .persistent(on.persistent)
+        .bind(scopes)
+        .bind(keys)
+        .bind(column(|claim| claim.operation.as_bytes()))
+        .bind(column(|claim| claim.token.as_bytes()))
+        .bind(column(|claim| claim.fingerprint.as_bytes()))
+        .bind(time(|claim| claim.lease))
+        .bind(time(|claim| claim.retention))
+        .fetch_all(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    let mut told = Answers::to(calls.iter().map(|call| *call.claim.token.as_bytes()));
+    let mut doubtful = Vec::new();
+    for row in &rows {
+        let asked = row.try_get("asked").map_err(failure)?;
+        match row.try_get("removals").map_err(failure)? {
+            None => {
+                let record = looks::record(row)?;
+                if !is_own(&record, asked) {
+                    told.answer(asked, Ok(Claimed::Occupied(record)));
+                }
+            }
+            Some(removed) if removed == heard => {
+                told.answer(asked, grant(row).map(Claimed::Acquired));
+            }
+            Some(removed) => {
+                removals.hear(removed);
+                doubtful.push(asked);
+            }
+        }
+    }
+    if !doubtful.is_empty() {
+        refence_many(on, calls, &doubtful, &mut told).await?;
+    }
+    Ok(told.told)
+}
+
+/// As [`refence`], of many.
+async fn refence_many(
+    on: &mut Session<'_>,
+    calls: &[ClaimCall],
+    doubtful: &[&[u8]],
+    told: &mut Answers<Claimed>,
+) -> Result<(), StoreError> {
+    let doubtful: Vec<&ClaimCall> = calls
+        .iter()
+        .filter(|call| doubtful.contains(&call.claim.token.as_bytes().as_slice()))
+        .collect();
+    let [scopes, keys] = names(doubtful.iter().map(|call| &call.name));
+    let tokens: Vec<&[u8]> = doubtful
+        .iter()
+        .map(|call| call.claim.token.as_bytes().as_slice())
+        .collect();
+    let rows = query(REFENCE_MANY)
+        .persistent(on.persistent)
+        .bind(scopes)
+        .bind(keys)
+        .bind(tokens)
+        .fetch_all(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    for row in &rows {
+        let asked = row.try_get("asked").map_err(failure)?;
+        told.answer(asked, grant(row).map(Claimed::Acquired));
+    }
+    Ok(())
+}
+
+/// A new claim, and the number of the last removal before it was in place.
+struct FreshColumns {
+    grant: GrantColumns,
+    removals: i64,
+}
+
+impl<'r> FromRow<'r, PgRow> for FreshColumns {
+    fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
+        Ok(Self {
+            grant: GrantColumns::from_row(row)?,
+            removals: row.try_get("removals")?,
+        })
+    }
+}
+
+fn grant(row: &PgRow) -> Result<Grant, StoreError> {
+    GrantColumns::from_row(row).map_err(failure)?.decode()
+}
+
+/// `removals` is read once the record is in place: see [`Removals`]. The filter
+/// keeps a name with a visible record away from `ON CONFLICT`, which would wait
+/// for a transaction that is about to complete it, and from the sequence.
+/// The statement's time is one, so that a completion with the same retention
+/// computes the very same `expires_at`.
+const CLAIM: &str = "
+INSERT INTO idempotency_records
+    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
+     claimed_at, lease_until, expires_at)
+SELECT $1, $2, $3, $4, $5, 1, 1, 0, nextval('idempotency_fences'),
+       statement_timestamp(),
+       statement_timestamp() + $6 * interval '1 microsecond',
+       statement_timestamp() + $7 * interval '1 microsecond'
+WHERE NOT EXISTS (SELECT FROM idempotency_records WHERE scope = $1 AND key = $2)
+ON CONFLICT (scope, key) DO NOTHING
+RETURNING operation, fence, attempt::bigint,
+    (SELECT last_value FROM idempotency_removals) AS removals";
+
+const REFENCE: &str = "
+UPDATE idempotency_records
+SET fence = GREATEST(nextval('idempotency_fences'), fence + 1)
+WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
+RETURNING operation, fence, attempt::bigint";
+
+/// As [`CLAIM`], of many, and with what it runs into: records
+/// that can be seen are answered with, and only the other names are inserted. A
+/// name whose record is neither seen nor inserted has one that came meanwhile.
+///
+/// `LATERAL` and `OFFSET` lead to the records by their names, whatever the
+/// planner thinks of the size of the table. `removals` is read after each row is
+/// in place.
+const CLAIM_MANY: &str = "
+WITH asked AS MATERIALIZED (
+    SELECT *
+    FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[], $5::bytea[],
+                $6::bigint[], $7::bigint[])
+        AS asked (scope, key, operation, token, fingerprint, lease, retention)
+), found AS MATERIALIZED (
+    SELECT asked.token AS asked, record.*
+    FROM asked CROSS JOIN LATERAL (
+        SELECT operation, fence, attempt, state, takeovers, fingerprint, token,
+               claimed_at, expires_at, lease_until, response
+        FROM idempotency_records AS record
+        WHERE record.scope = asked.scope AND record.key = asked.key
+        OFFSET 0
+    ) AS record
+), claimed AS (
+    INSERT INTO idempotency_records
+        (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
+         claimed_at, lease_until, expires_at)
+    SELECT asked.scope, asked.key, asked.operation, asked.token, asked.fingerprint, 1, 1, 0,
+           nextval('idempotency_fences'),
+           statement_timestamp(),
+           statement_timestamp() + asked.lease * interval '1 microsecond',
+           statement_timestamp() + asked.retention * interval '1 microsecond'
+    FROM asked
+    WHERE NOT EXISTS (SELECT FROM found WHERE found.asked = asked.token)
+    ORDER BY asked.scope COLLATE \"C\", asked.key COLLATE \"C\"
+    ON CONFLICT (scope, key) DO NOTHING
+    RETURNING token, operation, fence, attempt,
+        (SELECT last_value FROM idempotency_removals
+         WHERE idempotency_records.fence > 0) AS removals
+)
+SELECT asked, NULL AS removals,
+       operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
+       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
+       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
+       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
+       response
+FROM found, (SELECT clock_timestamp() AS now) AS clock
+UNION ALL
+SELECT token, removals,
+       operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM claimed";
+
+const REFENCE_MANY: &str = "
+UPDATE idempotency_records AS record
+SET fence = GREATEST(nextval('idempotency_fences'), record.fence + 1)
+FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
+WHERE record.scope = asked.scope AND record.key = asked.key
+  AND record.token = asked.token AND record.state = 1
+RETURNING asked.token AS asked, record.operation, record.fence, record.attempt::bigint";

@@ -1,0 +1,246 @@
+//! What ends or prolongs a claim, by its token; of many records in one
+//! statement, which waits for no transaction that completes one of them.
+
+use std::{collections::HashMap, sync::Arc};
+
+use sqlx::{Row as _, postgres::PgRow, query, query_as};
+
+use super::{
+    connections::Connections,
+    failure,
+    members::{Answers, names},
+    session::Session,
+};
+use crate::store::{
+    Settlement, StoreError,
+    batch::{Batch, Told},
+    call::SettleCall,
+    sql,
+};
+
+pub(super) struct Settlements(pub(super) Arc<Connections>);
+
+impl Batch for Settlements {
+    type Call = SettleCall;
+    type Answer = Settlement;
+
+    async fn together(
+        &self,
+        calls: Arc<Vec<SettleCall>>,
+    ) -> Result<Vec<Told<Settlement>>, StoreError> {
+        self.0
+            .run(move |mut on| Box::pin(async move { settle(&mut on, &calls).await }))
+            .await
+    }
+
+    async fn alone(&self, call: SettleCall) -> Result<Settlement, StoreError> {
+        self.0
+            .run(move |mut on| Box::pin(async move { settle_alone(&mut on, &call).await }))
+            .await
+    }
+}
+
+async fn settle(
+    on: &mut Session<'_>,
+    calls: &[SettleCall],
+) -> Result<Vec<Told<Settlement>>, StoreError> {
+    let mut told = Answers::to(calls.iter().map(|call| *call.token.as_bytes()));
+    if let [call] = calls {
+        if settle_one(on, SETTLE_UNLOCKED, call).await? {
+            told.answer(call.token.as_bytes(), Ok(Settlement::Applied));
+        }
+    } else {
+        for row in settle_many(on, calls).await? {
+            let asked = row.try_get("asked").map_err(failure)?;
+            told.answer(asked, Ok(Settlement::Applied));
+        }
+    }
+    let left: Vec<&SettleCall> = calls
+        .iter()
+        .zip(&told.told)
+        .filter(|(_, told)| matches!(told, Told::AskAlone))
+        .map(|(call, _)| call)
+        .collect();
+    if !left.is_empty() {
+        look_after(on, &left, &mut told).await?;
+    }
+    Ok(told.told)
+}
+
+/// Waits for who has locked the record.
+async fn settle_alone(on: &mut Session<'_>, call: &SettleCall) -> Result<Settlement, StoreError> {
+    if settle_one(on, SETTLE_ONE, call).await? {
+        return Ok(Settlement::Applied);
+    }
+    let states = states(on, &[call]).await?;
+    let state = states.get(call.token.as_bytes()).copied();
+    sql::repeated(state, call.goal.reached())
+}
+
+async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<PgRow>, StoreError> {
+    let [scopes, keys] = names(calls.iter().map(|call| &call.name));
+    let goals: Vec<i64> = calls.iter().map(|call| call.goal.state()).collect();
+    let responses: Vec<Option<&[u8]>> = calls.iter().map(|call| call.goal.response()).collect();
+    let (times, at_least): (Vec<i64>, Vec<i64>) =
+        calls.iter().map(|call| call.goal.times()).unzip();
+    query(SETTLE)
+        .persistent(on.persistent)
+        .bind(scopes)
+        .bind(keys)
+        .bind(tokens(calls.iter()))
+        .bind(goals)
+        .bind(responses)
+        .bind(times)
+        .bind(at_least)
+        .fetch_all(&mut *on.connection)
+        .await
+        .map_err(failure)
+}
+
+/// Whether the record was there, as it has to be.
+async fn settle_one(
+    on: &mut Session<'_>,
+    statement: &'static str,
+    SettleCall { name, token, goal }: &SettleCall,
+) -> Result<bool, StoreError> {
+    let (time, at_least) = goal.times();
+    let done = query(statement)
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(token.as_bytes().as_slice())
+        .bind(goal.state())
+        .bind(goal.response())
+        .bind(time)
+        .bind(at_least)
+        .execute(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    Ok(done.rows_affected() > 0)
+}
+
+/// Tells those whose record was not changed why: it is where an earlier call has
+/// put it, or another's, or beyond change. What could have been changed is locked,
+/// and left to be asked for alone.
+async fn look_after(
+    on: &mut Session<'_>,
+    left: &[&SettleCall],
+    told: &mut Answers<Settlement>,
+) -> Result<(), StoreError> {
+    let states = states(on, left).await?;
+    for call in left {
+        let token = call.token.as_bytes();
+        let state = states.get(token).copied();
+        if !state.is_some_and(|state| call.goal.is_open_in(state)) {
+            told.answer(token, sql::repeated(state, call.goal.reached()));
+        }
+    }
+    Ok(())
+}
+
+/// The states of the records that still have their tokens.
+async fn states(
+    on: &mut Session<'_>,
+    calls: &[&SettleCall],
+) -> Result<HashMap<[u8; 16], i64>, StoreError> {
+    let [scopes, keys] = names(calls.iter().map(|call| &call.name));
+    let rows: Vec<(Vec<u8>, i64)> = query_as(STATES)
+        .persistent(on.persistent)
+        .bind(scopes)
+        .bind(keys)
+        .bind(tokens(calls.iter().copied()))
+        .fetch_all(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    let states = rows
+        .into_iter()
+        .filter_map(|(token, state)| Some((token.try_into().ok()?, state)));
+    Ok(states.collect())
+}
+
+fn tokens<'c>(calls: impl Iterator<Item = &'c SettleCall>) -> Vec<&'c [u8]> {
+    calls.map(|call| call.token.as_bytes().as_slice()).collect()
+}
+
+/// The goal is the state that the record is to have. A record that is locked is
+/// skipped, and the guards stand twice, since it may change until it is locked.
+const SETTLE: &str = "
+WITH held AS MATERIALIZED (
+    SELECT asked.*
+    FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bigint[], $5::bytea[],
+                $6::bigint[], $7::bigint[])
+            AS asked (scope, key, token, goal, response, time, at_least),
+        idempotency_records AS record
+    WHERE record.scope = asked.scope AND record.key = asked.key
+      AND record.token = asked.token
+      AND (record.state = 1 OR (record.state = 3 AND asked.goal = 2))
+    FOR NO KEY UPDATE OF record SKIP LOCKED
+)
+UPDATE idempotency_records AS record
+SET state = CASE WHEN held.goal = 5 AND record.takeovers > 0 THEN 4 ELSE held.goal END,
+    response = held.response,
+    lease_until = CASE held.goal
+        WHEN 1 THEN statement_timestamp() + held.time * interval '1 microsecond'
+        ELSE record.lease_until
+        END,
+    expires_at = CASE held.goal
+        WHEN 2 THEN GREATEST(
+            record.claimed_at + held.time * interval '1 microsecond',
+            statement_timestamp() + held.at_least * interval '1 microsecond')
+        WHEN 3 THEN statement_timestamp() + held.time * interval '1 microsecond'
+        ELSE record.expires_at
+        END
+FROM held
+WHERE record.scope = held.scope AND record.key = held.key
+  AND record.token = held.token
+  AND (record.state = 1 OR (record.state = 3 AND held.goal = 2))
+RETURNING held.token AS asked";
+
+/// As [`SETTLE`], of one record, and by the clock: it may have waited.
+macro_rules! settle_one {
+    ($unless:literal) => {
+        concat!(
+            "
+UPDATE idempotency_records
+SET state = CASE WHEN $4 = 5 AND takeovers > 0 THEN 4 ELSE $4 END,
+    response = $5,
+    lease_until = CASE $4
+        WHEN 1 THEN clock_timestamp() + $6 * interval '1 microsecond'
+        ELSE lease_until
+        END,
+    expires_at = CASE $4
+        WHEN 2 THEN GREATEST(
+            claimed_at + $6 * interval '1 microsecond',
+            clock_timestamp() + $7 * interval '1 microsecond')
+        WHEN 3 THEN clock_timestamp() + $6 * interval '1 microsecond'
+        ELSE expires_at
+        END
+WHERE scope = $1 AND key = $2 AND token = $3
+  AND (state = 1 OR (state = 3 AND $4 = 2))",
+            $unless
+        )
+    };
+}
+
+/// Waits for who has locked the record.
+const SETTLE_ONE: &str = settle_one!("");
+
+/// Does nothing if the record is locked.
+const SETTLE_UNLOCKED: &str = settle_one!(
+    "
+  AND EXISTS (
+      SELECT FROM idempotency_records
+      WHERE scope = $1 AND key = $2
+      FOR NO KEY UPDATE SKIP LOCKED)"
+);
+
+const STATES: &str = "
+SELECT asked.token AS asked, record.state
+FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
+    CROSS JOIN LATERAL (
+        SELECT state::bigint
+        FROM idempotency_records AS record
+        WHERE record.scope = asked.scope AND record.key = asked.key
+          AND record.token = asked.token
+        OFFSET 0
+    ) AS record";
