@@ -6,7 +6,10 @@
 use std::{
     collections::{HashSet, VecDeque},
     panic::AssertUnwindSafe,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -70,8 +73,9 @@ struct Shared<B: Batch> {
     most_waiting: usize,
     /// For each runtime its own: a lane goes on only while its runtime does.
     queues: Mutex<Vec<(runtime::Id, Queue<B>)>>,
-    /// Places for the calls that are made alone.
+    /// Places for the calls that are made alone, and how many have or want one.
     alone: Arc<Semaphore>,
+    asking_alone: AtomicUsize,
 }
 
 /// How many batches are under way at a time: the fewer, the more calls each of
@@ -114,7 +118,7 @@ impl<B: Batch> Clone for Batches<B> {
 impl<B: Batch> Batches<B> {
     /// As many batches at a time as `lanes` says, for each runtime, with up to
     /// `most_waiting` calls behind them; and beside them what `alone` has places
-    /// for.
+    /// for, with as many behind it.
     pub(super) fn new(batch: B, lanes: Lanes, most_waiting: usize, alone: Arc<Semaphore>) -> Self {
         Self(Arc::new(Shared {
             batch,
@@ -122,6 +126,7 @@ impl<B: Batch> Batches<B> {
             most_waiting,
             queues: Mutex::default(),
             alone,
+            asking_alone: AtomicUsize::new(0),
         }))
     }
 
@@ -183,6 +188,8 @@ impl<B: Batch> Shared<B> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let place = queues.iter().position(|(id, _)| *id == runtime);
         let place = place.unwrap_or_else(|| {
+            // Of runtimes that have ended, perhaps; others begin anew.
+            queues.retain(|(_, queue)| !queue.is_idle());
             let queue = Queue {
                 waiting: VecDeque::new(),
                 busy: Vec::new(),
@@ -261,8 +268,13 @@ impl<B: Batch> Lane<B> {
     }
 
     fn ask_alone(&self, member: Member<B>) {
-        let shared = Arc::clone(&self.shared);
+        let asking = Asking::new(&self.shared);
+        if asking.is_one_too_many && member.call.is_for_its_caller() {
+            let _ = member.reply.send(Err(StoreError::overloaded()));
+            return;
+        }
         tokio::spawn(async move {
+            let shared = &asking.shared;
             // Never closed.
             let _place = shared.alone.acquire().await;
             if !member.is_wanted() {
@@ -272,6 +284,28 @@ impl<B: Batch> Lane<B> {
             let answer = shared.batch.alone(call).await;
             let _ = reply.send(answer);
         });
+    }
+}
+
+/// A call that is made alone, counted while it is.
+struct Asking<B: Batch> {
+    shared: Arc<Shared<B>>,
+    is_one_too_many: bool,
+}
+
+impl<B: Batch> Asking<B> {
+    fn new(shared: &Arc<Shared<B>>) -> Self {
+        let before = shared.asking_alone.fetch_add(1, Ordering::Relaxed);
+        Self {
+            is_one_too_many: before >= shared.most_waiting,
+            shared: Arc::clone(shared),
+        }
+    }
+}
+
+impl<B: Batch> Drop for Asking<B> {
+    fn drop(&mut self) {
+        self.shared.asking_alone.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -289,6 +323,10 @@ impl<B: Batch> Drop for Lane<B> {
 }
 
 impl<B: Batch> Queue<B> {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.busy.is_empty()
+    }
+
     /// Whether a lane but this one goes on in good time.
     fn is_well_without(&self, lane: Option<LaneId>) -> bool {
         let mut others = self.busy.iter().filter(|(id, _)| Some(*id) != lane);
@@ -338,12 +376,10 @@ const MOST_PASSED_OVER: usize = 4096;
 const MOST_BYTES: usize = 1 << 20;
 
 /// Many times what a batch takes on a server that is well.
-const SLOW: Duration = Duration::from_millis(50);
+const SLOW: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use tokio::{
         sync::Notify,
         task::{JoinHandle, yield_now},
@@ -376,7 +412,7 @@ mod tests {
         }
 
         fn is_for_its_caller(&self) -> bool {
-            spelled(self) != "outcome"
+            !spelled(self).contains("outcome")
         }
     }
 
@@ -396,7 +432,7 @@ mod tests {
                 return Err(StoreError::unavailable("a value").about_one());
             }
             let told = names.into_iter().map(|name| match &*name {
-                "locked" => Told::AskAlone,
+                locked if locked.starts_with("locked") => Told::AskAlone,
                 _ => Told::Answer(Ok(name)),
             });
             Ok(told.collect())
@@ -615,6 +651,43 @@ mod tests {
         said(first).await.unwrap();
         assert_eq!(said(free).await.unwrap(), "free");
         assert_eq!(said(locked).await.unwrap(), "locked alone");
+    }
+
+    #[tokio::test]
+    async fn too_many_locked_records_refuse_the_next_one_but_no_outcome() {
+        let trial = Trial::new(2);
+        // Nobody gets a place to ask alone.
+        let alone = Arc::clone(&trial.batches.0.alone);
+        let held = alone.acquire_owned().await.unwrap();
+        let mut locked = Vec::new();
+        for _ in 0..3 {
+            locked.push(trial.ask("locked").await);
+            trial.open().await;
+        }
+        let refused = said(locked.pop().unwrap()).await.unwrap_err();
+        assert_eq!(refused.kind(), crate::StoreErrorKind::Overloaded);
+        let outcome = trial.ask("locked outcome").await;
+        trial.open().await;
+        drop(held);
+        assert_eq!(said(outcome).await.unwrap(), "locked outcome alone");
+        for asked in locked {
+            assert_eq!(said(asked).await.unwrap(), "locked alone");
+        }
+    }
+
+    #[test]
+    fn the_queue_of_a_runtime_that_has_ended_is_forgotten() {
+        let echo = Echo::default();
+        let lanes = Lanes { usual: 1, most: 1 };
+        let batches = Batches::new(echo.clone(), lanes, 10, Arc::new(Semaphore::new(1)));
+        for _ in 0..3 {
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .build()
+                .unwrap();
+            echo.gate.notify_one();
+            runtime.block_on(batches.call(ask("key"))).unwrap();
+        }
+        assert_eq!(batches.0.queues.lock().unwrap().len(), 1);
     }
 
     #[tokio::test]
