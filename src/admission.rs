@@ -38,7 +38,7 @@ impl<S: Store> Host<S> {
         if body.size_hint().lower() > config.request_limit as u64 {
             return Admission::Refused(Rejection::body_too_large(config.request_limit));
         }
-        if self.tasks.is_draining() {
+        if self.is_draining() {
             return Admission::Refused(Rejection::draining());
         }
         if tokio::runtime::Handle::try_current().is_err() {

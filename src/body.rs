@@ -11,7 +11,9 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
-use tokio::{sync::oneshot, time};
+use tokio::sync::oneshot;
+
+use crate::within::Within;
 
 pin_project! {
     /// The body of a request below the layer: as it came, or read in full for
@@ -323,7 +325,8 @@ impl LiveEnd {
 }
 
 /// A body read up to a limit, losing nothing.
-pub(crate) enum Gathered<B: Body> {
+/// What was read of a body; what was not is still there to be read.
+pub(crate) enum Gathered<E> {
     Whole {
         data: Bytes,
         trailers: Option<HeaderMap>,
@@ -331,51 +334,43 @@ pub(crate) enum Gathered<B: Body> {
     /// It has more bytes than the limit.
     Outgrown {
         read: Bytes,
-        rest: Pin<Box<B>>,
     },
     /// It took longer than the time it was given.
     Late {
         read: Bytes,
-        rest: Pin<Box<B>>,
     },
     Broken {
         read: Bytes,
-        error: B::Error,
+        error: E,
     },
     /// There was no room for more of it.
     Crowded {
         read: Bytes,
-        rest: Pin<Box<B>>,
     },
 }
 
-/// Reads `body` to its end, but no more than `limit` bytes and no longer than
-/// `within`, and only while `room` takes the bytes of its next frame.
 pub(crate) async fn gather<B: Body<Data = Bytes>>(
-    body: B,
+    body: Pin<&mut B>,
     limit: usize,
     within: Duration,
     room: impl FnMut(usize) -> bool,
-) -> Gathered<B> {
-    let mut body = Box::pin(body);
+) -> Gathered<B::Error> {
     let mut read = Collected::default();
     if body.size_hint().lower() > limit as u64 {
-        return Gathered::Outgrown {
-            read: read.take(),
-            rest: body,
-        };
+        return Gathered::Outgrown { read: read.take() };
     }
-    let end = time::timeout(within, read_to_end(body.as_mut(), limit, &mut read, room)).await;
+    let whole = read_to_end(body, limit, &mut read, room);
+    let end = Within::after_a_second_look(within, whole).await;
     let read = read.take();
     match end {
-        Ok(End::Clean { trailers }) => Gathered::Whole {
+        Some(End::Clean { trailers }) => Gathered::Whole {
             data: read,
             trailers,
         },
-        Ok(End::Crowded) => Gathered::Crowded { read, rest: body },
-        Ok(End::Outgrown) => Gathered::Outgrown { read, rest: body },
-        Ok(End::Broken { error }) => Gathered::Broken { read, error },
-        Err(_) => Gathered::Late { read, rest: body },
+        Some(End::Crowded) => Gathered::Crowded { read },
+        Some(End::Outgrown) => Gathered::Outgrown { read },
+        Some(End::Broken { error }) => Gathered::Broken { read, error },
+        None => Gathered::Late { read },
     }
 }
 

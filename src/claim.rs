@@ -12,6 +12,7 @@ use crate::{
     host::Host,
     jitter::jittered,
     store::{Claim, Claimed, Grant, Record, RecordState, Release, Settlement, Succession, Witness},
+    within::Within,
 };
 
 /// One guarded request on its way to a claim.
@@ -82,9 +83,13 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
         if round > 0 {
             time::sleep(jittered(PAUSE * round)).await;
         }
-        let left = host.config.store_timeout.saturating_sub(start.elapsed());
-        let round = time::timeout(left, round_of(host, claimant, &mut asking, &mut seen)).await;
-        match round.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+        let left = match round {
+            0 => host.config.store_timeout,
+            _ => host.config.store_timeout.saturating_sub(start.elapsed()),
+        };
+        let round = round_of(host, claimant, &mut asking, &mut seen);
+        let round = Within::new(left, round).await;
+        match round.unwrap_or_else(|| Err(StoreError::timed_out())) {
             Ok(Some(Round::Granted(grant))) => {
                 if start.elapsed() <= host.config.lease / 3 {
                     return granted(grant, start, asking);
@@ -280,9 +285,9 @@ impl<S> Host<S> {
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        time::timeout(self.config.store_timeout, call)
+        Within::new(self.config.store_timeout, call)
             .await
-            .unwrap_or_else(|_| Err(StoreError::timed_out()))
+            .unwrap_or_else(|| Err(StoreError::timed_out()))
     }
 }
 

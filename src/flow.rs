@@ -8,7 +8,14 @@
 mod ending;
 mod turn;
 
-use std::{any::Any, future::poll_fn, panic::AssertUnwindSafe, pin::pin, sync::Arc, task::Poll};
+use std::{
+    any::Any,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, Waker},
+};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
@@ -25,7 +32,7 @@ use crate::{
     host::{Host, Share},
     lease::Heartbeats,
     policy::Disconnect,
-    reply::{Answer, Reply, say_unrecorded},
+    reply::{Answer, Client, Reply, say_unrecorded},
     settle::{Ending, Owned},
     store::{Claim, Grant},
     transaction::Transacted,
@@ -53,21 +60,23 @@ where
     async move {
         let config = &host.config;
         let refuse = |rejection: Rejection| Ok(config.refuse_at_once(&rejection));
-        let mut buffered = Share::empty();
-        let room = |bytes| buffered.grow(&host.buffers, bytes);
+        let mut buffered = host.buffers.none();
         let (limit, within) = (config.request_limit, config.request_time);
-        let (body, trailers) = match gather(body, limit, within, room).await {
-            Gathered::Whole { data, trailers } => (data, trailers),
-            Gathered::Outgrown { .. } => return refuse(Rejection::body_too_large(limit)),
-            Gathered::Late { .. } => return refuse(Rejection::body_timeout(within)),
-            Gathered::Broken { .. } => return refuse(Rejection::body_broken()),
-            Gathered::Crowded { .. } => return refuse(Rejection::overloaded()),
+        let (body, trailers) = {
+            let body = pin!(body);
+            match gather(body, limit, within, |bytes| buffered.grow(bytes)).await {
+                Gathered::Whole { data, trailers } => (data, trailers),
+                Gathered::Outgrown { .. } => return refuse(Rejection::body_too_large(limit)),
+                Gathered::Late { .. } => return refuse(Rejection::body_timeout(within)),
+                Gathered::Broken { .. } => return refuse(Rejection::body_broken()),
+                Gathered::Crowded { .. } => return refuse(Rejection::overloaded()),
+            }
         };
         let fingerprint = match config.fingerprinter.current(&parts, &body) {
             Ok(fingerprint) => fingerprint,
             Err(fault) => return refuse(Rejection::body_invalid(fault.0)),
         };
-        let Some(place) = host.tasks.place() else {
+        let Some(place) = host.running.take(1) else {
             return refuse(Rejection::overloaded());
         };
         let claimant = Box::new(Claimant {
@@ -77,85 +86,104 @@ where
             body,
             trailers,
         });
+        let (client, answer) = oneshot::channel();
+        detach(run(
+            Arc::clone(&host),
+            inner,
+            claimant,
+            client,
+            (place, buffered),
+        ));
         // Only a panic of a callback, or the end of the runtime, drops the reply.
-        detach(&host, inner, claimant, place, buffered)
+        answer
             .await
             .unwrap_or_else(|_| refuse(Rejection::handler_panicked()))
     }
 }
 
+/// Runs `task` to its end, whoever leaves, in the caller's tracing span.
+///
+/// Begins at once, on the caller's stack: what has nothing to wait for needs
+/// no task of its own, and nobody can leave meanwhile. A panic ends it, as it
+/// would end a task.
+fn detach(task: impl Future<Output = ()> + Send + 'static) {
+    let mut task = Box::pin(task);
+    let mut cx = Context::from_waker(Waker::noop());
+    let begun = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut cx)));
+    if !matches!(begun, Ok(Poll::Pending)) {
+        return;
+    }
+    #[cfg(feature = "tracing")]
+    let task = {
+        use tracing::instrument::{Instrument as _, WithSubscriber as _};
+        task.in_current_span().with_current_subscriber()
+    };
+    // Polled again at once, with a waker of its own.
+    tokio::spawn(task);
+}
+
 /// From here on the request runs to its end, whoever leaves.
 ///
-/// Not a part of [`guard`], whose future would have room for that of the whole run.
-fn detach<I, S, B, R>(
-    host: &Arc<Host<S>>,
+/// What seldom happens is boxed, so that the future of every request has no
+/// room for it; and so are the handler and the end of its run, since allocators
+/// have small pieces at hand.
+fn run<I, S, B, R>(
+    host: Arc<Host<S>>,
     inner: I,
-    claimant: Box<Claimant>,
-    place: Share,
-    buffered: Share,
-) -> oneshot::Receiver<Answer<R, I::Error>>
+    mut claimant: Box<Claimant>,
+    client: Client<R, I::Error>,
+    (place, buffered): (Share, Share),
+) -> impl Future<Output = ()> + Send
 where
-    I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
+    I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send,
     I::Future: Send,
     I::Error: Send + 'static,
     S: Store,
-    B: Body<Data = Bytes> + Send + 'static,
+    B: Body<Data = Bytes> + Send,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    let (reply, answer) = Reply::new(Arc::clone(&host.config));
-    let exchange = Exchange {
-        host: Arc::clone(host),
-        reply,
-        place: Some(place),
-        buffered: Some(buffered),
-    };
-    host.tasks.detach(exchange.run(inner, claimant));
-    answer
+    async move {
+        let mut exchange = Exchange {
+            host: &host,
+            reply: Reply::new(&host.config, client),
+            place: Some(place),
+            buffered: Some(buffered),
+        };
+        let Some((inner, granted)) = exchange.claim(inner, &mut claimant).await else {
+            return;
+        };
+        let owned = Owned::new(&host, &claimant, granted.map(|(grant, _)| grant));
+        let request = exchange.passed_on(*claimant);
+        match granted {
+            Some((grant, since)) => {
+                exchange
+                    .run_guarded(&owned, grant, since, inner, request)
+                    .await;
+            }
+            None => {
+                Box::pin(exchange.run_unguarded(inner, request)).await;
+                Box::pin(exchange.withdraw(&owned)).await;
+            }
+        }
+    }
 }
 
 /// A guarded request once it is detached: it has a client, perhaps.
-struct Exchange<S, R: Body, E> {
-    host: Arc<Host<S>>,
-    reply: Reply<R, E>,
+struct Exchange<'a, S, R: Body, E> {
+    host: &'a Arc<Host<S>>,
+    reply: Reply<'a, R, E>,
     place: Option<Share>,
     buffered: Option<Share>,
 }
 
-impl<S, R, E> Exchange<S, R, E>
+impl<S, R, E> Exchange<'_, S, R, E>
 where
     S: Store,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
     E: Send + 'static,
 {
-    /// What seldom happens is boxed, so that the future of every request has no
-    /// room for it.
-    fn run<I, B>(mut self, inner: I, mut claimant: Box<Claimant>) -> impl Future<Output = ()> + Send
-    where
-        I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone + Send,
-        I::Future: Send,
-        B: Body<Data = Bytes> + Send,
-    {
-        async move {
-            let Some((inner, granted)) = self.claim(inner, &mut claimant).await else {
-                return;
-            };
-            let grant = granted.map(|(grant, _)| grant);
-            let owned = Owned::new(Arc::clone(&self.host), &claimant, grant);
-            let request = self.passed_on(*claimant);
-            match granted {
-                Some((grant, since)) => {
-                    Box::pin(self.run_guarded(&owned, grant, since, inner, request)).await;
-                }
-                None => {
-                    Box::pin(self.run_unguarded(inner, request)).await;
-                    Box::pin(self.withdraw(&owned)).await;
-                }
-            }
-        }
-    }
-
     /// The request for the handler, and for the layer's bound on bodies no more.
     fn passed_on<B>(&mut self, claimant: Claimant) -> Request<RequestBody<B>> {
         self.buffered = None;
@@ -171,7 +199,7 @@ where
 
     fn run_guarded<I, B>(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         grant: Grant,
         since: Instant,
         inner: I,
@@ -182,20 +210,19 @@ where
         I::Future: Send,
         B: Body<Data = Bytes> + Send,
     {
-        let config = Arc::clone(&owned.host.config);
-        let operation = Operation::new(config, owned.name.clone(), owned.token, grant);
+        let config = Arc::clone(&self.host.config);
+        let operation = Operation::new(config, owned.name.clone(), owned.token, grant, since);
         request.extensions_mut().insert(operation.clone());
-        let lost = operation.loss();
-        let handler = call(inner, request);
+        let handler = Box::pin(call(inner, request));
         async move {
-            let heartbeats = Heartbeats::start(&owned.host, &owned.name, owned.token, since, lost);
+            let heartbeats = Heartbeats::start(self.host, &operation);
             if heartbeats.is_first {
                 tokio::task::yield_now().await;
             }
             match self.attend(handler).await {
                 Some(answered) => {
                     let answered = answered.map_err(|_panic| Rejection::handler_panicked());
-                    self.end(owned, &operation, answered).await;
+                    Box::pin(self.end(owned, &operation, answered)).await;
                 }
                 None => Box::pin(self.lose_unattended(owned, &operation)).await,
             }
@@ -207,11 +234,10 @@ where
     /// has left.
     fn attend<T>(
         &mut self,
-        handler: impl Future<Output = T> + Send,
+        mut handler: Pin<Box<impl Future<Output = T> + Send>>,
     ) -> impl Future<Output = Option<T>> + Send {
         let cancels = self.host.config.disconnect == Disconnect::Cancel;
         async move {
-            let mut handler = pin!(handler);
             let mut left = pin!(self.reply.left());
             poll_fn(|cx| match handler.as_mut().poll(cx) {
                 Poll::Ready(answered) => Poll::Ready(Some(answered)),
@@ -225,7 +251,7 @@ where
     /// Nothing is left to run.
     fn end(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         operation: &Operation,
         answered: Result<Result<Response<R>, E>, Rejection>,
     ) -> impl Future<Output = ()> + Send {
@@ -275,16 +301,14 @@ where
 }
 
 /// Late writes have bounds of their own, and no place among the running.
-impl<S: Store, R: Body, E> Exchange<S, R, E> {
-    async fn settle_late(&mut self, owned: &Owned<S>, ending: &Ending) {
-        self.place = None;
-        owned.settle_late(ending).await;
+impl<S: Store, R: Body, E> Exchange<'_, S, R, E> {
+    async fn settle_late(&mut self, owned: &Owned<'_, S>, ending: &Ending) {
+        owned.settle_late(ending, self.place.take()).await;
     }
 
-    async fn withdraw(&mut self, owned: &Owned<S>) {
-        self.place = None;
+    async fn withdraw(&mut self, owned: &Owned<'_, S>) {
         self.buffered = None;
-        owned.withdraw().await;
+        owned.withdraw(self.place.take()).await;
     }
 }
 

@@ -80,16 +80,14 @@ impl KeptHeaders {
         self
     }
 
-    /// The kept headers, in their order.
-    pub(crate) fn keep(&self, headers: &HeaderMap, marker: &HeaderName) -> HeaderMap {
+    /// Whether a header of the response with these headers is kept.
+    pub(crate) fn of<'a>(
+        &'a self,
+        headers: &HeaderMap,
+        marker: &'a HeaderName,
+    ) -> impl Fn(&HeaderName) -> bool + 'a {
         let hops = named_by_connection(headers);
-        let mut kept = HeaderMap::with_capacity(headers.len());
-        for (name, value) in headers {
-            if name != marker && !hops.contains(name) && self.keeps(name) {
-                kept.append(name, value.clone());
-            }
-        }
-        kept
+        move |name| name != marker && !hops.contains(name) && self.keeps(name)
     }
 
     fn keeps(&self, name: &HeaderName) -> bool {

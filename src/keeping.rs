@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header, response};
 use crate::{
     Word,
     config::{Config, LONGEST, RECORDED},
-    record::{RecordedResponse, WholeResponse},
+    record::{RecordedResponse, encode},
     store::Completion,
 };
 
@@ -40,13 +40,8 @@ impl Config {
         trailers: Option<&HeaderMap>,
         word: Word,
     ) -> Completion {
-        let recorded = RecordedResponse::whole(WholeResponse {
-            status: response.status,
-            headers: self.kept_headers.keep(&response.headers, &self.marker),
-            body: body.clone(),
-            trailers: trailers.cloned().unwrap_or_default(),
-        })
-        .encode();
+        let kept = self.kept_headers.of(&response.headers, &self.marker);
+        let recorded = encode(response.status, &response.headers, kept, body, trailers);
         if recorded.len() > self.response_limit.saturating_add(HEADER_ROOM) {
             return self.tombstone(response.status, word);
         }

@@ -80,7 +80,7 @@ impl<S: Store> IdempotencyLayer<S> {
     /// its lease. Dropping the future stops the waiting alone.
     pub async fn drain(&self, grace: Duration) -> Drained {
         Drained {
-            left: self.host.tasks.drain(grace).await,
+            left: self.host.drain(grace).await,
         }
     }
 

@@ -9,12 +9,12 @@ use std::{
 use rand::RngExt as _;
 use tokio::{
     runtime::{self, Handle},
+    sync::SetOnce,
     task::{AbortHandle, JoinHandle},
     time::{self, Instant},
 };
-use tokio_util::sync::CancellationToken;
 
-use crate::{RecordName, Store, host::Host, store::Settlement};
+use crate::{Operation, Store, host::Host, store::Settlement};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
 /// store, so that a claim whose answer got lost can be recognised.
@@ -77,12 +77,58 @@ impl fmt::Display for Fence {
     }
 }
 
+/// The lease of one claim, as its owner knows it.
+pub(crate) struct Lease {
+    /// A moment before the store granted the claim.
+    granted: Instant,
+    /// Set when the lease is, or may be, over.
+    lost: SetOnce<()>,
+    age: Mutex<Age>,
+}
+
+enum Age {
+    Young,
+    Old(AbortHandle),
+    Ended,
+}
+
+impl Lease {
+    pub(crate) fn granted(since: Instant) -> Self {
+        Self {
+            granted: since,
+            lost: SetOnce::new(),
+            age: Mutex::new(Age::Young),
+        }
+    }
+
+    pub(crate) fn is_lost(&self) -> bool {
+        self.lost.initialized()
+    }
+
+    pub(crate) async fn lost(&self) {
+        self.lost.wait().await;
+    }
+
+    fn lose(&self) {
+        // It may have been lost before.
+        let _ = self.lost.set(());
+    }
+
+    fn age(&self) -> MutexGuard<'_, Age> {
+        self.age.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(*self.age(), Age::Ended)
+    }
+}
+
 /// Keeps a claim's lease alive while it exists, from tasks of their own: a handler
 /// that never yields does not stop them on a multi-threaded runtime.
-pub(crate) struct Heartbeats {
-    leases: Arc<Leases>,
+pub(crate) struct Heartbeats<'a> {
+    leases: &'a Leases,
     runtime: runtime::Id,
-    held: Arc<Held>,
+    operation: Operation,
     /// Whether the task that watches over the leases began with this one. It
     /// does so on this thread, and a handler that blocks it from its first poll
     /// on would not let it.
@@ -98,53 +144,22 @@ pub(crate) struct Leases(Mutex<Vec<(runtime::Id, Young)>>);
 #[derive(Default)]
 struct Young {
     /// Each with the time of its first heartbeat, in this order.
-    held: VecDeque<(Instant, Arc<Held>)>,
+    held: VecDeque<(Instant, Operation)>,
     /// How many of them have ended.
     ended: usize,
     keeper: Option<JoinHandle<()>>,
 }
 
-/// A lease that is held.
-struct Held {
-    name: RecordName,
-    token: Token,
-    /// A moment before the store granted the claim.
-    granted: Instant,
-    /// Cancelled when the lease is, or may be, over.
-    lost: CancellationToken,
-    age: Mutex<Age>,
-}
-
-enum Age {
-    Young,
-    Old(AbortHandle),
-    Ended,
-}
-
-impl Heartbeats {
-    /// `granted` is a moment before the store granted the claim. `lost` is
-    /// cancelled when the lease is, or may be, over.
-    pub(crate) fn start<S: Store>(
-        host: &Arc<Host<S>>,
-        name: &RecordName,
-        token: Token,
-        granted: Instant,
-        lost: CancellationToken,
-    ) -> Self {
-        let held = Arc::new(Held {
-            name: name.clone(),
-            token,
-            granted,
-            lost,
-            age: Mutex::new(Age::Young),
-        });
+impl<'a> Heartbeats<'a> {
+    pub(crate) fn start<S: Store>(host: &'a Arc<Host<S>>, operation: &Operation) -> Self {
         let runtime = Handle::current().id();
         let is_first = host.leases.of(runtime, |young| {
+            let now = Instant::now();
             young.forget_ended();
             // As the keeper does, should a handler that blocks hold that up.
-            young.let_grow(host);
-            let due = Instant::now() + host.config.heartbeat;
-            young.held.push_back((due, Arc::clone(&held)));
+            young.let_grow(host, now);
+            let due = now + host.config.heartbeat;
+            young.held.push_back((due, operation.clone()));
             let is_first = young.keeper.as_ref().is_none_or(JoinHandle::is_finished);
             if is_first {
                 young.keeper = Some(tokio::spawn(keep(Arc::downgrade(host), runtime)));
@@ -152,18 +167,18 @@ impl Heartbeats {
             is_first
         });
         Self {
-            leases: Arc::clone(&host.leases),
+            leases: &host.leases,
             runtime,
-            held,
+            operation: operation.clone(),
             is_first,
         }
     }
 }
 
-impl Drop for Heartbeats {
+impl Drop for Heartbeats<'_> {
     fn drop(&mut self) {
         // Its lock is given back first: the keeper takes them the other way round.
-        let before = mem::replace(&mut *self.held.age(), Age::Ended);
+        let before = mem::replace(&mut *self.operation.lease().age(), Age::Ended);
         match before {
             Age::Young => self.leases.of(self.runtime, |young| young.ended += 1),
             // A call under way may be dropped: it is one atomic transition.
@@ -178,6 +193,7 @@ impl Leases {
         let mut runtimes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let place = runtimes.iter().position(|(id, _)| *id == runtime);
         let place = place.unwrap_or_else(|| {
+            runtimes.retain(|(_, young)| !young.is_over());
             runtimes.push((runtime, Young::default()));
             runtimes.len() - 1
         });
@@ -186,49 +202,45 @@ impl Leases {
 }
 
 impl Young {
+    /// Whether its runtime may have ended: another one begins anew.
+    fn is_over(&self) -> bool {
+        let mut held = self.held.iter();
+        self.keeper.as_ref().is_none_or(JoinHandle::is_finished)
+            && held.all(|(_, operation)| operation.lease().has_ended())
+    }
+
     /// Most end in the order in which they began: two steps for each that begins.
     /// Behind one that goes on they gather, and are forgotten together.
     fn forget_ended(&mut self) {
         for _ in 0..2 {
-            if self.held.front().is_none_or(|(_, held)| !held.has_ended()) {
+            let front = self.held.front();
+            if front.is_none_or(|(_, operation)| !operation.lease().has_ended()) {
                 break;
             }
             self.held.pop_front();
             self.ended = self.ended.saturating_sub(1);
         }
         if self.ended > SPARE && self.ended * 2 > self.held.len() {
-            self.held.retain(|(_, held)| !held.has_ended());
+            self.held
+                .retain(|(_, operation)| !operation.lease().has_ended());
             self.ended = 0;
         }
     }
-}
 
-impl Young {
     /// Gives each lease whose first heartbeat is due a task of its own.
-    fn let_grow<S: Store>(&mut self, host: &Arc<Host<S>>) {
-        let now = Instant::now();
+    fn let_grow<S: Store>(&mut self, host: &Arc<Host<S>>, now: Instant) {
         while self.held.front().is_some_and(|(due, _)| *due <= now)
-            && let Some((_, held)) = self.held.pop_front()
+            && let Some((_, operation)) = self.held.pop_front()
         {
-            let mut age = held.age();
+            let mut age = operation.lease().age();
             match *age {
                 Age::Ended => self.ended = self.ended.saturating_sub(1),
                 _ => {
-                    let beat = tokio::spawn(beat(Arc::clone(host), Arc::clone(&held)));
+                    let beat = tokio::spawn(beat(Arc::clone(host), operation.clone()));
                     *age = Age::Old(beat.abort_handle());
                 }
             }
         }
-    }
-}
-
-impl Held {
-    fn age(&self) -> MutexGuard<'_, Age> {
-        self.age.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn has_ended(&self) -> bool {
-        matches!(*self.age(), Age::Ended)
     }
 }
 
@@ -238,7 +250,8 @@ async fn keep<S: Store>(host: Weak<Host<S>>, runtime: runtime::Id) {
     let mut was_idle = false;
     while let Some(host) = host.upgrade() {
         let wake = host.leases.of(runtime, |young| {
-            young.let_grow(&host);
+            let now = Instant::now();
+            young.let_grow(&host, now);
             let is_idle = young.held.is_empty();
             if is_idle && was_idle {
                 young.keeper = None;
@@ -246,7 +259,7 @@ async fn keep<S: Store>(host: Weak<Host<S>>, runtime: runtime::Id) {
             }
             was_idle = is_idle;
             // What comes meanwhile is due later.
-            let next = Instant::now() + host.config.heartbeat;
+            let next = now + host.config.heartbeat;
             Some(young.held.front().map_or(next, |(due, _)| next.min(*due)))
         });
         drop(host);
@@ -261,37 +274,31 @@ async fn keep<S: Store>(host: Weak<Host<S>>, runtime: runtime::Id) {
 /// not extended for so long that the store may see it lapsed, it may be lost:
 /// that is said, and it is tried on, since a lapsed lease that nobody has taken
 /// over is still its owner's.
-async fn beat<S: Store>(host: Arc<Host<S>>, held: Arc<Held>) {
+async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
     let config = &host.config;
-    let Held {
-        name,
-        token,
-        granted,
-        lost,
-        ..
-    } = &*held;
-    let last = *granted + config.longest_run;
-    let mut until = *granted + config.lease;
+    let (name, token, lease) = (operation.name(), operation.token(), operation.lease());
+    let last = lease.granted + config.longest_run;
+    let mut until = lease.granted + config.lease;
     let mut next = Instant::now();
     loop {
-        if !lost.is_cancelled() {
+        if !lease.is_lost() {
             next = next.min(until);
         }
         time::sleep_until(next.min(last)).await;
         let asked = Instant::now();
         if asked >= last {
-            return lost.cancel();
+            return lease.lose();
         }
         if asked >= until {
-            lost.cancel();
+            lease.lose();
         }
-        let renewed = host.store.renew(name, *token, config.lease);
+        let renewed = host.store.renew(name, token, config.lease);
         next = match time::timeout(config.store_timeout, renewed).await {
             Ok(Ok(Settlement::Applied)) => {
                 until = asked + config.lease;
                 asked + config.heartbeat
             }
-            Ok(Ok(Settlement::Superseded)) => return lost.cancel(),
+            Ok(Ok(Settlement::Superseded)) => return lease.lose(),
             // The store may be back before the lease lapses: ask more often.
             Ok(Err(_)) | Err(_) => Instant::now() + config.heartbeat / 4,
         };

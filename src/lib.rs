@@ -135,6 +135,7 @@ mod rejection;
 mod outcome;
 mod host;
 mod jitter;
+mod within;
 mod sync;
 
 pub mod store;

@@ -12,11 +12,10 @@ use std::{
 use rand::RngExt as _;
 use sha2::{Digest as _, Sha256};
 
-use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
+use tokio::{sync::watch, time::Instant};
 
 use crate::{
-    Fence, Key, RecordName, Scope, config::Config, lease::Token, store::Grant,
+    Fence, Key, RecordName, Scope, Token, config::Config, lease::Lease, store::Grant,
     transaction::Transacted,
 };
 
@@ -112,32 +111,35 @@ struct Shared {
     grant: Grant,
     effects: AtomicBool,
     word: Mutex<Word>,
-    lost: CancellationToken,
+    token: Token,
+    lease: Lease,
     #[cfg_attr(
         not(any(feature = "postgres", feature = "sqlite")),
         expect(dead_code, reason = "only the SQL stores complete on their own")
     )]
     config: Arc<Config>,
-    #[cfg_attr(
-        not(any(feature = "postgres", feature = "sqlite")),
-        expect(dead_code, reason = "only the SQL stores complete on their own")
-    )]
-    token: Token,
     /// Made by the first commit: most operations have none.
     transacted: OnceLock<watch::Sender<Transacted>>,
 }
 
 impl Operation {
-    pub(crate) fn new(config: Arc<Config>, name: RecordName, token: Token, grant: Grant) -> Self {
+    /// `since` is a moment before the store granted the claim.
+    pub(crate) fn new(
+        config: Arc<Config>,
+        name: RecordName,
+        token: Token,
+        grant: Grant,
+        since: Instant,
+    ) -> Self {
         Self {
             shared: Arc::new(Shared {
                 name,
                 grant,
                 effects: AtomicBool::new(false),
                 word: Mutex::default(),
-                lost: CancellationToken::new(),
-                config,
                 token,
+                lease: Lease::granted(since),
+                config,
                 transacted: OnceLock::new(),
             }),
         }
@@ -210,7 +212,7 @@ impl Operation {
     /// # let _ = transfer;
     /// ```
     pub async fn lost(&self) {
-        self.shared.lost.cancelled().await;
+        self.shared.lease.lost().await;
     }
 
     /// The response is to be recorded, whatever its status.
@@ -239,9 +241,16 @@ impl Operation {
         *said = word.or(*said);
     }
 
-    /// Says that the lease is lost.
-    pub(crate) fn loss(&self) -> CancellationToken {
-        self.shared.lost.clone()
+    pub(crate) fn name(&self) -> &RecordName {
+        &self.shared.name
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.shared.token
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.shared.lease
     }
 
     pub(crate) fn word(&self) -> Word {
@@ -251,15 +260,9 @@ impl Operation {
     /// How the operation's own transaction ended, once it has: it ends on its
     /// own, whether the handler waits for it or not.
     pub(crate) async fn transacted(&self) -> Transacted {
-        let Some(transacted) = self.shared.transacted.get() else {
-            return Transacted::Not;
-        };
-        let mut ended = transacted.subscribe();
-        let pending = |transacted: &Transacted| matches!(transacted, Transacted::Pending);
-        match ended.wait_for(|transacted| !pending(transacted)).await {
-            Ok(transacted) => transacted.clone(),
-            // The sender is here.
-            Err(_) => Transacted::Not,
+        match self.shared.transacted.get() {
+            None => Transacted::Not,
+            Some(transacted) => Box::pin(ended(transacted)).await,
         }
     }
 
@@ -275,24 +278,26 @@ impl Operation {
     }
 }
 
+async fn ended(transacted: &watch::Sender<Transacted>) -> Transacted {
+    let pending = |transacted: &Transacted| matches!(transacted, Transacted::Pending);
+    let mut ended = transacted.subscribe();
+    match ended.wait_for(|transacted| !pending(transacted)).await {
+        Ok(transacted) => transacted.clone(),
+        // The sender is here.
+        Err(_) => Transacted::Not,
+    }
+}
+
 /// What a store needs for completing inside the handler's transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Operation {
-    pub(crate) fn name(&self) -> &RecordName {
-        &self.shared.name
-    }
-
-    pub(crate) fn token(&self) -> Token {
-        self.shared.token
-    }
-
     pub(crate) fn config(&self) -> &Config {
         &self.shared.config
     }
 
     /// An operation that others may have taken over begins nothing new.
     pub(crate) fn check_lease(&self) -> Result<(), crate::StoreError> {
-        match self.shared.lost.is_cancelled() {
+        match self.lease().is_lost() {
             true => Err(crate::StoreError::unavailable(
                 "the operation's lease is lost",
             )),

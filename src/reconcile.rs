@@ -106,10 +106,10 @@ pub(crate) async fn reconcile<S: Store>(
     since: Instant,
     may_run: bool,
 ) -> Result<Reconciliation, StoreError> {
-    let owned = Owned::new(Arc::clone(host), claimant, Some(grant));
+    let owned = Owned::new(host, claimant, Some(grant));
     let config = Arc::clone(&host.config);
-    let operation = Operation::new(config, owned.name.clone(), owned.token, grant);
-    let heartbeats = Heartbeats::start(host, &owned.name, owned.token, since, operation.loss());
+    let operation = Operation::new(config, owned.name.clone(), owned.token, grant, since);
+    let heartbeats = Heartbeats::start(host, &operation);
     if heartbeats.is_first {
         tokio::task::yield_now().await;
     }

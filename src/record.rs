@@ -11,7 +11,7 @@
 //! Numbers are little-endian. Bytes of another version, or whose checksum is
 //! wrong, are an error and never "absent".
 
-use bytes::{BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::StoreError;
@@ -103,17 +103,13 @@ impl RecordedResponse {
         let Kept::Response(response) = &self.0 else {
             return seal(TOMBSTONE, BytesMut::with_capacity(PREFIX));
         };
-        let lines = response.headers.iter().chain(&response.trailers);
-        let lines: usize = lines
-            .map(|(name, value)| 6 + name.as_str().len() + value.len())
-            .sum();
-        let mut bytes = BytesMut::with_capacity(PREFIX + 6 + lines + response.body.len());
-        bytes.put_bytes(0, PREFIX);
-        bytes.put_u16_le(response.status.as_u16());
-        put_lines(&mut bytes, &response.headers);
-        put_lines(&mut bytes, &response.trailers);
-        bytes.put_slice(&response.body);
-        seal(RESPONSE, bytes)
+        let WholeResponse {
+            status,
+            headers,
+            body,
+            trailers,
+        } = response;
+        encode(*status, headers, |_| true, body, Some(trailers))
     }
 
     /// Reads what [`encode`](Self::encode) made. The body shares the memory of
@@ -125,22 +121,22 @@ impl RecordedResponse {
     /// of a version that is not known here.
     pub fn decode(bytes: Bytes) -> Result<Self, StoreError> {
         let mut rest = Reader(bytes);
-        if rest.take(2)?.as_ref() != MAGIC {
+        if rest.array()? != MAGIC {
             return Err(StoreError::corrupt("response: not a recorded response"));
         }
-        if rest.take(1)?.as_ref() != [VERSION] {
+        let [version, kind] = rest.array()?;
+        if version != VERSION {
             return Err(StoreError::corrupt(
                 "response: its version is not known here",
             ));
         }
-        let kind = rest.take(1)?[0];
-        let checksum = rest.number::<4>()?;
-        if crc(kind, &rest.0) != checksum as u32 {
+        let checksum = rest.long()?;
+        if crc(kind, &rest.0) != checksum {
             return Err(StoreError::corrupt("response: its checksum is wrong"));
         }
         match kind {
             RESPONSE => Ok(Self::whole(WholeResponse {
-                status: StatusCode::from_u16(rest.number::<2>()? as u16)
+                status: StatusCode::from_u16(rest.short()?)
                     .map_err(|_| StoreError::corrupt("response: status"))?,
                 headers: rest.lines()?,
                 trailers: rest.lines()?,
@@ -150,6 +146,29 @@ impl RecordedResponse {
             _ => Err(StoreError::corrupt("response: kind")),
         }
     }
+}
+
+/// The bytes of a response, with those of its headers that `keeps` tells.
+pub(crate) fn encode(
+    status: StatusCode,
+    headers: &HeaderMap,
+    keeps: impl Fn(&HeaderName) -> bool,
+    body: &[u8],
+    trailers: Option<&HeaderMap>,
+) -> Bytes {
+    let headers = || headers.iter().filter(|(name, _)| keeps(name));
+    let trailers = || trailers.into_iter().flatten();
+    let lines: usize = headers()
+        .chain(trailers())
+        .map(|(name, value)| LINE + name.as_str().len() + value.len())
+        .sum();
+    let mut bytes = BytesMut::with_capacity(PREFIX + HEAD + lines + body.len());
+    bytes.put_bytes(0, PREFIX);
+    bytes.put_u16_le(status.as_u16());
+    put_lines(&mut bytes, headers().count(), headers());
+    put_lines(&mut bytes, trailers().count(), trailers());
+    bytes.put_slice(body);
+    seal(RESPONSE, bytes)
 }
 
 impl std::fmt::Debug for WholeResponse {
@@ -179,9 +198,13 @@ fn crc(kind: u8, rest: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-fn put_lines(bytes: &mut BytesMut, lines: &HeaderMap) {
+fn put_lines<'a>(
+    bytes: &mut BytesMut,
+    count: usize,
+    lines: impl Iterator<Item = (&'a HeaderName, &'a HeaderValue)>,
+) {
     // http bounds a HeaderMap at 32,768 lines and a name at 65,535 bytes.
-    bytes.put_u16_le(lines.len() as u16);
+    bytes.put_u16_le(count as u16);
     for (name, value) in lines {
         bytes.put_u16_le(name.as_str().len() as u16);
         bytes.put_slice(name.as_str().as_bytes());
@@ -194,30 +217,45 @@ fn put_lines(bytes: &mut BytesMut, lines: &HeaderMap) {
 struct Reader(Bytes);
 
 impl Reader {
-    fn take(&mut self, count: usize) -> Result<Bytes, StoreError> {
+    fn needs(&self, count: usize) -> Result<(), StoreError> {
         if count > self.0.len() {
             return Err(StoreError::corrupt("response: it ends too early"));
         }
+        Ok(())
+    }
+
+    /// A part of the memory that was read from.
+    fn take(&mut self, count: usize) -> Result<Bytes, StoreError> {
+        self.needs(count)?;
         Ok(self.0.split_to(count))
     }
 
-    fn number<const N: usize>(&mut self) -> Result<usize, StoreError> {
-        let bytes = self.take(N)?;
-        Ok(bytes
-            .iter()
-            .rev()
-            .fold(0, |sum, &byte| sum << 8 | usize::from(byte)))
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], StoreError> {
+        self.needs(N)?;
+        let mut bytes = [0; N];
+        self.0.copy_to_slice(&mut bytes);
+        Ok(bytes)
+    }
+
+    fn short(&mut self) -> Result<u16, StoreError> {
+        self.array().map(u16::from_le_bytes)
+    }
+
+    fn long(&mut self) -> Result<u32, StoreError> {
+        self.array().map(u32::from_le_bytes)
     }
 
     fn lines(&mut self) -> Result<HeaderMap, StoreError> {
         let corrupt = |_| StoreError::corrupt("response: header");
-        let count = self.number::<2>()?;
+        let count = self.short()?;
         let mut lines = HeaderMap::new();
         for _ in 0..count {
-            let length = self.number::<2>()?;
-            let name = HeaderName::from_bytes(&self.take(length)?)
+            let length = usize::from(self.short()?);
+            self.needs(length)?;
+            let name = HeaderName::from_bytes(&self.0[..length])
                 .map_err(|_| StoreError::corrupt("response: header name"))?;
-            let length = self.number::<4>()?;
+            self.0.advance(length);
+            let length = self.long()? as usize;
             let value = HeaderValue::from_maybe_shared(self.take(length)?)
                 .map_err(|_| StoreError::corrupt("response: header value"))?;
             lines.try_append(name, value).map_err(corrupt)?;
@@ -229,6 +267,10 @@ impl Reader {
 const MAGIC: [u8; 2] = *b"ti";
 const VERSION: u8 = 1;
 const PREFIX: usize = 8;
+/// Status and the counts of lines.
+const HEAD: usize = 6;
+/// The lengths of a name and its value.
+const LINE: usize = 6;
 const RESPONSE: u8 = 0;
 const TOMBSTONE: u8 = 1;
 

@@ -1,7 +1,5 @@
 //! The answer to the client: one, told and sent once.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::{HeaderValue, Response};
 use http_body::Body;
@@ -20,19 +18,21 @@ use crate::{
 pub(crate) type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
 
 /// The way back to a client, who may have left.
-pub(crate) struct Reply<R: Body, E> {
-    config: Arc<Config>,
-    client: Option<oneshot::Sender<Answer<R, E>>>,
+/// Where the answer is sent to.
+pub(crate) type Client<R, E> = oneshot::Sender<Answer<R, E>>;
+
+pub(crate) struct Reply<'a, R: Body, E> {
+    config: &'a Config,
+    client: Option<Client<R, E>>,
 }
 
-impl<R, E> Reply<R, E>
+impl<'a, R, E> Reply<'a, R, E>
 where
     R: Body<Data = Bytes>,
 {
-    pub(crate) fn new(config: Arc<Config>) -> (Self, oneshot::Receiver<Answer<R, E>>) {
-        let (client, answer) = oneshot::channel();
+    pub(crate) fn new(config: &'a Config, client: Client<R, E>) -> Self {
         let client = Some(client);
-        (Self { config, client }, answer)
+        Self { config, client }
     }
 
     /// Ends when the client has left, and never if it has its answer.

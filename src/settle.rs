@@ -1,21 +1,21 @@
 //! Writing down what became of a claim: at once, or late.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::time::{self, Instant};
 
 use crate::{
     Fingerprint, OperationId, RecordName, Store, StoreError, Token,
     claim::{Claimant, Found, Seen},
-    host::Host,
+    host::{Host, Share},
     jitter::jittered,
     outcome::Notice,
     store::{Completion, Grant, RecordState, Release, Settlement, Witness},
 };
 
 /// A claim that was granted, to be settled.
-pub(crate) struct Owned<S> {
-    pub(crate) host: Arc<Host<S>>,
+pub(crate) struct Owned<'a, S> {
+    pub(crate) host: &'a Host<S>,
     pub(crate) name: RecordName,
     pub(crate) token: Token,
     pub(crate) operation: Option<OperationId>,
@@ -29,9 +29,9 @@ pub(crate) enum Ending {
     Unknown,
 }
 
-impl<S: Store> Owned<S> {
+impl<'a, S: Store> Owned<'a, S> {
     /// The claim as it was granted; no grant where its answer got lost.
-    pub(crate) fn new(host: Arc<Host<S>>, claimant: &Claimant, grant: Option<Grant>) -> Self {
+    pub(crate) fn new(host: &'a Host<S>, claimant: &Claimant, grant: Option<Grant>) -> Self {
         Self {
             host,
             name: claimant.name.clone(),
@@ -67,14 +67,17 @@ impl<S: Store> Owned<S> {
 
     /// Tries again until the store answers, bounded in time, and in tasks and
     /// bytes over all requests of the layer. Until then the outcome is unknown to
-    /// others.
-    pub(crate) async fn settle_late(&self, ending: &Ending) {
+    /// others. The request gives its `place` among the running back.
+    pub(crate) async fn settle_late(&self, ending: &Ending, place: Option<Share>) {
         let bytes = match ending {
             Ending::Completed(completion) => completion.response.len(),
             Ending::Released(_) | Ending::Unknown => 0,
         };
-        let host = &self.host;
-        let (Some(_task), Some(_bytes)) = (host.late.take(1), host.late_bytes.take(bytes)) else {
+        let host = self.host;
+        let taken = (host.late.take(1), host.late_bytes.take(bytes));
+        // Not before: whoever drains the layer counts the one or the other.
+        drop(place);
+        let (Some(_task), Some(_bytes)) = taken else {
             Notice::GaveUpRecording.tell(self.operation);
             return;
         };
@@ -121,9 +124,12 @@ impl<S: Store> Owned<S> {
 
     /// Takes back a claim that was given up before anything ran, and may or may
     /// not have reached the store. A claim that is still on its way when it is
-    /// not found is found by the second look.
-    pub(crate) async fn withdraw(&self) {
-        let Some(_task) = self.host.late.take(1) else {
+    /// not found is found by the second look. The request gives its `place`
+    /// among the running back.
+    pub(crate) async fn withdraw(&self, place: Option<Share>) {
+        let taken = self.host.late.take(1);
+        drop(place);
+        let Some(_task) = taken else {
             return;
         };
         let end = Instant::now() + self.host.config.late_time;

@@ -1,7 +1,7 @@
 //! The end of a run: what became of it is written down, and only then its client
 //! gets an answer.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 
 use bytes::Bytes;
 use http::{Response, response};
@@ -21,7 +21,7 @@ use crate::{
     transaction::{AsCommitted, Transacted},
 };
 
-impl<S, R, E> Exchange<S, R, E>
+impl<S, R, E> Exchange<'_, S, R, E>
 where
     S: Store,
     R: Body<Data = Bytes> + Send + 'static,
@@ -32,7 +32,7 @@ where
     /// answer, whatever the handler made of it.
     pub(super) async fn reply_committed(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         answered: Result<Result<Response<R>, E>, Rejection>,
         recorded: Bytes,
     ) {
@@ -65,7 +65,7 @@ where
         let Gathered::Whole {
             data,
             trailers: None,
-        } = gather(body, limit, within, |_| true).await
+        } = gather(pin!(body), limit, within, |_| true).await
         else {
             return None;
         };
@@ -77,7 +77,7 @@ where
     }
 
     /// The answer to COMMIT got lost, and nobody could say what became of it.
-    pub(super) async fn lose_commit(&mut self, owned: &Owned<S>) {
+    pub(super) async fn lose_commit(&mut self, owned: &Owned<'_, S>) {
         let response = self.host.config.refuse(&Rejection::commit_unknown());
         self.lose(owned, Ok(response)).await;
     }
@@ -85,7 +85,7 @@ where
     /// The transaction was rolled back, and the handler has not noticed.
     pub(super) async fn deny_success(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         operation: &Operation,
         word: Word,
     ) {
@@ -101,7 +101,7 @@ where
     }
 
     /// The handler was stopped with nobody left to answer.
-    pub(super) async fn lose_unattended(&mut self, owned: &Owned<S>, operation: &Operation) {
+    pub(super) async fn lose_unattended(&mut self, owned: &Owned<'_, S>, operation: &Operation) {
         self.reply.abandon(owned.operation);
         // A commit that was under way was not stopped with it.
         if let Transacted::Committed { .. } = operation.transacted().await {
@@ -118,7 +118,7 @@ where
     /// tables, say; and only then reply.
     pub(super) fn record(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         operation: &Operation,
         response: Response<R>,
     ) -> impl Future<Output = ()> + Send {
@@ -146,20 +146,20 @@ where
     /// Gathers the response and records it; or lets it go out as it comes.
     fn keep(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         mut parts: response::Parts,
         body: R,
         word: Word,
     ) -> impl Future<Output = ()> + Send {
+        let mut body = Box::pin(body);
         async move {
             let config = &owned.host.config;
             let gathered = if config.goes_out_live(&parts) {
-                Gathered::Outgrown {
-                    read: Bytes::new(),
-                    rest: Box::pin(body),
-                }
+                let read = Bytes::new();
+                Gathered::Outgrown { read }
             } else {
-                gather(body, config.response_limit, config.response_time, |_| true).await
+                let (limit, within) = (config.response_limit, config.response_time);
+                gather(body.as_mut(), limit, within, |_| true).await
             };
             match gathered {
                 Gathered::Whole { data, trailers } => {
@@ -174,10 +174,10 @@ where
                     let response = Response::from_parts(parts, ResponseBody::broken(read, error));
                     Box::pin(self.lose(owned, Ok(response))).await;
                 }
-                Gathered::Outgrown { read, rest }
-                | Gathered::Late { read, rest }
-                | Gathered::Crowded { read, rest } => {
-                    Box::pin(self.let_out(owned, parts, read, rest, word)).await;
+                Gathered::Outgrown { read }
+                | Gathered::Late { read }
+                | Gathered::Crowded { read } => {
+                    Box::pin(self.let_out(owned, parts, read, body, word)).await;
                 }
             }
         }
@@ -186,7 +186,7 @@ where
     /// The response goes out as it comes, and what is recorded is that it did.
     async fn let_out(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         parts: response::Parts,
         read: Bytes,
         rest: Pin<Box<R>>,
@@ -214,14 +214,14 @@ where
     }
 
     /// There is no word of the handler: the outcome is unknown.
-    pub(super) async fn lose(&mut self, owned: &Owned<S>, answer: Answer<R, E>) {
+    pub(super) async fn lose(&mut self, owned: &Owned<'_, S>, answer: Answer<R, E>) {
         self.settle(owned, &Ending::Unknown, Outcome::Unknown, answer)
             .await;
     }
 
     /// Another claim has superseded this one: its answer is the only one that
     /// an epoch has, and this handler's is not shown.
-    pub(super) async fn answer_as_loser(&mut self, owned: &Owned<S>) {
+    pub(super) async fn answer_as_loser(&mut self, owned: &Owned<'_, S>) {
         Notice::LostOwnership.tell(owned.operation);
         match owned.winner().await {
             Ok(Some(seen)) => self.reply.answer(seen),
@@ -237,7 +237,7 @@ where
     /// gets that one's answer.
     fn settle(
         &mut self,
-        owned: &Owned<S>,
+        owned: &Owned<'_, S>,
         ending: &Ending,
         outcome: Outcome,
         mut answer: Answer<R, E>,

@@ -1,8 +1,6 @@
 //! The request's turn: it claims its key, waits for the owner before it, or asks
 //! what became of that one; or it gets its answer without running.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
@@ -20,7 +18,7 @@ use crate::{
     store::Grant,
 };
 
-impl<S, R, E> Exchange<S, R, E>
+impl<S, R, E> Exchange<'_, S, R, E>
 where
     S: Store,
     R: Body<Data = Bytes> + Send + 'static,
@@ -37,10 +35,10 @@ where
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone,
     {
-        let host = Arc::clone(&self.host);
+        let host = self.host;
         let mut wait_until = None;
         loop {
-            let seen = match claim::claim(&host, claimant).await {
+            let seen = match claim::claim(host, claimant).await {
                 Claiming::Granted { grant, since } => return Some((inner, Some((grant, since)))),
                 Claiming::Found(seen) => seen,
                 Claiming::Asking {
@@ -94,12 +92,12 @@ where
         since: Instant,
         may_run: bool,
     ) -> Option<(Grant, Instant)> {
-        let host = Arc::clone(&self.host);
+        let host = self.host;
         let Recovery::Reconcile(reconciler) = &host.config.recovery else {
             self.reply.refuse(&Rejection::outcome_unknown());
             return None;
         };
-        match reconcile(&host, reconciler, claimant, grant, since, may_run).await {
+        match reconcile(host, reconciler, claimant, grant, since, may_run).await {
             Ok(Reconciliation::Run {
                 claim,
                 grant,
@@ -108,7 +106,7 @@ where
                 claimant.claim = claim;
                 return Some((grant, since));
             }
-            Ok(Reconciliation::Happened) => match claim::look(&host, claimant).await {
+            Ok(Reconciliation::Happened) => match claim::look(host, claimant).await {
                 Ok(Some(seen)) => self.reply.answer(seen),
                 Ok(None) => self.reply.refuse(&Rejection::contended()),
                 Err(error) => {
@@ -127,21 +125,21 @@ where
     /// Waits until the key can be claimed; false if the request has been
     /// answered, or nobody is left to answer.
     async fn wait(&mut self, claimant: &Claimant, mut seen: Seen, until: Instant) -> bool {
-        let host = Arc::clone(&self.host);
+        let host = self.host;
         let Some(mut place) = host.waiters.enter(&claimant.name) else {
             self.reply.answer(seen);
             return false;
         };
         loop {
             let heard = place.listen();
-            match claim::look(&host, claimant).await {
+            match claim::look(host, claimant).await {
                 Ok(None) => return true,
                 Ok(Some(now)) => seen = now,
                 // Without an answer the last one stands, until the bound.
                 Err(_) => {}
             }
             let is_running = matches!(seen.found, Found::InProgress { .. });
-            let is_over = Instant::now() >= until || host.tasks.is_draining();
+            let is_over = Instant::now() >= until || host.is_draining();
             if !is_running || is_over {
                 self.reply.answer(seen);
                 return false;
@@ -150,7 +148,7 @@ where
                 biased;
                 () = heard => {}
                 () = time::sleep_until(until) => {}
-                () = host.tasks.drained() => {}
+                () = host.drained() => {}
                 () = self.reply.left() => {
                     self.reply.abandon(None);
                     return false;
@@ -166,8 +164,7 @@ where
         }
         self.reply.refuse(&Rejection::store_unavailable(kind));
         if matches!(kind, StoreErrorKind::Unavailable | StoreErrorKind::TimedOut) {
-            let host = Arc::clone(&self.host);
-            self.withdraw(&Owned::new(host, claimant, None)).await;
+            self.withdraw(&Owned::new(self.host, claimant, None)).await;
         }
     }
 }

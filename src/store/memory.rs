@@ -3,12 +3,12 @@
 
 use std::{
     cmp::Reverse,
-    collections::HashMap,
     fmt,
-    hash::{BuildHasher as _, BuildHasherDefault, Hash, Hasher, RandomState},
+    hash::{BuildHasher as _, RandomState},
     time::Duration,
 };
 
+use hashbrown::HashTable;
 use tokio::time::Instant;
 
 use super::{
@@ -52,41 +52,17 @@ struct Inner {
     most_bytes: usize,
 }
 
-/// Boxed, so that a shard that grows moves little under its lock.
-type Shard = HashMap<Named, Box<Row>, BuildHasherDefault<KnownHash>>;
+/// A shard that grows reads no name again, and moves little under its lock.
+type Shard = HashTable<Slot>;
 
-/// A name whose hash is known: a shard that grows would have to read every name
-/// again.
-#[derive(Clone, PartialEq, Eq)]
-struct Named {
+struct Slot {
     hash: u64,
+    entry: Box<Entry>,
+}
+
+struct Entry {
     name: RecordName,
-}
-
-impl Hash for Named {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        state.write_u64(self.hash);
-    }
-}
-
-/// Takes the hash of a [`Named`] as it is.
-#[derive(Default)]
-struct KnownHash(u64);
-
-impl Hasher for KnownHash {
-    fn write(&mut self, bytes: &[u8]) {
-        for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
-        }
-    }
-
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
-    }
-
-    fn finish(&self) -> u64 {
-        self.0
-    }
+    row: Row,
 }
 
 impl MemoryStore {
@@ -136,12 +112,12 @@ impl Inner {
         Fence::new(self.fences.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The shard is chosen by other bits of the hash than the place in it.
-    fn shard(&self, name: &RecordName) -> (MutexGuard<'_, Shard>, Named) {
+    /// The shard of a name, and the name's hash, whose other bits choose the
+    /// place in it.
+    fn shard(&self, name: &RecordName) -> (MutexGuard<'_, Shard>, u64) {
         let hash = self.hasher.hash_one(name);
         let shard = &self.shards[(hash >> 20) as usize % self.shards.len()];
-        let name = name.clone();
-        (lock(shard), Named { hash, name })
+        (lock(shard), hash)
     }
 
     /// One transition of a record that may exist, under its lock.
@@ -150,10 +126,9 @@ impl Inner {
         name: &RecordName,
         apply: impl FnOnce(&mut Row) -> Settlement,
     ) -> Settlement {
-        let (mut shard, name) = self.shard(name);
-        shard
-            .get_mut(&name)
-            .map_or(Settlement::Superseded, |row| apply(row))
+        let (mut shard, hash) = self.shard(name);
+        let slot = shard.find_mut(hash, |slot| slot.is(hash, name));
+        slot.map_or(Settlement::Superseded, |slot| apply(&mut slot.entry.row))
     }
 
     /// One transition after which the record may keep a response: refused if
@@ -164,14 +139,15 @@ impl Inner {
         name: &RecordName,
         apply: impl FnOnce(&mut Row) -> Settlement,
     ) -> Result<Settlement, StoreError> {
-        let (mut shard, name) = self.shard(name);
-        let Some(row) = shard.get_mut(&name) else {
+        let (mut shard, hash) = self.shard(name);
+        let Some(slot) = shard.find_mut(hash, |slot| slot.is(hash, name)) else {
             return Ok(Settlement::Superseded);
         };
-        let mut next = Row::clone(row);
+        let row = &mut slot.entry.row;
+        let mut next = row.clone();
         let settlement = apply(&mut next);
         self.admit_bytes(next.kept_bytes() - row.kept_bytes())?;
-        **row = next;
+        *row = next;
         Ok(settlement)
     }
 
@@ -201,6 +177,13 @@ impl Inner {
     }
 }
 
+impl Slot {
+    /// The hash first: another record's name is far away.
+    fn is(&self, hash: u64, name: &RecordName) -> bool {
+        self.hash == hash && self.entry.name == *name
+    }
+}
+
 /// No shard is left in a state that a panic could have torn: transitions are
 /// assignments.
 fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
@@ -210,15 +193,17 @@ fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
 impl Store for MemoryStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let inner = &*self.inner;
-        let (mut shard, name) = inner.shard(name);
+        let (mut shard, hash) = inner.shard(name);
         let now = inner.now();
-        if let Some(row) = shard.get(&name) {
-            return Ok(Claimed::Occupied(row.snapshot(now)));
+        if let Some(slot) = shard.find(hash, |slot| slot.is(hash, name)) {
+            return Ok(Claimed::Occupied(slot.entry.row.snapshot(now)));
         }
         inner.admit()?;
         let row = Row::claimed(claim, inner.next_fence(), now);
         let grant = row.grant();
-        shard.insert(name, Box::new(row));
+        let name = name.clone();
+        let entry = Box::new(Entry { name, row });
+        shard.insert_unique(hash, Slot { hash, entry }, |slot| slot.hash);
         Ok(Claimed::Acquired(grant))
     }
 
@@ -230,10 +215,11 @@ impl Store for MemoryStore {
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let inner = &*self.inner;
-        let (mut shard, name) = inner.shard(name);
-        let Some(row) = shard.get_mut(&name) else {
+        let (mut shard, hash) = inner.shard(name);
+        let Some(slot) = shard.find_mut(hash, |slot| slot.is(hash, name)) else {
             return Ok(None);
         };
+        let row = &mut slot.entry.row;
         let bytes = row.kept_bytes();
         let grant = row.reclaim(seen, succession, claim, inner.next_fence(), inner.now());
         inner.give_back(0, bytes - row.kept_bytes());
@@ -295,8 +281,9 @@ impl Store for MemoryStore {
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         let inner = &*self.inner;
-        let (shard, name) = inner.shard(name);
-        Ok(shard.get(&name).map(|row| row.snapshot(inner.now())))
+        let (shard, hash) = inner.shard(name);
+        let slot = shard.find(hash, |slot| slot.is(hash, name));
+        Ok(slot.map(|slot| slot.entry.row.snapshot(inner.now())))
     }
 
     async fn list(
@@ -314,7 +301,7 @@ impl Store for MemoryStore {
             chosen.extend(
                 shard
                     .iter()
-                    .map(|(named, row)| (&named.name, row.snapshot(now)))
+                    .map(|Slot { entry, .. }| (&entry.name, entry.row.snapshot(now)))
                     .filter(|(_, record)| is_chosen(filter, record))
                     .map(|(name, record)| (name.clone(), record)),
             );
@@ -326,11 +313,11 @@ impl Store for MemoryStore {
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
         let inner = &*self.inner;
-        let (mut shard, name) = inner.shard(name);
-        match shard.get(&name) {
-            Some(row) if row.fence() == seen => {
-                inner.give_back(1, row.kept_bytes());
-                shard.remove(&name);
+        let (mut shard, hash) = inner.shard(name);
+        match shard.find_entry(hash, |slot| slot.is(hash, name)) {
+            Ok(found) if found.get().entry.row.fence() == seen => {
+                let (slot, _) = found.remove();
+                inner.give_back(1, slot.entry.row.kept_bytes());
                 Ok(Settlement::Applied)
             }
             _ => Ok(Settlement::Superseded),
@@ -346,7 +333,8 @@ impl Store for MemoryStore {
         let mut purged = Purged::default();
         for shard in &inner.shards {
             let now = inner.now();
-            lock(shard).retain(|_, row| {
+            lock(shard).retain(|Slot { entry, .. }| {
+                let row = &mut entry.row;
                 if purged.touched() >= u64::from(limit) {
                     return true;
                 }

@@ -1,9 +1,8 @@
 //! Removing what has expired, in the background.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
-use tokio::{task::JoinHandle, time};
-use tokio_util::sync::CancellationToken;
+use tokio::{sync::SetOnce, task::JoinHandle, time};
 
 use super::{Purged, Store};
 use crate::jitter::jittered;
@@ -80,12 +79,12 @@ impl<S: Store> Sweeper<S> {
     ///
     /// Outside a Tokio runtime.
     pub fn spawn(self) -> SweeperHandle {
-        let stop = CancellationToken::new();
-        let task = tokio::spawn(self.run(stop.clone()));
+        let stop = Arc::default();
+        let task = tokio::spawn(self.run(Arc::clone(&stop)));
         SweeperHandle { stop, task }
     }
 
-    async fn run(self, stop: CancellationToken) -> SweepReport {
+    async fn run(self, stop: Arc<Stop>) -> SweepReport {
         let mut report = SweepReport::default();
         loop {
             if pause(&stop, self.every + jittered(self.every / 10)).await {
@@ -99,7 +98,7 @@ impl<S: Store> Sweeper<S> {
     }
 
     /// One sweep: batches until nothing more is due.
-    async fn sweep(&self, stop: &CancellationToken, report: &mut SweepReport) {
+    async fn sweep(&self, stop: &Stop, report: &mut SweepReport) {
         loop {
             match self
                 .store
@@ -129,21 +128,22 @@ impl<S: Store> Sweeper<S> {
 #[derive(Debug)]
 #[must_use = "the sweeper stops when its handle is dropped"]
 pub struct SweeperHandle {
-    stop: CancellationToken,
+    stop: Arc<Stop>,
     task: JoinHandle<SweepReport>,
 }
 
 impl SweeperHandle {
     /// Lets the batch under way end, stops, and says what was done in all.
     pub async fn stop(mut self) -> SweepReport {
-        self.stop.cancel();
+        let _ = self.stop.set(());
         (&mut self.task).await.unwrap_or_default()
     }
 }
 
 impl Drop for SweeperHandle {
     fn drop(&mut self) {
-        self.stop.cancel();
+        // It may have been stopped before.
+        let _ = self.stop.set(());
     }
 }
 
@@ -203,7 +203,10 @@ fn tell_failure(error: &super::StoreError) {
     let _ = error;
 }
 
+/// Set when the sweeper is to stop.
+type Stop = SetOnce<()>;
+
 /// True if stopped meanwhile.
-async fn pause(stop: &CancellationToken, duration: Duration) -> bool {
-    time::timeout(duration, stop.cancelled()).await.is_ok()
+async fn pause(stop: &Stop, duration: Duration) -> bool {
+    time::timeout(duration, stop.wait()).await.is_ok()
 }

@@ -1,6 +1,6 @@
 //! What a handler commits, and what it learns of it.
 
-use std::{error::Error, fmt, time::Duration};
+use std::{error::Error, fmt, pin::pin, time::Duration};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -382,7 +382,7 @@ where
     if config.goes_out_live(&parts) {
         return None;
     }
-    match gather(body, limit, within, |_| true).await {
+    match gather(pin!(body), limit, within, |_| true).await {
         // A trailer cannot follow a body of known length; none is lost unsaid.
         Gathered::Whole {
             data,
