@@ -498,28 +498,113 @@ async fn a_completion_touches_no_index() {
                 );
             }
         }
-        // A backend's counts are certain once it has gone.
-        store.close().await;
-        let mut connection = PgConnection::connect(&url).await.unwrap();
-        let mut counts = (0_i64, 0_i64);
-        for _ in 0..100 {
-            let row = query(
-                "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables
-                 WHERE relname = 'idempotency_records'",
-            )
-            .fetch_one(&mut connection)
-            .await
-            .unwrap();
-            counts = (row.get(0), row.get(1));
-            if counts.0 >= 201 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
         // The very first claim is given its fence once more.
-        assert_eq!(counts, (201, 201));
+        let changes = changes_after(store, &url, 201).await;
+        assert_eq!((changes.updated, changes.hot), (201, 201));
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_of_completions_touches_no_index() {
+    with_store(async |store, url| {
+        for number in 0..10 {
+            burst(&store, number).await;
+        }
+        let changes = changes_after(store, &url, 401).await;
+        assert_eq!(changes.inserted, 400);
+        // All claims of the very first batch are given their fences once more.
+        assert!(changes.updated <= 440);
+        assert_eq!(changes.hot, changes.updated);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_batch_finds_its_records_by_their_names_in_a_table_that_was_thought_to_be_small() {
+    with_store(async |store, url| {
+        run(
+            &url,
+            "ALTER TABLE idempotency_records SET (autovacuum_enabled = off)",
+        )
+        .await;
+        burst(&store, 0).await;
+        // Few records, and none of them in progress.
+        run(&url, "ANALYZE idempotency_records").await;
+        // Until the server has made up its mind how to go about it.
+        for number in 1..10 {
+            burst(&store, number).await;
+        }
+        run(
+            &url,
+            "INSERT INTO idempotency_records
+             SELECT scope, 'more ' || number, state, attempt, takeovers, fence, claimed_at,
+                    lease_until, expires_at, operation, token, fingerprint, response
+             FROM idempotency_records, generate_series(1, 20000) AS number
+             WHERE key = 'burst 0 0'",
+        )
+        .await;
+        for number in 10..20 {
+            burst(&store, number).await;
+        }
+        let changes = changes_after(store, &url, 801).await;
+        assert!(changes.seen < 20_000, "{} entries read", changes.seen);
+    })
+    .await;
+}
+
+/// Claims and completes 40 records at once.
+async fn burst(store: &PostgresStore, number: usize) {
+    let one = |n: usize| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            let (name, claim) = (name("caller", &format!("burst {number} {n}")), hour());
+            acquired(store.claim(&name, &claim).await);
+            let completed = store.complete(&name, claim.token, &done()).await;
+            assert_eq!(completed.unwrap(), Settlement::Applied);
+        })
+    };
+    for done in join_all((0..40).map(one)).await {
+        done.unwrap();
+    }
+}
+
+/// What the server counted.
+struct Changes {
+    inserted: i64,
+    updated: i64,
+    hot: i64,
+    /// Entries of the primary key.
+    seen: i64,
+}
+
+/// The counts of the table, once there were so many updates at least.
+async fn changes_after(store: PostgresStore, url: &str, updates: i64) -> Changes {
+    // A backend's counts are certain once it has gone.
+    store.close().await;
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    let mut updated = 0;
+    for _ in 0..100 {
+        let row = query(
+            "SELECT n_tup_upd, n_tup_ins, n_tup_hot_upd, idx_tup_read
+             FROM pg_stat_user_tables JOIN pg_stat_user_indexes USING (relid)
+             WHERE indexrelname = 'idempotency_records_pkey'",
+        )
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+        updated = row.get(0);
+        if updated >= updates {
+            return Changes {
+                updated,
+                inserted: row.get(1),
+                hot: row.get(2),
+                seen: row.get(3),
+            };
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    panic!("{updated} updates instead of {updates}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -980,7 +1065,7 @@ async fn more_calls_than_may_wait_are_refused_at_once() {
             })
             .collect();
         let begun = Instant::now();
-        // Up to three are under way, and three wait.
+        // Up to three are under way, unless they came all at once, and three wait.
         while claims.iter().filter(|claim| claim.is_finished()).count() < 4 {
             assert!(begun.elapsed() < Duration::from_secs(30));
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -996,7 +1081,7 @@ async fn more_calls_than_may_wait_are_refused_at_once() {
                 }
             }
         }
-        assert!((4..=6).contains(&refused), "{refused} were refused");
+        assert!((4..=7).contains(&refused), "{refused} were refused");
         store.close().await;
     })
     .await;

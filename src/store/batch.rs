@@ -1,7 +1,7 @@
 //! Calls that wait at the same moment travel together.
 //!
-//! There is no timer: a call goes out at once while a lane is free, and what
-//! gathers while all lanes are busy is the next batch.
+//! There is no timer: while a lane is free a call goes out at once, with whatever
+//! else is ready to, and what gathers while all lanes are busy is the next batch.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -17,6 +17,7 @@ use futures_util::FutureExt as _;
 use tokio::{
     runtime::{self, Handle},
     sync::{Semaphore, oneshot},
+    task::yield_now,
     time::Instant,
 };
 
@@ -137,39 +138,32 @@ impl<B: Batch> Batches<B> {
         let (reply, answer) = oneshot::channel();
         let member = Member { call, reply };
         let runtime = Handle::current().id();
-        if let Some((id, first)) = self.enqueue(runtime, member)? {
+        if let Some(id) = self.enqueue(runtime, member)? {
             let lane = Lane {
                 shared: Arc::clone(&self.0),
                 runtime,
                 id,
             };
             // In no span: it may go on long after the request that began it.
-            tokio::spawn(lane.run(first));
+            tokio::spawn(lane.run());
         }
         answer
             .await
             .unwrap_or_else(|_| Err(StoreError::unavailable("the call was broken off")))
     }
 
-    /// Hands the member back if a lane is free, which it then has to itself.
+    /// A lane to open, if one is free.
     fn enqueue(
         &self,
         runtime: runtime::Id,
         member: Member<B>,
-    ) -> Result<Option<(LaneId, Member<B>)>, StoreError> {
+    ) -> Result<Option<LaneId>, StoreError> {
         let Shared {
             lanes,
             most_waiting,
             ..
         } = *self.0;
         self.0.queue(runtime, |queue| {
-            let busy = queue.busy.len();
-            if busy < lanes.usual || (busy < lanes.most && !queue.is_well_without(None)) {
-                let id = queue.next;
-                queue.next += 1;
-                queue.busy.push((id, Instant::now()));
-                return Ok(Some((id, member)));
-            }
             if queue.waiting.len() >= most_waiting && member.call.is_for_its_caller() {
                 queue.waiting.retain(Member::is_wanted);
                 if queue.waiting.len() >= most_waiting {
@@ -177,7 +171,9 @@ impl<B: Batch> Batches<B> {
                 }
             }
             queue.waiting.push_back(member);
-            Ok(None)
+            let busy = queue.busy.len();
+            let is_free = busy < lanes.usual || (busy < lanes.most && !queue.is_well_without(None));
+            Ok(is_free.then(|| queue.open()))
         })
     }
 }
@@ -210,12 +206,16 @@ struct Lane<B: Batch> {
 }
 
 impl<B: Batch> Lane<B> {
-    async fn run(self, first: Member<B>) {
-        let mut members = vec![first];
-        while !members.is_empty() {
+    async fn run(self) {
+        // Callers that were answered together are ready to call again together.
+        yield_now().await;
+        loop {
+            let members = self.next();
+            if members.is_empty() {
+                return;
+            }
             // A panic leaves the members without an answer, and others their lane.
             let _ = AssertUnwindSafe(self.make(members)).catch_unwind().await;
-            members = self.next();
         }
     }
 
@@ -327,6 +327,13 @@ impl<B: Batch> Queue<B> {
         self.waiting.is_empty() && self.busy.is_empty()
     }
 
+    fn open(&mut self) -> LaneId {
+        let id = self.next;
+        self.next += 1;
+        self.busy.push((id, Instant::now()));
+        id
+    }
+
     /// Whether a lane but this one goes on in good time.
     fn is_well_without(&self, lane: Option<LaneId>) -> bool {
         let mut others = self.busy.iter().filter(|(id, _)| Some(*id) != lane);
@@ -366,8 +373,10 @@ impl<B: Batch> Queue<B> {
     }
 }
 
-/// More would make everybody wait longer than a statement costs.
-const MOST_CALLS: usize = 256;
+/// So few that many callers are more than one batch: while one half of them is
+/// claiming, the other is writing its outcomes down. So many that a statement is
+/// worth its way.
+const MOST_CALLS: usize = 128;
 
 /// How far a batch looks past calls of names that it has already.
 const MOST_PASSED_OVER: usize = 4096;
@@ -380,10 +389,7 @@ const SLOW: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
-    use tokio::{
-        sync::Notify,
-        task::{JoinHandle, yield_now},
-    };
+    use tokio::{sync::Notify, task::JoinHandle};
 
     use super::*;
     use crate::{Key, Scope};
@@ -521,6 +527,16 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn who_is_ready_at_the_same_time_goes_together() {
+        let trial = Trial::new(10);
+        let batches = &trial.batches;
+        let calls = ["b", "c", "a"].map(|key| batches.call(ask(key)));
+        let (calls, ()) = tokio::join!(futures_util::future::join_all(calls), trial.open());
+        assert!(calls.iter().all(Result::is_ok));
+        assert_eq!(trial.made(), [["a", "b", "c"]]);
+    }
+
+    #[tokio::test]
     async fn a_second_call_of_a_name_waits_for_the_next_batch() {
         let trial = Trial::new(10);
         let first = trial.ask("first").await;
@@ -568,8 +584,8 @@ mod tests {
         let waiting = trial.ask("waiting").await;
         tokio::time::advance(SLOW * 2).await;
         let next = trial.ask("next").await;
-        assert_eq!(trial.made(), [["slow"], ["next"]]);
-        for _ in 0..3 {
+        assert_eq!(trial.made()[1..], [["next", "waiting"]]);
+        for _ in 0..2 {
             trial.open().await;
         }
         for asked in [slow, waiting, next] {

@@ -318,10 +318,26 @@ SELECT token, removals,
        operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM claimed";
 
+/// `LATERAL` with its lock, and `ON CONFLICT`, lead to the records by their names,
+/// whatever the planner thinks of the size of the table: nothing is ever inserted.
 const REFENCE_MANY: &str = "
-UPDATE idempotency_records AS record
-SET fence = GREATEST(nextval('idempotency_fences'), record.fence + 1)
-FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
-WHERE record.scope = asked.scope AND record.key = asked.key
-  AND record.token = asked.token AND record.state = 1
-RETURNING asked.token AS asked, record.operation, record.fence, record.attempt::bigint";
+WITH held AS MATERIALIZED (
+    SELECT record.*
+    FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
+        CROSS JOIN LATERAL (
+            SELECT *
+            FROM idempotency_records AS record
+            WHERE record.scope = asked.scope AND record.key = asked.key
+              AND record.token = asked.token AND record.state = 1
+            FOR NO KEY UPDATE SKIP LOCKED
+        ) AS record
+)
+INSERT INTO idempotency_records AS record
+    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
+     claimed_at, lease_until, expires_at)
+SELECT scope, key, operation, token, fingerprint, state, attempt, takeovers,
+    GREATEST(nextval('idempotency_fences'), fence + 1),
+    claimed_at, lease_until, expires_at
+FROM held
+ON CONFLICT (scope, key) DO UPDATE SET fence = EXCLUDED.fence
+RETURNING token AS asked, operation, fence, attempt::bigint";

@@ -163,38 +163,51 @@ fn tokens<'c>(calls: impl Iterator<Item = &'c SettleCall>) -> Vec<&'c [u8]> {
 }
 
 /// The goal is the state that the record is to have. A record that is locked is
-/// skipped, and the guards stand twice, since it may change until it is locked.
+/// skipped; one that is held here stays as it was read.
+///
+/// `LATERAL` with its lock, and `ON CONFLICT`, lead to the records by their names,
+/// whatever the planner thinks of the size of the table: nothing is ever inserted.
 const SETTLE: &str = "
-WITH held AS MATERIALIZED (
-    SELECT asked.*
+WITH asked AS MATERIALIZED (
+    SELECT *
     FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bigint[], $5::bytea[],
                 $6::bigint[], $7::bigint[])
-            AS asked (scope, key, token, goal, response, time, at_least),
-        idempotency_records AS record
-    WHERE record.scope = asked.scope AND record.key = asked.key
-      AND record.token = asked.token
-      AND (record.state = 1 OR (record.state = 3 AND asked.goal = 2))
-    FOR NO KEY UPDATE OF record SKIP LOCKED
+        AS asked (scope, key, token, goal, response, time, at_least)
+), held AS MATERIALIZED (
+    SELECT asked.goal, asked.response AS given, asked.time, asked.at_least, record.*
+    FROM asked CROSS JOIN LATERAL (
+        SELECT *
+        FROM idempotency_records AS record
+        WHERE record.scope = asked.scope AND record.key = asked.key
+          AND record.token = asked.token
+          AND (record.state = 1 OR (record.state = 3 AND asked.goal = 2))
+        FOR NO KEY UPDATE SKIP LOCKED
+    ) AS record
 )
-UPDATE idempotency_records AS record
-SET state = CASE WHEN held.goal = 5 AND record.takeovers > 0 THEN 4 ELSE held.goal END,
-    response = held.response,
-    lease_until = CASE held.goal
-        WHEN 1 THEN statement_timestamp() + held.time * interval '1 microsecond'
-        ELSE record.lease_until
+INSERT INTO idempotency_records AS record
+    (scope, key, operation, token, fingerprint, attempt, takeovers, fence, claimed_at,
+     state, response, lease_until, expires_at)
+SELECT scope, key, operation, token, fingerprint, attempt, takeovers, fence, claimed_at,
+    CASE WHEN goal = 5 AND takeovers > 0 THEN 4 ELSE goal END,
+    given,
+    CASE goal
+        WHEN 1 THEN statement_timestamp() + time * interval '1 microsecond'
+        ELSE lease_until
         END,
-    expires_at = CASE held.goal
+    CASE goal
         WHEN 2 THEN GREATEST(
-            record.claimed_at + held.time * interval '1 microsecond',
-            statement_timestamp() + held.at_least * interval '1 microsecond')
-        WHEN 3 THEN statement_timestamp() + held.time * interval '1 microsecond'
-        ELSE record.expires_at
+            claimed_at + time * interval '1 microsecond',
+            statement_timestamp() + at_least * interval '1 microsecond')
+        WHEN 3 THEN statement_timestamp() + time * interval '1 microsecond'
+        ELSE expires_at
         END
 FROM held
-WHERE record.scope = held.scope AND record.key = held.key
-  AND record.token = held.token
-  AND (record.state = 1 OR (record.state = 3 AND held.goal = 2))
-RETURNING held.token AS asked";
+ON CONFLICT (scope, key) DO UPDATE
+SET state = EXCLUDED.state,
+    response = EXCLUDED.response,
+    lease_until = EXCLUDED.lease_until,
+    expires_at = EXCLUDED.expires_at
+RETURNING token AS asked";
 
 /// As [`SETTLE`], of one record, and by the clock: it may have waited.
 macro_rules! settle_one {
