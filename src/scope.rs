@@ -22,7 +22,10 @@ use crate::Key;
 /// );
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Scope(Arc<str>);
+pub struct Scope(
+    /// `None` is the empty text, which needs no memory of its own.
+    Option<Arc<str>>,
+);
 
 impl Scope {
     /// The scope of one caller.
@@ -36,7 +39,7 @@ impl Scope {
         let sound = !caller.is_empty()
             && caller.len() <= LONGEST_PART
             && !caller.contains(char::is_control);
-        sound.then(|| Self(caller.into()))
+        sound.then(|| Self::from_stored(caller))
     }
 
     /// The one scope of a service that has a single tenant: all callers share
@@ -44,7 +47,7 @@ impl Scope {
     /// request.
     #[must_use]
     pub fn single_tenant() -> Self {
-        Self("".into())
+        Self(None)
     }
 
     /// This caller's keys at one endpoint, apart from its keys elsewhere.
@@ -57,10 +60,11 @@ impl Scope {
         // No part contains the separator: callers have no control characters,
         // and an endpoint that has one is spelled as its digest.
         if endpoint.len() <= LONGEST_PART && !endpoint.contains(char::is_control) {
-            Self(format!("{}{SEPARATOR}{endpoint}", self.0).into())
+            Self::from_stored(format!("{}{SEPARATOR}{endpoint}", self.as_str()))
         } else {
             let digest = <sha2::Sha256 as sha2::Digest>::digest(endpoint.as_bytes());
-            Self(format!("{}{SEPARATOR}{SEPARATOR}{}", self.0, hex::encode(digest)).into())
+            let digest = hex::encode(digest);
+            Self::from_stored(format!("{}{SEPARATOR}{SEPARATOR}{digest}", self.as_str()))
         }
     }
 
@@ -69,19 +73,19 @@ impl Scope {
     /// For the authors of stores: the text is taken as it is.
     #[must_use]
     pub fn from_stored(text: impl Into<Arc<str>>) -> Self {
-        Self(text.into())
+        Self(Some(text.into()).filter(|text| !text.is_empty()))
     }
 
     /// The scope's text: what stores keep and operators type.
     #[must_use]
     pub fn as_str(&self) -> &str {
-        &self.0
+        self.0.as_deref().unwrap_or_default()
     }
 }
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Scope({} bytes)", self.0.len())
+        write!(f, "Scope({} bytes)", self.as_str().len())
     }
 }
 
@@ -125,6 +129,17 @@ mod tests {
         assert!(Scope::new("x".repeat(255)).is_some());
         for caller in ["", "a\nb", "a\u{1f}b", "\u{0}", &"x".repeat(256)] {
             assert!(Scope::new(caller).is_none());
+        }
+    }
+
+    #[test]
+    fn a_scope_comes_back_from_its_store_as_it_was() {
+        for scope in [
+            Scope::single_tenant(),
+            Scope::single_tenant().with_endpoint("payments"),
+            Scope::new("acct_42").unwrap(),
+        ] {
+            assert_eq!(Scope::from_stored(scope.as_str()), scope);
         }
     }
 
