@@ -324,7 +324,6 @@ impl LiveEnd {
     }
 }
 
-/// A body read up to a limit, losing nothing.
 /// What was read of a body; what was not is still there to be read.
 pub(crate) enum Gathered<E> {
     Whole {
@@ -349,6 +348,7 @@ pub(crate) enum Gathered<E> {
     },
 }
 
+/// Reads up to `limit` bytes of a body, losing nothing.
 pub(crate) async fn gather<B: Body<Data = Bytes>>(
     body: Pin<&mut B>,
     limit: usize,

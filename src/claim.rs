@@ -100,6 +100,11 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
                 match renew(host, claimant).await {
                     Ok(Settlement::Applied) => return granted(grant, since, asking),
                     Ok(Settlement::Superseded) => outcome = Claiming::Contended,
+                    // The claim is held, and has to be taken back.
+                    Err(error) if error.kind() == StoreErrorKind::Overloaded => {
+                        let kind = StoreErrorKind::TimedOut;
+                        return Claiming::Failed { kind, seen: true };
+                    }
                     Err(error) => return failed(&error, seen),
                 }
             }

@@ -175,10 +175,10 @@ impl Config {
             if bound == 0 {
                 return Err(BuildError::new(setting, "it is zero"));
             }
-            if bound > MOST_PERMITS {
+            if bound > LARGEST_BOUND {
                 return Err(BuildError::new(
                     setting,
-                    format!("{bound} is more than {MOST_PERMITS}"),
+                    format!("{bound} is more than {LARGEST_BOUND}"),
                 ));
             }
         }
@@ -256,4 +256,4 @@ pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 const SHORTEST: Duration = Duration::from_millis(1);
 const LARGEST_BODY: usize = 256 << 20;
-const MOST_PERMITS: usize = u32::MAX as usize >> 3;
+const LARGEST_BOUND: usize = u32::MAX as usize >> 3;

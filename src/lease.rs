@@ -14,7 +14,7 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::{Operation, Store, host::Host, store::Settlement};
+use crate::{Operation, Store, host::Host, operation::WeakOperation, store::Settlement};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
 /// store, so that a claim whose answer got lost can be recognised.
@@ -143,8 +143,9 @@ pub(crate) struct Leases(Mutex<Vec<(runtime::Id, Young)>>);
 
 #[derive(Default)]
 struct Young {
-    /// Each with the time of its first heartbeat, in this order.
-    held: VecDeque<(Instant, Operation)>,
+    /// Each with the time of its first heartbeat, in this order. What ended keeps
+    /// nothing alive.
+    held: VecDeque<(Instant, WeakOperation)>,
     /// How many of them have ended.
     ended: usize,
     keeper: Option<JoinHandle<()>>,
@@ -159,7 +160,7 @@ impl<'a> Heartbeats<'a> {
             // As the keeper does, should a handler that blocks hold that up.
             young.let_grow(host, now);
             let due = now + host.config.heartbeat;
-            young.held.push_back((due, operation.clone()));
+            young.held.push_back((due, operation.downgrade()));
             let is_first = young.keeper.as_ref().is_none_or(JoinHandle::is_finished);
             if is_first {
                 young.keeper = Some(tokio::spawn(keep(Arc::downgrade(host), runtime)));
@@ -206,7 +207,7 @@ impl Young {
     fn is_over(&self) -> bool {
         let mut held = self.held.iter();
         self.keeper.as_ref().is_none_or(JoinHandle::is_finished)
-            && held.all(|(_, operation)| operation.lease().has_ended())
+            && held.all(|(_, operation)| has_ended(operation))
     }
 
     /// Most end in the order in which they began: two steps for each that begins.
@@ -214,15 +215,14 @@ impl Young {
     fn forget_ended(&mut self) {
         for _ in 0..2 {
             let front = self.held.front();
-            if front.is_none_or(|(_, operation)| !operation.lease().has_ended()) {
+            if front.is_none_or(|(_, operation)| !has_ended(operation)) {
                 break;
             }
             self.held.pop_front();
             self.ended = self.ended.saturating_sub(1);
         }
         if self.ended > SPARE && self.ended * 2 > self.held.len() {
-            self.held
-                .retain(|(_, operation)| !operation.lease().has_ended());
+            self.held.retain(|(_, operation)| !has_ended(operation));
             self.ended = 0;
         }
     }
@@ -232,6 +232,10 @@ impl Young {
         while self.held.front().is_some_and(|(due, _)| *due <= now)
             && let Some((_, operation)) = self.held.pop_front()
         {
+            let Some(operation) = operation.upgrade() else {
+                self.ended = self.ended.saturating_sub(1);
+                continue;
+            };
             let mut age = operation.lease().age();
             match *age {
                 Age::Ended => self.ended = self.ended.saturating_sub(1),
@@ -242,6 +246,11 @@ impl Young {
             }
         }
     }
+}
+
+fn has_ended(operation: &WeakOperation) -> bool {
+    let operation = operation.upgrade();
+    operation.is_none_or(|operation| operation.lease().has_ended())
 }
 
 /// Gives each lease a task of its own once its first heartbeat is due, and ends

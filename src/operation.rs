@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -104,6 +104,16 @@ impl fmt::Debug for OperationId {
 #[derive(Clone)]
 pub struct Operation {
     shared: Arc<Shared>,
+}
+
+/// An operation, if it is still anybody's.
+pub(crate) struct WeakOperation(Weak<Shared>);
+
+impl WeakOperation {
+    pub(crate) fn upgrade(&self) -> Option<Operation> {
+        let shared = self.0.upgrade()?;
+        Some(Operation { shared })
+    }
 }
 
 struct Shared {
@@ -247,6 +257,10 @@ impl Operation {
 
     pub(crate) fn token(&self) -> Token {
         self.shared.token
+    }
+
+    pub(crate) fn downgrade(&self) -> WeakOperation {
+        WeakOperation(Arc::downgrade(&self.shared))
     }
 
     pub(crate) fn lease(&self) -> &Lease {

@@ -17,10 +17,9 @@ use crate::{
 /// What the client gets: a response, or the inner service's own error.
 pub(crate) type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
 
-/// The way back to a client, who may have left.
-/// Where the answer is sent to.
 pub(crate) type Client<R, E> = oneshot::Sender<Answer<R, E>>;
 
+/// The way back to a client, who may have left.
 pub(crate) struct Reply<'a, R: Body, E> {
     config: &'a Config,
     client: Option<Client<R, E>>,

@@ -253,8 +253,7 @@ pub enum Claimed {
     Acquired(Grant),
     /// There is a record already.
     Occupied(Record),
-    /// There was a record, but somebody removed it before it could be read: ask
-    /// again.
+    /// There was a record, but it changed before it could be read: ask again.
     Vanished,
 }
 

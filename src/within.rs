@@ -17,12 +17,13 @@ use tokio::{
 
 pin_project! {
     /// The output of a future, or `None` if it takes longer than its bound,
-    /// counted from when it is first seen to wait.
+    /// counted from the look that finds that there is something to wait for.
     pub(crate) struct Within<F> {
         #[pin]
         future: F,
         bound: Duration,
-        polls: u8,
+        // How many looks may find it waiting before the bound counts.
+        free_looks: u8,
         // Boxed: it is seldom there. Unconstrained, since a future that uses up
         // its task's budget each time would never be seen to be late.
         timer: Option<Pin<Box<Unconstrained<Sleep>>>>,
@@ -34,16 +35,16 @@ impl<F: Future> Within<F> {
         Self {
             future,
             bound,
-            polls: 0,
+            free_looks: 0,
             timer: None,
         }
     }
 
-    /// For what is mostly ready when its task is polled again: the body of a
-    /// request, which a server begins to read when it is first asked for.
+    /// For what is mostly ready when its task is polled again: a body, which a
+    /// server begins to read when it is first asked for.
     pub(crate) fn after_a_second_look(bound: Duration, future: F) -> Self {
         Self {
-            polls: 1,
+            free_looks: 1,
             ..Self::new(bound, future)
         }
     }
@@ -57,8 +58,8 @@ impl<F: Future> Future for Within<F> {
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Some(output));
         }
-        if *this.polls > 0 {
-            *this.polls -= 1;
+        if *this.free_looks > 0 {
+            *this.free_looks -= 1;
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }

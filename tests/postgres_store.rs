@@ -756,16 +756,22 @@ async fn a_call_may_be_dropped_at_any_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dropped_call_still_writes() {
+async fn a_dropped_outcome_is_still_written() {
     with_store(async |store, _| {
         let name = name("caller", "key");
         let claim = hour();
+        acquired(store.claim(&name, &claim).await);
         {
-            let mut call = std::pin::pin!(store.claim(&name, &claim));
+            let outcome = done();
+            let mut call = std::pin::pin!(store.complete(&name, claim.token, &outcome));
             let _ = futures_util::poll!(&mut call);
         }
         let begun = Instant::now();
-        while store.read(&name).await.unwrap().is_none() {
+        let is_completed = async || {
+            let record = store.read(&name).await.unwrap().unwrap();
+            matches!(record.state, RecordState::Completed { .. })
+        };
+        while !is_completed().await {
             assert!(begun.elapsed() < Duration::from_secs(60));
         }
     })
@@ -842,6 +848,28 @@ async fn names_that_other_collations_merge_stay_apart() {
         acquired(store.claim(&name("callerk", "ey"), &hour()).await);
         let longest = name(&"s".repeat(511), &"k".repeat(1_024));
         acquired(store.claim(&longest, &hour()).await);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn i9_a_row_that_cannot_be_read_fails_its_own_claim_of_a_batch_alone() {
+    with_store(async |store, url| {
+        let damaged = name("caller", "damaged");
+        acquired(store.claim(&damaged, &hour()).await);
+        run(&url, "UPDATE idempotency_records SET fingerprint = 'short'").await;
+        for round in 0..10 {
+            let fresh = (0..40).map(|n| {
+                let (store, name) = (store.clone(), name("caller", &format!("{round} {n}")));
+                async move { store.claim(&name, &hour()).await }
+            });
+            let again = hour();
+            let (fresh, failed) = tokio::join!(join_all(fresh), store.claim(&damaged, &again));
+            for claimed in fresh {
+                acquired(claimed);
+            }
+            assert_eq!(failed.unwrap_err().kind(), StoreErrorKind::Corrupt);
+        }
     })
     .await;
 }

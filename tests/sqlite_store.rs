@@ -532,7 +532,7 @@ async fn a_call_may_be_dropped_at_any_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dropped_call_still_writes() {
+async fn a_dropped_outcome_is_still_written() {
     let file = File::new();
     let store = file.open().await;
     let name = name("caller", "key");

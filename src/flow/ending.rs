@@ -163,6 +163,8 @@ where
             };
             match gathered {
                 Gathered::Whole { data, trailers } => {
+                    // What it holds is not for as long as the recording takes.
+                    drop(body);
                     let completion = config.completion(&parts, &data, trailers.as_ref(), word);
                     correct_length(&mut parts, Some(data.len() as u64));
                     let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
@@ -171,6 +173,7 @@ where
                         .await;
                 }
                 Gathered::Broken { read, error } => {
+                    drop(body);
                     let response = Response::from_parts(parts, ResponseBody::broken(read, error));
                     Box::pin(self.lose(owned, Ok(response))).await;
                 }

@@ -5,11 +5,14 @@
 
 use std::{
     collections::{HashSet, VecDeque},
+    future::poll_fn,
+    mem,
     panic::AssertUnwindSafe,
     sync::{
         Arc, Mutex, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -17,7 +20,6 @@ use futures_util::FutureExt as _;
 use tokio::{
     runtime::{self, Handle},
     sync::{Semaphore, oneshot},
-    task::yield_now,
     time::Instant,
 };
 
@@ -74,9 +76,10 @@ struct Shared<B: Batch> {
     most_waiting: usize,
     /// For each runtime its own: a lane goes on only while its runtime does.
     queues: Mutex<Vec<(runtime::Id, Queue<B>)>>,
-    /// Places for the calls that are made alone, and how many have or want one.
+    next_lane: AtomicU64,
+    /// Places for the calls that are made alone, and how many calls want one.
     alone: Arc<Semaphore>,
-    asking_alone: AtomicUsize,
+    wanting_alone: AtomicUsize,
 }
 
 /// How many batches are under way at a time: the fewer, the more calls each of
@@ -92,9 +95,9 @@ struct Queue<B: Batch> {
     waiting: VecDeque<Member<B>>,
     /// The lanes that are busy, and when the batch of each went out.
     busy: Vec<(LaneId, Instant)>,
-    next: LaneId,
 }
 
+/// Never given twice.
 type LaneId = u64;
 
 struct Member<B: Batch> {
@@ -126,8 +129,9 @@ impl<B: Batch> Batches<B> {
             lanes,
             most_waiting,
             queues: Mutex::default(),
+            next_lane: AtomicU64::new(0),
             alone,
-            asking_alone: AtomicUsize::new(0),
+            wanting_alone: AtomicUsize::new(0),
         }))
     }
 
@@ -164,16 +168,20 @@ impl<B: Batch> Batches<B> {
             ..
         } = *self.0;
         self.0.queue(runtime, |queue| {
-            if queue.waiting.len() >= most_waiting && member.call.is_for_its_caller() {
+            let busy = queue.busy.len();
+            let is_free = busy < lanes.usual || (busy < lanes.most && !queue.is_well_without(None));
+            if !is_free && queue.waiting.len() >= most_waiting && member.call.is_for_its_caller() {
                 queue.waiting.retain(Member::is_wanted);
                 if queue.waiting.len() >= most_waiting {
                     return Err(StoreError::overloaded());
                 }
             }
             queue.waiting.push_back(member);
-            let busy = queue.busy.len();
-            let is_free = busy < lanes.usual || (busy < lanes.most && !queue.is_well_without(None));
-            Ok(is_free.then(|| queue.open()))
+            Ok(is_free.then(|| {
+                let lane = self.0.next_lane.fetch_add(1, Ordering::Relaxed);
+                queue.busy.push((lane, Instant::now()));
+                lane
+            }))
         })
     }
 }
@@ -184,12 +192,11 @@ impl<B: Batch> Shared<B> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         let place = queues.iter().position(|(id, _)| *id == runtime);
         let place = place.unwrap_or_else(|| {
-            // Of runtimes that have ended, perhaps; others begin anew.
+            // Those of runtimes that have ended among them; the others begin anew.
             queues.retain(|(_, queue)| !queue.is_idle());
             let queue = Queue {
                 waiting: VecDeque::new(),
                 busy: Vec::new(),
-                next: 0,
             };
             queues.push((runtime, queue));
             queues.len() - 1
@@ -208,7 +215,7 @@ struct Lane<B: Batch> {
 impl<B: Batch> Lane<B> {
     async fn run(self) {
         // Callers that were answered together are ready to call again together.
-        yield_now().await;
+        pass().await;
         loop {
             let members = self.next();
             if members.is_empty() {
@@ -268,15 +275,16 @@ impl<B: Batch> Lane<B> {
     }
 
     fn ask_alone(&self, member: Member<B>) {
-        let asking = Asking::new(&self.shared);
-        if asking.is_one_too_many && member.call.is_for_its_caller() {
+        let shared = Arc::clone(&self.shared);
+        let wanting = Wanting::new(&self.shared);
+        if wanting.is_one_too_many && member.call.is_for_its_caller() {
             let _ = member.reply.send(Err(StoreError::overloaded()));
             return;
         }
         tokio::spawn(async move {
-            let shared = &asking.shared;
             // Never closed.
             let _place = shared.alone.acquire().await;
+            drop(wanting);
             if !member.is_wanted() {
                 return;
             }
@@ -287,15 +295,15 @@ impl<B: Batch> Lane<B> {
     }
 }
 
-/// A call that is made alone, counted while it is.
-struct Asking<B: Batch> {
+/// A call that wants a place to be made alone, counted while it does.
+struct Wanting<B: Batch> {
     shared: Arc<Shared<B>>,
     is_one_too_many: bool,
 }
 
-impl<B: Batch> Asking<B> {
+impl<B: Batch> Wanting<B> {
     fn new(shared: &Arc<Shared<B>>) -> Self {
-        let before = shared.asking_alone.fetch_add(1, Ordering::Relaxed);
+        let before = shared.wanting_alone.fetch_add(1, Ordering::Relaxed);
         Self {
             is_one_too_many: before >= shared.most_waiting,
             shared: Arc::clone(shared),
@@ -303,9 +311,9 @@ impl<B: Batch> Asking<B> {
     }
 }
 
-impl<B: Batch> Drop for Asking<B> {
+impl<B: Batch> Drop for Wanting<B> {
     fn drop(&mut self) {
-        self.shared.asking_alone.fetch_sub(1, Ordering::Relaxed);
+        self.shared.wanting_alone.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -325,13 +333,6 @@ impl<B: Batch> Drop for Lane<B> {
 impl<B: Batch> Queue<B> {
     fn is_idle(&self) -> bool {
         self.waiting.is_empty() && self.busy.is_empty()
-    }
-
-    fn open(&mut self) -> LaneId {
-        let id = self.next;
-        self.next += 1;
-        self.busy.push((id, Instant::now()));
-        id
     }
 
     /// Whether a lane but this one goes on in good time.
@@ -373,6 +374,20 @@ impl<B: Batch> Queue<B> {
     }
 }
 
+/// Lets go first what is ready already. Unlike Tokio's own, it waits where another
+/// worker can fetch it: the next on this one may be a handler that blocks.
+async fn pass() {
+    let mut has_passed = false;
+    poll_fn(|cx| {
+        if mem::replace(&mut has_passed, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
 /// So few that many callers are more than one batch: while one half of them is
 /// claiming, the other is writing its outcomes down. So many that a statement is
 /// worth its way.
@@ -389,7 +404,10 @@ const SLOW: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
-    use tokio::{sync::Notify, task::JoinHandle};
+    use tokio::{
+        sync::Notify,
+        task::{JoinHandle, yield_now},
+    };
 
     use super::*;
     use crate::{Key, Scope};
@@ -580,6 +598,22 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_batch_that_takes_long_holds_nobody_up() {
         let trial = Trial::new(10);
+        let slow = trial.ask("slow").await;
+        let waiting = trial.ask("waiting").await;
+        tokio::time::advance(SLOW * 2).await;
+        let next = trial.ask("next").await;
+        assert_eq!(trial.made()[1..], [["next", "waiting"]]);
+        for _ in 0..2 {
+            trial.open().await;
+        }
+        for asked in [slow, waiting, next] {
+            said(asked).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_queue_does_not_keep_the_next_lane_shut() {
+        let trial = Trial::new(1);
         let slow = trial.ask("slow").await;
         let waiting = trial.ask("waiting").await;
         tokio::time::advance(SLOW * 2).await;

@@ -1,7 +1,7 @@
 //! Records in PostgreSQL.
 
-mod claims;
 mod builder;
+mod claims;
 mod connections;
 mod looks;
 mod members;

@@ -13,6 +13,7 @@ use std::{
 use axum::body::Body;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
+use http_body_util::BodyExt as _;
 use tower::{Layer as _, Service, ServiceExt};
 use tower_idempotency::{
     Disconnect, MemoryStore, Outcome, RejectionKind, SharedStore, Store,
@@ -282,6 +283,45 @@ async fn a_response_is_recorded_before_its_client_is_answered() {
     let first = owner.await.unwrap();
     first.assert_run(1);
     api.send(keyed("K")).await.assert_replay_of(&first);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_response_body_holds_is_given_back_before_the_recording() {
+    let faulty = Faulty::over(MemoryStore::new());
+    let gate = Gate::closed();
+    faulty.breaks(Call::Complete, .., Fault::Waits(gate.clone()));
+    let held = Arc::new(());
+    let holds = Arc::clone(&held);
+    let probe = Probe::answering(move |_| {
+        let holds = Arc::clone(&holds);
+        Response::new(Body::new(Body::from("done").map_frame(move |frame| {
+            let _ = &holds;
+            frame
+        })))
+    });
+    let patient = required(SharedStore::new(faulty)).store_timeout(Duration::from_secs(600));
+    let owner = Api::new(patient, &probe).spawn(keyed("K"));
+    gate.arrival().await;
+    // The test's own, and the handler's for its next run.
+    assert_eq!(Arc::strong_count(&held), 2);
+    gate.open();
+    assert_eq!(owner.await.unwrap().status, 200);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_slow_claim_that_a_busy_store_does_not_confirm_is_taken_back() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Claim, ..=1, Fault::IsLate(Duration::from_secs(11)));
+    faulty.breaks(Call::Renew, ..=1, Fault::IsOverloaded);
+    let probe = Probe::counting();
+    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(60));
+    let api = Api::new(patient, &probe);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    settle().await;
+    assert_eq!((probe.runs(), faulty.count(Call::Release)), (0, 1));
+    api.send(keyed("K")).await.assert_run(1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -469,7 +469,7 @@ const STORE: &[Fault] = &[
             "f54_i15_each_store_call_of_a_fresh_request_may_be_dropped_before_or_after_it_happened",
             "f54_i15_each_store_call_of_a_takeover_may_be_dropped_before_or_after_it_happened",
             "rule_58_while_the_store_cannot_be_reached_nothing_runs",
-            "a_dropped_call_still_writes",
+            "a_dropped_outcome_is_still_written",
             "a_server_that_falls_silent_takes_no_connection_for_ever",
             "a_role_s_careless_defaults_do_not_reach_the_store",
         ]),

@@ -84,8 +84,9 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// How many claims, and how many looks at records, may wait for the statements
-    /// before them; one more is refused with 503. Outcomes are always written
+    /// How many claims, how many heartbeats and how many looks at records may wait
+    /// for the statements before them, and as many of each for records that others
+    /// have locked; one more is refused with 503. Outcomes are always written
     /// down: they are no more than the requests in flight. Defaults to 4096.
     pub fn waiting_calls(mut self, calls: usize) -> Self {
         self.most_waiting = calls;

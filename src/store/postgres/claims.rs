@@ -172,12 +172,11 @@ async fn claim_many(
     for row in &rows {
         let asked = row.try_get("asked").map_err(failure)?;
         match row.try_get("removals").map_err(failure)? {
-            None => {
-                let record = looks::record(row)?;
-                if !is_own(&record, asked) {
-                    told.answer(asked, Ok(Claimed::Occupied(record)));
-                }
-            }
+            // An own one is asked for alone.
+            None => match looks::record(row) {
+                Ok(record) if is_own(&record, asked) => {}
+                found => told.answer(asked, found.map(Claimed::Occupied)),
+            },
             Some(removed) if removed == heard => {
                 told.answer(asked, grant(row).map(Claimed::Acquired));
             }
@@ -193,7 +192,8 @@ async fn claim_many(
     Ok(told.told)
 }
 
-/// As [`refence`], of many.
+/// As [`refence`], of many. Their records are there already: whoever is not told
+/// a fence is in doubt.
 async fn refence_many(
     on: &mut Session<'_>,
     calls: &[ClaimCall],
@@ -213,10 +213,13 @@ async fn refence_many(
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
-        .bind(tokens)
+        .bind(&tokens)
         .fetch_all(&mut *on.connection)
         .await
-        .map_err(failure)?;
+        .map_err(|error| failure(error).about_all())?;
+    for token in tokens {
+        told.answer(token, Err(StoreError::timed_out()));
+    }
     for row in &rows {
         let asked = row.try_get("asked").map_err(failure)?;
         told.answer(asked, grant(row).map(Claimed::Acquired));

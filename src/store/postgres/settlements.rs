@@ -83,7 +83,7 @@ async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<P
     let responses: Vec<Option<&[u8]>> = calls.iter().map(|call| call.goal.response()).collect();
     let (times, at_least): (Vec<i64>, Vec<i64>) =
         calls.iter().map(|call| call.goal.times()).unzip();
-    query(SETTLE)
+    query(SETTLE_MANY)
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
@@ -167,7 +167,8 @@ fn tokens<'c>(calls: impl Iterator<Item = &'c SettleCall>) -> Vec<&'c [u8]> {
 ///
 /// `LATERAL` with its lock, and `ON CONFLICT`, lead to the records by their names,
 /// whatever the planner thinks of the size of the table: nothing is ever inserted.
-const SETTLE: &str = "
+/// A trigger before each INSERT would see it nevertheless.
+const SETTLE_MANY: &str = "
 WITH asked AS MATERIALIZED (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bigint[], $5::bytea[],
@@ -209,7 +210,7 @@ SET state = EXCLUDED.state,
     expires_at = EXCLUDED.expires_at
 RETURNING token AS asked";
 
-/// As [`SETTLE`], of one record, and by the clock: it may have waited.
+/// As [`SETTLE_MANY`], of one record, and by the clock: it may have waited.
 macro_rules! settle_one {
     ($unless:literal) => {
         concat!(
