@@ -263,7 +263,7 @@ fn machine() -> String {
     };
     let version = std::env::var("SERVER_VERSION").unwrap_or_else(|_| "PostgreSQL".to_owned());
     format!(
-        "On {}, {} processors ({model}), with {version} on the same machine and {}, by `./benches/run`.",
+        "On {}, {} processors ({model}), with {version} on the same machine and {} with link-time optimisation, by `./benches/run`.",
         said("date", &["+%-d %B %Y"]),
         models().count(),
         said("rustc", &["--version"]),

@@ -95,7 +95,7 @@ fn sweep(store: PostgresStore, removed: Arc<AtomicU64>) -> JoinHandle<()> {
         let mut pace = tokio::time::interval(Duration::from_millis(160));
         loop {
             pace.tick().await;
-            let purged = store.purge_expired(960, Duration::from_secs(86_400)).await;
+            let purged = store.purge_expired(850, Duration::from_secs(86_400)).await;
             removed.fetch_add(purged.unwrap().removed, Ordering::Relaxed);
         }
     })
