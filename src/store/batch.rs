@@ -596,34 +596,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_batch_that_takes_long_holds_nobody_up() {
-        let trial = Trial::new(10);
-        let slow = trial.ask("slow").await;
-        let waiting = trial.ask("waiting").await;
-        tokio::time::advance(SLOW * 2).await;
-        let next = trial.ask("next").await;
-        assert_eq!(trial.made()[1..], [["next", "waiting"]]);
-        for _ in 0..2 {
-            trial.open().await;
-        }
-        for asked in [slow, waiting, next] {
-            said(asked).await.unwrap();
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_full_queue_does_not_keep_the_next_lane_shut() {
-        let trial = Trial::new(1);
-        let slow = trial.ask("slow").await;
-        let waiting = trial.ask("waiting").await;
-        tokio::time::advance(SLOW * 2).await;
-        let next = trial.ask("next").await;
-        assert_eq!(trial.made()[1..], [["next", "waiting"]]);
-        for _ in 0..2 {
-            trial.open().await;
-        }
-        for asked in [slow, waiting, next] {
-            said(asked).await.unwrap();
+    async fn a_batch_that_takes_long_holds_nobody_up_and_neither_does_a_full_queue() {
+        for most_waiting in [10, 1] {
+            let trial = Trial::new(most_waiting);
+            let slow = trial.ask("slow").await;
+            let waiting = trial.ask("waiting").await;
+            tokio::time::advance(SLOW * 2).await;
+            let next = trial.ask("next").await;
+            assert_eq!(trial.made()[1..], [["next", "waiting"]]);
+            for _ in 0..2 {
+                trial.open().await;
+            }
+            for asked in [slow, waiting, next] {
+                said(asked).await.unwrap();
+            }
         }
     }
 
