@@ -226,7 +226,7 @@ const LIMITS: [(&str, &str); 4] = [
          lines above say. The rest of a fresh key is memory: the kernel clears its record's part of a \
          page (1.3 µs of each request under perf), and its place in a table of a million records is in \
          no cache (1.8 µs). What was tried: no task, timer or clock for a request that has nothing to wait \
-         for, borrowed instead of counted state, futures small enough for the allocator's own cache, a \
+         for, borrowed instead of counted state, smaller futures in more pieces, a \
          table that knows its hashes and keeps the records elsewhere, 16 to 65,536 shards, jemalloc, \
          mimalloc and huge pages. Fresh keys began at 0.31.",
     ),
