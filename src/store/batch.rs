@@ -613,6 +613,31 @@ mod tests {
         }
     }
 
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_lane_opens_beside_a_handler_that_blocks() {
+        // Either worker may be the one that is blocked.
+        for _ in 0..20 {
+            let trial = Trial::new(10);
+            let batches = trial.batches.clone();
+            let (release, held) = std::sync::mpsc::channel::<()>();
+            let asked = tokio::spawn(async move {
+                // Next on this worker, as soon as the lane has let others go first.
+                tokio::spawn(async move { held.recv() });
+                batches.call(ask("beside")).await
+            });
+            let opened = async {
+                while trial.made().is_empty() {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+            };
+            let opened = tokio::time::timeout(Duration::from_secs(10), opened).await;
+            drop(release);
+            trial.open().await;
+            assert_eq!(said(asked).await.unwrap(), "beside");
+            assert!(opened.is_ok());
+        }
+    }
+
     #[tokio::test]
     async fn a_large_call_travels_alone() {
         let trial = Trial::new(10);

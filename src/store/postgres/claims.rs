@@ -270,9 +270,9 @@ SET fence = GREATEST(nextval('idempotency_fences'), fence + 1)
 WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
 RETURNING operation, fence, attempt::bigint";
 
-/// As [`CLAIM`], of many, and with what it runs into: records
-/// that can be seen are answered with, and only the other names are inserted. A
-/// name whose record is neither seen nor inserted has one that came meanwhile.
+/// As [`CLAIM`], of many, and with what it runs into: records that can be seen are
+/// answered with, and only the other names are inserted. A name whose record is
+/// neither seen nor inserted has one that came meanwhile.
 ///
 /// `LATERAL` and `OFFSET` lead to the records by their names, whatever the
 /// planner thinks of the size of the table. `removals` is read after each row is
