@@ -1,4 +1,4 @@
-//! Each transition as one statement, keyed by the record's name, with its guard
+//! The transitions that travel alone: each one statement, with its guard
 //! in the `WHERE` clause.
 
 use std::time::Duration;
