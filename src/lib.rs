@@ -133,6 +133,7 @@ mod reply;
 mod body;
 mod rejection;
 mod outcome;
+mod log;
 mod host;
 mod jitter;
 mod within;

@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 use tokio::{sync::SetOnce, task::JoinHandle, time};
 
 use super::{Purged, Store};
-use crate::jitter::jittered;
+use crate::{
+    jitter::jittered,
+    log::{self, LogLimit},
+};
 
 /// A task that removes expired records, batch by batch.
 ///
@@ -32,6 +35,7 @@ pub struct Sweeper<S> {
     batch: u32,
     pause: Duration,
     unknown_retention: Duration,
+    failures: LogLimit,
 }
 
 impl<S: Store> Sweeper<S> {
@@ -43,6 +47,7 @@ impl<S: Store> Sweeper<S> {
             batch: 500,
             pause: Duration::from_millis(10),
             unknown_retention: crate::config::UNKNOWN_RETENTION,
+            failures: LogLimit::new(),
         }
     }
 
@@ -113,7 +118,8 @@ impl<S: Store> Sweeper<S> {
                 }
                 Err(error) => {
                     report.failures += 1;
-                    tell_failure(&error);
+                    let message = "sweep failed: expired records stay in the store";
+                    log::warn(&self.failures, message, Some(&error), None);
                     return;
                 }
             }
@@ -195,12 +201,6 @@ impl SweepReport {
         }
         let _ = removed_unknown;
     }
-}
-
-fn tell_failure(error: &super::StoreError) {
-    #[cfg(feature = "tracing")]
-    tracing::warn!(kind = error.kind().name(), "sweep broken off: {error}");
-    let _ = error;
 }
 
 /// Set when the sweeper is to stop.
