@@ -184,7 +184,8 @@ impl Row {
                 matches!(self.state, State::Released(Release::Freed)) && !self.has_expired(now)
             }
             Succession::Expired => {
-                !matches!(self.state, State::InProgress { .. }) && self.has_expired(now)
+                let is_held = matches!(self.state, State::InProgress { .. });
+                self.has_expired(now) && (!is_held || self.has_lapsed(now))
             }
         }
     }

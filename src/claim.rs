@@ -11,6 +11,7 @@ use crate::{
     config::Config,
     host::Host,
     jitter::jittered,
+    outcome::Notice,
     store::{Claim, Claimed, Grant, Record, RecordState, Release, Settlement, Succession, Witness},
     within::Within,
 };
@@ -181,7 +182,15 @@ async fn round_of<S: Store>(
                 *asking = Some(Asking { may_run });
             }
             let reclaimed = host.store.reclaim(name, record.fence, succession, claim);
-            reclaimed.await?.map(Round::Granted)
+            let granted = reclaimed.await?;
+            let was_open = matches!(
+                record.state,
+                RecordState::Unknown | RecordState::InProgress { .. }
+            );
+            if granted.is_some() && succession == Succession::Expired && was_open {
+                Notice::UnknownExpired.tell(Some(record.operation));
+            }
+            granted.map(Round::Granted)
         }
         Standing::Lapsed => match mark_lapsed(host, name, record.fence).await {
             Ok(Settlement::Superseded) => None,
@@ -252,6 +261,16 @@ impl Claimant {
         );
         if matches!(record.state, RecordState::Released(Release::Freed)) && same != Some(true) {
             return Standing::Free(Succession::Replace);
+        }
+        // A crashed claim binds its key until it expires, whether it was swept or
+        // not.
+        let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
+        if lapsed && record.expires_in.is_none() {
+            match same {
+                None => return Standing::Lapsed,
+                Some(false) => return Standing::Free(Succession::Expired),
+                Some(true) => {}
+            }
         }
         match same {
             None => return Standing::Taken(Found::OtherScheme),

@@ -446,7 +446,7 @@ macro_rules! for_each_promise {
             reconcile_is_granted_for_a_live_unknown_record_only
             retry_is_granted_for_a_live_released_record_only
             replace_is_granted_for_a_live_freed_record_only
-            expired_is_granted_for_an_expired_record_that_is_not_in_progress_only
+            expired_is_granted_for_an_expired_record_without_a_live_lease_only
             one_of_all_simultaneous_take_overs_is_granted
             one_of_all_simultaneous_reruns_is_granted
             one_of_all_simultaneous_reconciliations_is_granted

@@ -83,6 +83,8 @@ pub(crate) enum Notice {
     RecordedLate,
     /// A late write was given up: the outcome stays unknown.
     GaveUpRecording,
+    /// An outcome that was still unknown has expired, and its key runs again.
+    UnknownExpired,
     /// A live response ended, and a tombstone stands for it.
     Tombstone,
     /// A live response broke off: the outcome is unknown.
@@ -103,6 +105,7 @@ impl Notice {
             Self::Corrupt => "corrupt",
             Self::RecordedLate => "recorded_late",
             Self::GaveUpRecording => "gave_up_recording",
+            Self::UnknownExpired => "unknown_expired",
             Self::Tombstone => "tombstone",
             Self::LiveBroken => "live_broken",
             #[cfg(any(feature = "postgres", feature = "sqlite"))]

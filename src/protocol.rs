@@ -78,10 +78,8 @@ impl Row {
             (State::Unknown, Succession::Rerun | Succession::Reconcile)
             | (State::Released(_), Succession::Retry)
             | (State::Released(Release::Freed), Succession::Replace) => !expired,
-            (
-                State::Completed { .. } | State::Unknown | State::Released(_),
-                Succession::Expired,
-            ) => expired,
+            (State::InProgress { .. }, Succession::Expired) => expired && self.has_lapsed(now),
+            (_, Succession::Expired) => expired,
             _ => false,
         };
         if !allowed || self.fence != seen {

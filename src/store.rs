@@ -297,7 +297,7 @@ pub enum Succession {
     Retry,
     /// Released for any request and not expired: a new operation.
     Replace,
-    /// Completed, unknown or released, and expired: a new operation.
+    /// Expired, and not in progress with a live lease: a new operation.
     Expired,
 }
 

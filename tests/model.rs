@@ -812,6 +812,9 @@ impl Protocol {
         let rerun = self.recovery == Recovery::Rerun && view.takeovers + 1 < ATTEMPTS;
         let plan = match view.state {
             _ if !in_progress && view.expires_in.is_none() => Plan::Expired,
+            ViewState::InProgress(None) if view.expires_in.is_none() && view.other != other => {
+                Plan::Expired
+            }
             ViewState::Released { freed: true } if view.other != other => Plan::Replace,
             _ if view.other != other => return None,
             ViewState::Released { .. } => Plan::Retry,

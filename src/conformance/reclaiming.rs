@@ -40,8 +40,8 @@ impl<S: Subject> Trial<S> {
         self.succession_is_guarded(Succession::Replace).await;
     }
 
-    /// Completed, unknown or released, and expired, and in no other state.
-    pub async fn expired_is_granted_for_an_expired_record_that_is_not_in_progress_only(&self) {
+    /// Expired and without a live lease, and in no other state.
+    pub async fn expired_is_granted_for_an_expired_record_without_a_live_lease_only(&self) {
         self.succession_is_guarded(Succession::Expired).await;
     }
 

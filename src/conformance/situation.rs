@@ -61,7 +61,11 @@ impl Situation {
             | (Succession::Replace, Status::Freed) => !self.expired,
             (
                 Succession::Expired,
-                Status::Completed | Status::Unknown | Status::Bound | Status::Freed,
+                Status::Lapsed
+                | Status::Completed
+                | Status::Unknown
+                | Status::Bound
+                | Status::Freed,
             ) => self.expired,
             _ => false,
         }

@@ -8,6 +8,7 @@ mod probe;
 mod server;
 mod stores;
 
+mod availability;
 mod concurrency;
 mod faults;
 mod fidelity;

@@ -79,7 +79,7 @@ const CLIENT: &[Fault] = &[
         By(&[
             "rule_72_after_the_retention_the_key_runs_again_without_a_sweep",
             "rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim",
-            "expired_is_granted_for_an_expired_record_that_is_not_in_progress_only",
+            "expired_is_granted_for_an_expired_record_without_a_live_lease_only",
         ]),
     ),
     Fault(

@@ -625,7 +625,10 @@ impl Kept {
             Succession::Rerun | Succession::Reconcile => self.state == State::Unknown && !expired,
             Succession::Retry => matches!(self.state, State::Released(_)) && !expired,
             Succession::Replace => self.state == State::Released(Release::Freed) && !expired,
-            Succession::Expired => expired && !matches!(self.state, State::InProgress { .. }),
+            Succession::Expired => {
+                let is_held = matches!(self.state, State::InProgress { .. });
+                expired && (!is_held || self.has_lapsed(now))
+            }
         }
     }
 

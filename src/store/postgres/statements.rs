@@ -199,7 +199,8 @@ WHERE record.scope = $1 AND record.key = $2 AND record.fence = $8
       WHEN 1 THEN record.state = 1 AND record.lease_until < clock.now
       WHEN 2 THEN record.state IN (4, 5) AND record.expires_at >= clock.now
       WHEN 3 THEN record.state = 5 AND record.expires_at >= clock.now
-      WHEN 4 THEN record.state IN (2, 3, 4, 5) AND record.expires_at < clock.now
+      WHEN 4 THEN record.expires_at < clock.now
+          AND (record.state <> 1 OR record.lease_until < clock.now)
       WHEN 5 THEN record.state = 3 AND record.expires_at >= clock.now
       WHEN 6 THEN record.state = 3 AND record.expires_at >= clock.now
       END
