@@ -76,8 +76,9 @@ where
             Ok(fingerprint) => fingerprint,
             Err(fault) => return refuse(Rejection::body_invalid(fault.0)),
         };
-        let Some(place) = host.running.take(1) else {
-            return refuse(Rejection::overloaded());
+        let place = match host.permit() {
+            Ok(place) => place,
+            Err(rejection) => return refuse(rejection),
         };
         let claimant = Box::new(Claimant {
             name,

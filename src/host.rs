@@ -14,14 +14,16 @@ use tokio::{
     time,
 };
 
-use crate::{config::Config, lease::Leases, waiting::Waiters};
+use crate::{Rejection, config::Config, lease::Leases, waiting::Waiters};
 
 pub(crate) struct Host<S> {
     pub(crate) store: S,
     pub(crate) config: Arc<Config>,
     pub(crate) waiters: Waiters,
     pub(crate) leases: Leases,
-    draining: SetOnce<()>,
+    is_draining: AtomicBool,
+    /// Wakes those that wait when the draining begins.
+    drained: SetOnce<()>,
     /// The requests that run detached from their clients.
     pub(crate) running: Room,
     /// The bytes of request bodies that are held until their handler runs.
@@ -38,7 +40,8 @@ impl<S> Host<S> {
             store,
             waiters: Waiters::new(config.waiters),
             leases: Leases::default(),
-            draining: SetOnce::new(),
+            is_draining: AtomicBool::new(false),
+            drained: SetOnce::new(),
             running: Room::new(config.in_flight),
             buffers: Room::new(config.buffered_bytes),
             late: Room::new(config.in_flight),
@@ -48,18 +51,32 @@ impl<S> Host<S> {
     }
 
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.initialized()
+        self.is_draining.load(Ordering::SeqCst)
     }
 
     /// Ends when the draining begins.
     pub(crate) async fn drained(&self) {
-        self.draining.wait().await;
+        self.drained.wait().await;
+    }
+
+    /// A permit to run, held for as long as the request runs.
+    ///
+    /// A request takes its permit first and looks at the flag then; `drain` sets
+    /// the flag first and counts the permits then. So a request that is not
+    /// counted sees the flag and does not run.
+    pub(crate) fn permit(&self) -> Result<Share, Rejection> {
+        let permit = self.running.take(1).ok_or_else(Rejection::overloaded)?;
+        match self.is_draining() {
+            true => Err(Rejection::draining()),
+            false => Ok(permit),
+        }
     }
 
     /// How many requests and late writes are left after `grace`.
     pub(crate) async fn drain(&self, grace: Duration) -> usize {
+        self.is_draining.store(true, Ordering::SeqCst);
         // It may have begun before.
-        let _ = self.draining.set(());
+        let _ = self.drained.set(());
         let emptied = async {
             while self.left() > 0 {
                 self.running.emptied().await;

@@ -74,6 +74,9 @@ impl<S: Store> IdempotencyLayer<S> {
     /// have ended and are recorded, for up to `grace` (25 s fits the 30 s that
     /// most orchestrators give).
     ///
+    /// A request whose body is still arriving has not run: it is refused once its
+    /// body is complete.
+    ///
     /// Call it after the server has stopped accepting connections, and before
     /// the runtime ends: a request whose client has left still runs on a task
     /// that the server does not wait for. What has not ended by then is left to

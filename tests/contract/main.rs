@@ -9,6 +9,7 @@ mod server;
 mod stores;
 
 mod availability;
+mod bodies;
 mod concurrency;
 mod faults;
 mod fidelity;
@@ -16,5 +17,6 @@ mod identity;
 mod life;
 mod operator;
 mod processes;
+mod redirects;
 mod service;
 mod syntax;
