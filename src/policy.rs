@@ -18,8 +18,8 @@ pub(crate) enum Requirement {
 pub enum Disposition {
     /// The response is kept, and replayed to retries.
     Record,
-    /// A retry runs. After a 4xx any request may use the key, after any other
-    /// status the same request only.
+    /// A retry runs. After a 3xx or 4xx any request may use the key, after any
+    /// other status the same request only.
     Release,
     /// Nobody knows whether it happened; [`Recovery`] says what retries get.
     Unknown,
@@ -55,9 +55,18 @@ enum Preset {
 type Predicate = Arc<dyn Fn(&response::Parts) -> Option<Disposition> + Send + Sync>;
 
 impl Dispositions {
-    /// Records 2xx, 3xx and 4xx; releases 401, 407, 421, 425, 429, and 500, 501,
-    /// 503 and 505 upwards; 408, 502 and 504 leave the outcome unknown, since
-    /// somebody else gave up waiting. This is the default of a layer.
+    /// Records 2xx, 3xx and 4xx, with these exceptions:
+    ///
+    /// - 307 and 308 release the key for any request. The client sends the same
+    ///   request to the new address, and nothing was done at this one.
+    /// - 401, 407, 413, 415, 421, 425 and 429 release the key for any request. A
+    ///   corrected request may use it.
+    /// - 500, 501, 503 and 505 upwards release the key for the same request.
+    /// - 408, 502 and 504 leave the outcome unknown: a party in between gave up
+    ///   waiting.
+    ///
+    /// After [`Operation::effects_begin`] each of the released responses leaves
+    /// the outcome unknown. This is the default of a layer.
     pub fn standard() -> Self {
         Self::preset(Preset::Standard)
     }
@@ -123,11 +132,17 @@ impl Dispositions {
             Disposition::Record => Conclusion::Record,
             Disposition::Unknown => Conclusion::Unknown,
             Disposition::Release if operation.effects_began() => Conclusion::Unknown,
-            Disposition::Release if response.status.is_client_error() => {
-                Conclusion::Release(Release::Freed)
-            }
-            Disposition::Release => Conclusion::Release(Release::Bound),
+            Disposition::Release => Conclusion::Release(released_by(response.status)),
         }
+    }
+}
+
+/// A redirection or a client error asks for another request; a server error asks
+/// for the same one again.
+fn released_by(status: StatusCode) -> Release {
+    match status.is_redirection() || status.is_client_error() {
+        true => Release::Freed,
+        false => Release::Bound,
     }
 }
 
@@ -138,7 +153,9 @@ impl Preset {
             (_, 408 | 502 | 504) => Disposition::Unknown,
             (_, 200..=299) => Disposition::Record,
             (Self::Success, _) => Disposition::Release,
-            (Self::Standard, 401 | 407 | 421 | 425 | 429 | 500..) => Disposition::Release,
+            (Self::Standard, 307 | 308 | 401 | 407 | 413 | 415 | 421 | 425 | 429 | 500..) => {
+                Disposition::Release
+            }
             (Self::Standard, _) => Disposition::Record,
         }
     }
@@ -222,12 +239,12 @@ mod tests {
         use Disposition::{Record, Release, Unknown};
         let of = |status| Preset::Standard.of(StatusCode::from_u16(status).unwrap());
         for status in [
-            200, 201, 204, 299, 303, 304, 400, 403, 404, 409, 412, 422, 451,
+            200, 201, 204, 299, 301, 302, 303, 304, 400, 403, 404, 409, 412, 414, 416, 422, 451,
         ] {
             assert_eq!(of(status), Record, "{status}");
         }
         for status in [
-            401, 407, 421, 425, 429, 500, 501, 503, 505, 507, 511, 599, 999,
+            307, 308, 401, 407, 413, 415, 421, 425, 429, 500, 501, 503, 505, 507, 511, 599, 999,
         ] {
             assert_eq!(of(status), Release, "{status}");
         }

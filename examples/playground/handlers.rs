@@ -5,7 +5,7 @@ use std::{collections::HashMap, fmt, future::ready, io, str::FromStr, time::Dura
 use axum::{
     Extension, Json, Router,
     body::{Body, Bytes},
-    extract::{DefaultBodyLimit, Path, Query, Request},
+    extract::{DefaultBodyLimit, Path, Query, Request, State},
     middleware,
     response::{AppendHeaders, IntoResponse, Response},
     routing::{get, post},
@@ -96,7 +96,8 @@ fn router(runs: Runs, orders: Orders) -> Router {
         .route("/order", post(orders::order).layer(Extension(orders)))
         .route("/operation", post(operation))
         .route_layer(middleware::from_fn_with_state(runs.clone(), runs::note))
-        .merge(counters(runs))
+        .merge(counters(runs.clone()))
+        .merge(documents(runs))
         // The layer's limit is the one under test.
         .layer(DefaultBodyLimit::disable())
 }
@@ -133,6 +134,25 @@ async fn echo(headers: HeaderMap, body: Bytes) -> Response {
             .insert(CONTENT_TYPE, media_type.clone());
     }
     response
+}
+
+/// As `/count`, for a JSON document. What the extractor refuses is no run.
+fn documents(runs: Runs) -> Router {
+    Router::new()
+        .route("/json", post(document))
+        .with_state(runs)
+}
+
+async fn document(
+    State(runs): State<Runs>,
+    account: Option<Extension<Account>>,
+    Json(_): Json<serde_json::Value>,
+) -> Response {
+    let account = account.as_ref().map_or("-", |account| account.as_str());
+    match runs.add("/json", account) {
+        Ok(run) => count(Extension(run)).await,
+        Err(error) => runs::unwritable(&error).into_response(),
+    }
 }
 
 async fn bin(Extension(Run(n)): Extension<Run>) -> Response {

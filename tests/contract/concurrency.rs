@@ -45,7 +45,7 @@ on_each_store! {
     rule_50_what_is_released_by_500_or_503_runs_again_for_the_same_request_alone
     rule_50_what_another_gave_up_waiting_for_is_unknown
     rule_51_refusals_of_the_handler_are_recorded
-    rule_52_what_is_released_by_a_4xx_is_free_for_any_request
+    rule_52_released_redirects_and_4xx_free_the_key
     rule_53_the_handlers_word_beats_the_table_and_is_not_seen
     rule_54_an_error_of_the_inner_service_is_unchanged_and_its_outcome_unknown
     rule_55_a_body_that_breaks_is_never_replayed_short
@@ -718,9 +718,9 @@ async fn rule_51_refusals_of_the_handler_are_recorded(place: &Place) {
     }
 }
 
-async fn rule_52_what_is_released_by_a_4xx_is_free_for_any_request(place: &Place) {
+async fn rule_52_released_redirects_and_4xx_free_the_key(place: &Place) {
     let store = place.open().await;
-    for status in [401, 407, 421, 425, 429] {
+    for status in [307, 308, 401, 407, 413, 415, 421, 425, 429] {
         let probe = Probe::answering(move |run| {
             let mut response = run.created();
             if run.number <= 2 {
