@@ -4,13 +4,14 @@
 //! else is ready to, and what gathers while all lanes are busy is the next batch.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     future::poll_fn,
+    hash::Hash,
     mem,
     panic::AssertUnwindSafe,
     sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
     },
     task::Poll,
     time::Duration,
@@ -28,7 +29,13 @@ use crate::RecordName;
 
 /// A call that may travel with others.
 pub(super) trait Call: Send + Sync + 'static {
+    type Identity: Eq + Hash + Send;
+
     fn name(&self) -> &RecordName;
+
+    /// Two calls with the same identity have the same effect and the same answer:
+    /// a call joins an equal one that waits. `None` for a call that joins no other.
+    fn identity(&self) -> Option<Self::Identity>;
 
     /// The bytes that it carries.
     fn bytes(&self) -> usize;
@@ -43,7 +50,7 @@ pub(super) trait Call: Send + Sync + 'static {
 /// How the calls of one kind are made.
 pub(super) trait Batch: Send + Sync + 'static {
     type Call: Call;
-    type Answer: Send + 'static;
+    type Answer: Clone + Send + 'static;
 
     /// Makes calls of different names together; an answer for each, in their
     /// order.
@@ -77,9 +84,19 @@ struct Shared<B: Batch> {
     /// For each runtime its own: a lane goes on only while its runtime does.
     queues: Mutex<Vec<(runtime::Id, Queue<B>)>>,
     next_lane: AtomicU64,
-    /// Places for the calls that are made alone, and how many calls want one.
-    alone: Arc<Semaphore>,
-    wanting_alone: AtomicUsize,
+    /// Places for the calls that are made alone.
+    places: Arc<Semaphore>,
+    alone: Mutex<Alone<B>>,
+}
+
+/// The calls that are made alone. Those of one name are made one after the other:
+/// a locked record takes one place.
+struct Alone<B: Batch> {
+    /// Each name with a call that is made or waits for a place, and the calls
+    /// behind that one.
+    names: HashMap<RecordName, VecDeque<Member<B>>>,
+    /// How many calls wait for a place, or behind another of their name.
+    waiting: usize,
 }
 
 /// How many batches are under way at a time: the fewer, the more calls each of
@@ -93,6 +110,12 @@ pub(super) struct Lanes {
 
 struct Queue<B: Batch> {
     waiting: VecDeque<Member<B>>,
+    /// Outcomes whose callers gave up waiting. Live calls go first.
+    late: VecDeque<Member<B>>,
+    /// The callers that joined a call in `waiting` or `late`, by its identity.
+    joined: HashMap<<B::Call as Call>::Identity, Vec<Reply<B>>>,
+    /// How many batches were taken.
+    batches: u32,
     /// The lanes that are busy, and when the batch of each went out.
     busy: Vec<(LaneId, Instant)>,
 }
@@ -102,14 +125,40 @@ type LaneId = u64;
 
 struct Member<B: Batch> {
     call: B::Call,
-    reply: Reply<B>,
+    replies: Replies<B>,
+}
+
+/// The callers of a call: the first, and those that joined it.
+struct Replies<B: Batch> {
+    first: Reply<B>,
+    joined: Vec<Reply<B>>,
 }
 
 type Reply<B> = oneshot::Sender<Result<<B as Batch>::Answer, StoreError>>;
 
+impl<B: Batch> Replies<B> {
+    fn send(self, answer: Result<B::Answer, StoreError>) {
+        for reply in self.joined {
+            let _ = reply.send(answer.clone());
+        }
+        let _ = self.first.send(answer);
+    }
+
+    /// Drops the callers that left, so that retries do not pile up.
+    fn extend(&mut self, others: Self) {
+        self.joined.retain(|reply| !reply.is_closed());
+        self.joined.extend(others.joined);
+        self.joined.push(others.first);
+    }
+
+    fn are_closed(&self) -> bool {
+        self.first.is_closed() && self.joined.iter().all(oneshot::Sender::is_closed)
+    }
+}
+
 impl<B: Batch> Member<B> {
     fn is_wanted(&self) -> bool {
-        !(self.reply.is_closed() && self.call.is_for_its_caller())
+        !(self.call.is_for_its_caller() && self.replies.are_closed())
     }
 }
 
@@ -121,26 +170,34 @@ impl<B: Batch> Clone for Batches<B> {
 
 impl<B: Batch> Batches<B> {
     /// As many batches at a time as `lanes` says, for each runtime, with up to
-    /// `most_waiting` calls behind them; and beside them what `alone` has places
+    /// `most_waiting` calls behind them; and beside them what there are `places`
     /// for, with as many behind it.
-    pub(super) fn new(batch: B, lanes: Lanes, most_waiting: usize, alone: Arc<Semaphore>) -> Self {
+    pub(super) fn new(batch: B, lanes: Lanes, most_waiting: usize, places: Arc<Semaphore>) -> Self {
         Self(Arc::new(Shared {
             batch,
             lanes,
             most_waiting,
             queues: Mutex::default(),
             next_lane: AtomicU64::new(0),
-            alone,
-            wanting_alone: AtomicUsize::new(0),
+            places,
+            alone: Mutex::new(Alone {
+                names: HashMap::new(),
+                waiting: 0,
+            }),
         }))
     }
 
     /// Makes one call, with others or by itself, to its end even if the caller is
     /// dropped; one that is [for its caller](Call::is_for_its_caller) unless it
-    /// has not gone out yet.
+    /// has not gone out yet. A call that has an identity is not made if an equal
+    /// one waits: it gets that one's answer.
     pub(super) async fn call(&self, call: B::Call) -> Result<B::Answer, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        let member = Member { call, reply };
+        let (first, answer) = oneshot::channel();
+        let replies = Replies {
+            first,
+            joined: Vec::new(),
+        };
+        let member = Member { call, replies };
         let runtime = Handle::current().id();
         if let Some(id) = self.enqueue(runtime, member)? {
             let lane = Lane {
@@ -171,12 +228,12 @@ impl<B: Batch> Batches<B> {
             let busy = queue.busy.len();
             let is_free = busy < lanes.usual || (busy < lanes.most && !queue.is_well_without(None));
             if !is_free && queue.waiting.len() >= most_waiting && member.call.is_for_its_caller() {
-                queue.waiting.retain(Member::is_wanted);
+                queue.sort_out();
                 if queue.waiting.len() >= most_waiting {
                     return Err(StoreError::overloaded());
                 }
             }
-            queue.waiting.push_back(member);
+            queue.push(member);
             Ok(is_free.then(|| {
                 let lane = self.0.next_lane.fetch_add(1, Ordering::Relaxed);
                 queue.busy.push((lane, Instant::now()));
@@ -196,12 +253,53 @@ impl<B: Batch> Shared<B> {
             queues.retain(|(_, queue)| !queue.is_idle());
             let queue = Queue {
                 waiting: VecDeque::new(),
+                late: VecDeque::new(),
+                joined: HashMap::new(),
+                batches: 0,
                 busy: Vec::new(),
             };
             queues.push((runtime, queue));
             queues.len() - 1
         });
         look(&mut queues[place].1)
+    }
+
+    /// As [`queue`](Self::queue).
+    fn alone(&self) -> MutexGuard<'_, Alone<B>> {
+        self.alone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes a call alone, after those of its name that are made alone already.
+    fn ask_alone(self: &Arc<Self>, member: Member<B>) {
+        let mut alone = self.alone();
+        let Alone { names, waiting } = &mut *alone;
+        let mut behind = names.get_mut(member.call.name());
+        let joined = member.call.identity().and_then(|identity| {
+            let mut behind = behind.iter_mut().flat_map(|behind| behind.iter_mut());
+            behind.find(|waiting| waiting.call.identity().as_ref() == Some(&identity))
+        });
+        if let Some(equal) = joined {
+            equal.replies.extend(member.replies);
+            return;
+        }
+        if *waiting >= self.most_waiting && member.call.is_for_its_caller() {
+            member.replies.send(Err(StoreError::overloaded()));
+            return;
+        }
+        *waiting += 1;
+        if let Some(behind) = behind {
+            behind.push_back(member);
+            return;
+        }
+        let name = member.call.name().clone();
+        names.insert(name.clone(), VecDeque::new());
+        let turn = Turn {
+            shared: Arc::clone(self),
+            name,
+            is_waiting: true,
+            has_ended: false,
+        };
+        tokio::spawn(turn.run(member));
     }
 }
 
@@ -248,7 +346,7 @@ impl<B: Batch> Lane<B> {
     async fn make(&self, members: Vec<Member<B>>) {
         let (calls, replies): (Vec<_>, Vec<_>) = members
             .into_iter()
-            .map(|member| (member.call, member.reply))
+            .map(|member| (member.call, member.replies))
             .unzip();
         let calls = Arc::new(calls);
         let told = self.shared.batch.together(Arc::clone(&calls)).await;
@@ -261,59 +359,70 @@ impl<B: Batch> Lane<B> {
         let mut told = told.into_iter();
         // Nobody else has them once the batch is over.
         let calls = Arc::into_inner(calls).into_iter().flatten();
-        for (call, reply) in calls.zip(replies) {
+        for (call, replies) in calls.zip(replies) {
             match (&failure, told.next()) {
-                (Some(error), _) => {
-                    let _ = reply.send(Err(error.clone()));
+                (Some(error), _) => replies.send(Err(error.clone())),
+                (None, Some(Told::Answer(answer))) => replies.send(answer),
+                (None, Some(Told::AskAlone) | None) => {
+                    self.shared.ask_alone(Member { call, replies });
                 }
-                (None, Some(Told::Answer(answer))) => {
-                    let _ = reply.send(answer);
+            }
+        }
+    }
+}
+
+/// Makes the calls of one name alone, one after the other.
+struct Turn<B: Batch> {
+    shared: Arc<Shared<B>>,
+    name: RecordName,
+    /// The call whose turn it is waits for a place.
+    is_waiting: bool,
+    has_ended: bool,
+}
+
+impl<B: Batch> Turn<B> {
+    async fn run(mut self, mut member: Member<B>) {
+        loop {
+            // Never closed.
+            let place = Arc::clone(&self.shared.places).acquire_owned().await;
+            self.shared.alone().waiting -= usize::from(mem::take(&mut self.is_waiting));
+            if member.is_wanted() {
+                let Member { call, replies } = member;
+                // A panic leaves the caller without an answer, and others their turn.
+                let answer = AssertUnwindSafe(self.shared.batch.alone(call)).catch_unwind();
+                if let Ok(answer) = answer.await {
+                    replies.send(answer);
                 }
-                (None, Some(Told::AskAlone) | None) => self.ask_alone(Member { call, reply }),
+            }
+            drop(place);
+            match self.next() {
+                Some(next) => member = next,
+                None => return,
             }
         }
     }
 
-    fn ask_alone(&self, member: Member<B>) {
-        let shared = Arc::clone(&self.shared);
-        let wanting = Wanting::new(&self.shared);
-        if wanting.is_one_too_many && member.call.is_for_its_caller() {
-            let _ = member.reply.send(Err(StoreError::overloaded()));
+    fn next(&mut self) -> Option<Member<B>> {
+        let mut alone = self.shared.alone();
+        let next = alone.names.get_mut(&self.name)?.pop_front();
+        if next.is_none() {
+            alone.names.remove(&self.name);
+        }
+        self.has_ended = next.is_none();
+        self.is_waiting = next.is_some();
+        next
+    }
+}
+
+impl<B: Batch> Drop for Turn<B> {
+    /// The end of the runtime, as for a lane.
+    fn drop(&mut self) {
+        if self.has_ended {
             return;
         }
-        tokio::spawn(async move {
-            // Never closed.
-            let _place = shared.alone.acquire().await;
-            drop(wanting);
-            if !member.is_wanted() {
-                return;
-            }
-            let Member { call, reply } = member;
-            let answer = shared.batch.alone(call).await;
-            let _ = reply.send(answer);
-        });
-    }
-}
-
-/// A call that wants a place to be made alone, counted while it does.
-struct Wanting<B: Batch> {
-    shared: Arc<Shared<B>>,
-    is_one_too_many: bool,
-}
-
-impl<B: Batch> Wanting<B> {
-    fn new(shared: &Arc<Shared<B>>) -> Self {
-        let before = shared.wanting_alone.fetch_add(1, Ordering::Relaxed);
-        Self {
-            is_one_too_many: before >= shared.most_waiting,
-            shared: Arc::clone(shared),
-        }
-    }
-}
-
-impl<B: Batch> Drop for Wanting<B> {
-    fn drop(&mut self) {
-        self.shared.wanting_alone.fetch_sub(1, Ordering::Relaxed);
+        let mut alone = self.shared.alone();
+        let behind = alone.names.remove(&self.name).unwrap_or_default();
+        alone.waiting -= behind.len() + usize::from(self.is_waiting);
     }
 }
 
@@ -325,6 +434,8 @@ impl<B: Batch> Drop for Lane<B> {
             queue.busy.retain(|(id, _)| *id != self.id);
             if queue.busy.len() < busy {
                 queue.waiting.clear();
+                queue.late.clear();
+                queue.joined.clear();
             }
         });
     }
@@ -332,7 +443,7 @@ impl<B: Batch> Drop for Lane<B> {
 
 impl<B: Batch> Queue<B> {
     fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.busy.is_empty()
+        self.waiting.is_empty() && self.late.is_empty() && self.busy.is_empty()
     }
 
     /// Whether a lane but this one goes on in good time.
@@ -341,36 +452,161 @@ impl<B: Batch> Queue<B> {
         others.any(|(_, went)| went.elapsed() <= SLOW)
     }
 
+    fn push(&mut self, member: Member<B>) {
+        let Some(identity) = member.call.identity() else {
+            self.waiting.push_back(member);
+            return;
+        };
+        match self.joined.entry(identity) {
+            Entry::Occupied(mut joined) => {
+                let joined = joined.get_mut();
+                joined.retain(|reply| !reply.is_closed());
+                joined.push(member.replies.first);
+            }
+            Entry::Vacant(vacant) => {
+                vacant.insert(Vec::new());
+                self.waiting.push_back(member);
+            }
+        }
+    }
+
     /// As many as may travel together, in the order of their names, so that no
     /// two batches wait for each other. Of a name that is called more than once,
     /// the first goes and the others keep their places; what nobody wants any
     /// more is not made.
+    ///
+    /// Live calls go before late outcomes. Every fourth batch takes late outcomes
+    /// first, so that neither starves.
     fn take(&mut self) -> Vec<Member<B>> {
-        let (mut taken, mut bytes): (Vec<Member<B>>, usize) = (Vec::new(), 0);
-        let mut names = HashSet::new();
-        let mut later = VecDeque::new();
-        while taken.len() < MOST_CALLS
+        self.batches = self.batches.wrapping_add(1);
+        let mut load = Load::default();
+        if self.batches.is_multiple_of(LATE_TURN) {
+            self.load_late(&mut load);
+            self.load_live(&mut load);
+        } else {
+            self.load_live(&mut load);
+            self.load_late(&mut load);
+        }
+        let mut taken = load.taken;
+        taken.sort_unstable_by(|one, other| one.call.name().cmp(other.call.name()));
+        taken
+    }
+
+    fn load_live(&mut self, load: &mut Load<B>) {
+        let mut later = Vec::new();
+        while load.has_room()
             && later.len() < MOST_PASSED_OVER
             && let Some(member) = self.waiting.pop_front()
         {
-            if !member.is_wanted() {
+            let Some(member) = self.live(member) else {
                 continue;
+            };
+            if load.admits(&member.call) {
+                load.taken.push(self.with_joined(member));
+            } else {
+                later.push(member);
             }
-            if !names.insert(member.call.name().clone()) {
-                later.push_back(member);
-                continue;
-            }
-            bytes += member.call.bytes();
-            if bytes > MOST_BYTES && !taken.is_empty() {
-                later.push_back(member);
-                break;
-            }
-            taken.push(member);
         }
-        later.append(&mut self.waiting);
-        self.waiting = later;
-        taken.sort_unstable_by(|one, other| one.call.name().cmp(other.call.name()));
-        taken
+        put_back(&mut self.waiting, later);
+    }
+
+    fn load_late(&mut self, load: &mut Load<B>) {
+        let mut later = Vec::new();
+        while load.has_room()
+            && later.len() < MOST_PASSED_OVER
+            && let Some(member) = self.late.pop_front()
+        {
+            if load.admits(&member.call) {
+                load.taken.push(self.with_joined(member));
+            } else {
+                later.push(member);
+            }
+        }
+        put_back(&mut self.late, later);
+    }
+
+    /// The member, if it has a caller. Without one, an outcome becomes late and
+    /// another call is dropped.
+    fn live(&mut self, mut member: Member<B>) -> Option<Member<B>> {
+        if !member.replies.first.is_closed() {
+            return Some(member);
+        }
+        if !member.call.is_for_its_caller() {
+            self.late.push_back(member);
+            return None;
+        }
+        member = self.with_joined(member);
+        let mut others = mem::take(&mut member.replies.joined).into_iter();
+        member.replies.first = others.find(|reply| !reply.is_closed())?;
+        if let Some(identity) = member.call.identity() {
+            self.joined.insert(identity, others.collect());
+        }
+        Some(member)
+    }
+
+    /// The member as it goes out: none can join it any more.
+    fn with_joined(&mut self, mut member: Member<B>) -> Member<B> {
+        let identity = member.call.identity();
+        if let Some(joined) = identity.and_then(|identity| self.joined.remove(&identity)) {
+            member.replies.joined = joined;
+        }
+        member
+    }
+
+    /// Moves late outcomes out of the way, and drops calls without a caller.
+    fn sort_out(&mut self) {
+        let is_left = |member: &Member<B>| member.replies.first.is_closed();
+        if self.waiting.iter().any(is_left) {
+            for member in mem::take(&mut self.waiting) {
+                if let Some(member) = self.live(member) {
+                    self.waiting.push_back(member);
+                }
+            }
+        }
+    }
+}
+
+fn put_back<T>(queue: &mut VecDeque<T>, passed_over: Vec<T>) {
+    for member in passed_over.into_iter().rev() {
+        queue.push_front(member);
+    }
+}
+
+/// A batch that is put together.
+struct Load<B: Batch> {
+    taken: Vec<Member<B>>,
+    names: HashSet<RecordName>,
+    bytes: usize,
+    is_full: bool,
+}
+
+impl<B: Batch> Default for Load<B> {
+    fn default() -> Self {
+        Self {
+            taken: Vec::new(),
+            names: HashSet::new(),
+            bytes: 0,
+            is_full: false,
+        }
+    }
+}
+
+impl<B: Batch> Load<B> {
+    fn has_room(&self) -> bool {
+        self.taken.len() < MOST_CALLS && !self.is_full
+    }
+
+    /// Whether the call goes with those that were taken.
+    fn admits(&mut self, call: &B::Call) -> bool {
+        if !self.names.insert(call.name().clone()) {
+            return false;
+        }
+        let bytes = self.bytes + call.bytes();
+        self.is_full = bytes > MOST_BYTES && !self.taken.is_empty();
+        if !self.is_full {
+            self.bytes = bytes;
+        }
+        !self.is_full
     }
 }
 
@@ -396,6 +632,9 @@ const MOST_CALLS: usize = 128;
 /// How far a batch looks past calls of names that it has already.
 const MOST_PASSED_OVER: usize = 4096;
 
+/// Late outcomes go before live calls in one of four batches.
+const LATE_TURN: u32 = 4;
+
 /// A larger call travels alone.
 const MOST_BYTES: usize = 1 << 20;
 
@@ -404,8 +643,10 @@ const SLOW: Duration = Duration::from_millis(250);
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::AtomicUsize;
+
     use tokio::{
-        sync::Notify,
+        sync::{Notify, watch},
         task::{JoinHandle, yield_now},
     };
 
@@ -418,13 +659,27 @@ mod tests {
         gate: Arc<Notify>,
         made: Arc<Mutex<Vec<Vec<String>>>>,
         alone: Arc<AtomicUsize>,
+        /// The call that, made alone, takes until another is held.
+        held_alone: watch::Sender<String>,
+    }
+
+    impl Echo {
+        fn hold_alone(&self, name: &str) {
+            self.held_alone.send_replace(name.to_owned());
+        }
     }
 
     struct Ask(RecordName);
 
     impl Call for Ask {
+        type Identity = RecordName;
+
         fn name(&self) -> &RecordName {
             &self.0
+        }
+
+        fn identity(&self) -> Option<RecordName> {
+            (!self.is_for_its_caller()).then(|| self.0.clone())
         }
 
         fn bytes(&self) -> usize {
@@ -464,6 +719,9 @@ mod tests {
 
         async fn alone(&self, call: Ask) -> Result<String, StoreError> {
             self.alone.fetch_add(1, Ordering::Relaxed);
+            let mut held = self.held_alone.subscribe();
+            let is_free = held.wait_for(|held| *held != spelled(&call)).await;
+            assert!(is_free.is_ok());
             match spelled(&call) {
                 name if name == "poison" => Err(StoreError::unavailable("a value")),
                 name => Ok(format!("{name} alone")),
@@ -671,6 +929,90 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn f103_a_retried_outcome_joins_the_one_that_waits() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        for _ in 0..3 {
+            trial.ask("outcome").await.abort();
+        }
+        let retried = [trial.ask("outcome").await, trial.ask("outcome").await];
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        for asked in retried {
+            assert_eq!(said(asked).await.unwrap(), "outcome");
+        }
+        assert_eq!(trial.made()[1..], [["outcome"]]);
+        // One that is on its way cannot be joined: it may have been broken off.
+        let under_way = trial.ask("outcome").await;
+        let waiting = trial.ask("outcome").await;
+        trial.open().await;
+        trial.open().await;
+        said(under_way).await.unwrap();
+        said(waiting).await.unwrap();
+        assert_eq!(trial.made()[2..], [["outcome"], ["outcome"]]);
+    }
+
+    #[tokio::test]
+    async fn f103_live_calls_go_before_late_outcomes_and_neither_starves() {
+        let trial = Trial::new(10_000);
+        let first = trial.ask("first").await;
+        let late = 2 * MOST_CALLS;
+        for number in 0..late {
+            trial.ask(&format!("late outcome {number}")).await.abort();
+        }
+        let mut live = Vec::new();
+        for number in 0..6 * MOST_CALLS {
+            live.push(trial.ask(&format!("live {number}")).await);
+        }
+        trial.open().await;
+        said(first).await.unwrap();
+        for _ in 0..8 {
+            trial.open().await;
+        }
+        for asked in live {
+            said(asked).await.unwrap();
+        }
+        let is_late = |batch: &Vec<String>| batch.iter().all(|name| name.contains("late"));
+        let late: Vec<_> = trial.made().iter().map(is_late).collect();
+        assert_eq!(
+            late,
+            [false, false, false, true, false, false, false, true, false]
+        );
+    }
+
+    #[tokio::test]
+    async fn a_batch_of_live_calls_is_filled_with_late_outcomes() {
+        let trial = Trial::new(10);
+        let first = trial.ask("first").await;
+        trial.ask("late outcome").await.abort();
+        let live = trial.ask("live").await;
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        said(live).await.unwrap();
+        assert_eq!(trial.made()[1..], [["late outcome", "live"]]);
+    }
+
+    #[tokio::test]
+    async fn f103_late_outcomes_take_no_place_of_waiting_calls() {
+        let trial = Trial::new(2);
+        let first = trial.ask("first").await;
+        for number in 0..5 {
+            trial.ask(&format!("late outcome {number}")).await.abort();
+        }
+        let live = [trial.ask("one").await, trial.ask("other").await];
+        let refused = said(trial.ask("refused").await).await.unwrap_err();
+        assert_eq!(refused.kind(), crate::StoreErrorKind::Overloaded);
+        trial.open().await;
+        trial.open().await;
+        said(first).await.unwrap();
+        for asked in live {
+            said(asked).await.unwrap();
+        }
+    }
+
+    #[tokio::test]
     async fn a_full_queue_refuses_the_next_call_and_has_room_for_one_whose_caller_has_gone() {
         let trial = Trial::new(1);
         let first = trial.ask("first").await;
@@ -718,8 +1060,8 @@ mod tests {
     async fn too_many_locked_records_refuse_the_next_one_but_no_outcome() {
         let trial = Trial::new(2);
         // Nobody gets a place to ask alone.
-        let alone = Arc::clone(&trial.batches.0.alone);
-        let held = alone.acquire_owned().await.unwrap();
+        let places = Arc::clone(&trial.batches.0.places);
+        let held = places.acquire_owned().await.unwrap();
         let mut locked = Vec::new();
         for _ in 0..3 {
             locked.push(trial.ask("locked").await);
@@ -733,6 +1075,72 @@ mod tests {
         assert_eq!(said(outcome).await.unwrap(), "locked outcome alone");
         for asked in locked {
             assert_eq!(said(asked).await.unwrap(), "locked alone");
+        }
+    }
+
+    #[tokio::test]
+    async fn f103_a_retried_outcome_joins_the_one_that_waits_to_be_made_alone() {
+        let trial = Trial::new(10);
+        let places = Arc::clone(&trial.batches.0.places);
+        let held = places.acquire_owned().await.unwrap();
+        let mut retried = Vec::new();
+        for _ in 0..4 {
+            retried.push(trial.ask("locked outcome").await);
+            trial.open().await;
+        }
+        assert_eq!(trial.batches.0.alone().waiting, 2);
+        drop(held);
+        for asked in retried {
+            assert_eq!(said(asked).await.unwrap(), "locked outcome alone");
+        }
+        assert_eq!(trial.echo.alone.load(Ordering::Relaxed), 2);
+        assert_eq!(trial.batches.0.alone().waiting, 0);
+        assert!(trial.batches.0.alone().names.is_empty());
+    }
+
+    #[tokio::test]
+    async fn f106_calls_of_one_locked_name_take_one_place() {
+        let trial = Trial::new(10);
+        let places = Arc::clone(&trial.batches.0.places);
+        places.add_permits(1);
+        trial.echo.hold_alone("locked one");
+        let mut locked = Vec::new();
+        for _ in 0..3 {
+            locked.push(trial.ask("locked one").await);
+            trial.open().await;
+        }
+        let other = trial.ask("locked other").await;
+        trial.open().await;
+        assert_eq!(said(other).await.unwrap(), "locked other alone");
+        assert!(locked.iter().all(|asked| !asked.is_finished()));
+        trial.echo.hold_alone("nothing");
+        for asked in locked {
+            assert_eq!(said(asked).await.unwrap(), "locked one alone");
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_runtime_leaves_no_name_behind() {
+        let echo = Echo::default();
+        let lanes = Lanes { usual: 1, most: 1 };
+        let batches = Batches::new(echo.clone(), lanes, 10, Arc::new(Semaphore::new(1)));
+        for _ in 0..2 {
+            echo.hold_alone("locked");
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_time()
+                .build()
+                .unwrap();
+            let wait = Duration::from_millis(50);
+            runtime.block_on(async {
+                for _ in 0..3 {
+                    echo.gate.notify_one();
+                    let asked = tokio::time::timeout(wait, batches.call(ask("locked")));
+                    asked.await.unwrap_err();
+                }
+            });
+            drop(runtime);
+            assert!(batches.0.alone().names.is_empty());
+            assert_eq!(batches.0.alone().waiting, 0);
         }
     }
 

@@ -1,6 +1,11 @@
 //! The calls of a store that travel together.
 
-use std::time::Duration;
+use std::{
+    convert::Infallible,
+    hash::{Hash, Hasher},
+    mem::{self, Discriminant},
+    time::Duration,
+};
 
 use super::{Claim, Completion, Release, batch::Call, sql};
 use crate::{RecordName, Token};
@@ -25,9 +30,31 @@ pub(super) enum Goal {
     Unknown { retention: Duration },
 }
 
+/// What makes two outcomes of a claim one: to write down either of them is to
+/// write down both.
+#[derive(PartialEq, Eq)]
+pub(super) struct Outcome {
+    token: Token,
+    name: RecordName,
+    transition: Discriminant<Goal>,
+}
+
+impl Hash for Outcome {
+    /// Tokens are random.
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.token.hash(state);
+    }
+}
+
 impl Call for ClaimCall {
+    type Identity = Infallible;
+
     fn name(&self) -> &RecordName {
         &self.name
+    }
+
+    fn identity(&self) -> Option<Infallible> {
+        None
     }
 
     fn bytes(&self) -> usize {
@@ -40,8 +67,20 @@ impl Call for ClaimCall {
 }
 
 impl Call for SettleCall {
+    type Identity = Outcome;
+
     fn name(&self) -> &RecordName {
         &self.name
+    }
+
+    /// The first outcome of a kind is the one that counts. Of two heartbeats the
+    /// later one does.
+    fn identity(&self) -> Option<Outcome> {
+        (!self.is_for_its_caller()).then(|| Outcome {
+            token: self.token,
+            name: self.name.clone(),
+            transition: mem::discriminant(&self.goal),
+        })
     }
 
     fn bytes(&self) -> usize {
@@ -57,8 +96,14 @@ impl Call for SettleCall {
 
 /// A look at the record.
 impl Call for RecordName {
+    type Identity = Infallible;
+
     fn name(&self) -> &RecordName {
         self
+    }
+
+    fn identity(&self) -> Option<Infallible> {
+        None
     }
 
     fn bytes(&self) -> usize {

@@ -13,7 +13,7 @@ use crate::{
     store::{
         Claimed, Grant, Record, Settlement, StoreError, Witness,
         batch::{Batch, Call, Told},
-        call::{ClaimCall, Goal, SettleCall},
+        call::{ClaimCall, Goal, Outcome, SettleCall},
         sql::{GrantColumns, RecordColumns, micros},
     },
 };
@@ -29,16 +29,26 @@ pub(super) enum WriteCall {
     Settle(SettleCall),
 }
 
+#[derive(Clone)]
 pub(super) enum Written {
     Claimed(Claimed),
     Settled(Settlement),
 }
 
 impl Call for WriteCall {
+    type Identity = Outcome;
+
     fn name(&self) -> &RecordName {
         match self {
             Self::Claim(call) => call.name(),
             Self::Settle(call) => call.name(),
+        }
+    }
+
+    fn identity(&self) -> Option<Outcome> {
+        match self {
+            Self::Claim(_) => None,
+            Self::Settle(call) => call.identity(),
         }
     }
 
