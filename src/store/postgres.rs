@@ -6,6 +6,7 @@ mod connections;
 mod looks;
 mod members;
 mod removals;
+mod schema;
 mod session;
 mod settlements;
 mod statements;
@@ -15,13 +16,18 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use sqlx::{
-    ConnectOptions as _, Connection as _, PgPool, error::DatabaseError, postgres::PgConnectOptions,
+    ConnectOptions as _, Connection as _, PgPool, SqlStr, error::DatabaseError,
+    postgres::PgConnectOptions, query,
 };
 use tokio::sync::Semaphore;
 
 pub use self::builder::PostgresStoreBuilder;
 use self::{
-    claims::Claims, connections::Connections, looks::Looks, session::Session,
+    claims::Claims,
+    connections::Connections,
+    looks::Looks,
+    schema::{Schema, identifier},
+    session::Session,
     settlements::Settlements,
 };
 use super::{
@@ -51,7 +57,8 @@ use crate::{Fence, RecordName, Token};
 /// a transaction, and what is written there is lost. On each of them it sets
 /// read committed, read-write transactions, `synchronous_commit` and its
 /// timeouts; and on those that no handler's transaction runs on, the planner's
-/// settings that lead to each record by its name. It must talk to the server
+/// settings that lead to each record by its name. Each statement names the
+/// [schema](PostgresStoreBuilder::schema) of the store's tables. It must talk to the server
 /// directly, or to a pooler in session mode; one in transaction mode would lose
 /// these settings, unless the store is
 /// [`pooler_safe`](PostgresStoreBuilder::pooler_safe).
@@ -99,7 +106,8 @@ pub struct PostgresStore {
     alone: Arc<Semaphore>,
     transactions: PgPool,
     /// What begins a transaction of a handler behind a pooler.
-    pooled: Option<Arc<str>>,
+    pooled: Option<SqlStr>,
+    schema: Schema,
     options: Arc<PgConnectOptions>,
 }
 
@@ -134,6 +142,7 @@ impl PostgresStore {
     /// migrated by a later version of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let options = Arc::clone(&self.options);
+        let (schema, sql) = (self.schema.clone(), Arc::clone(&self.connections.sql));
         sql::detached(async move {
             // A connection of its own: one that fails on the way would take the
             // migrator's lock back into the pool.
@@ -143,7 +152,12 @@ impl PostgresStore {
                 lock: Duration::from_secs(60),
                 idle_in_transaction: Duration::ZERO,
             };
-            session::prepare(&mut connection, patience, false)
+            session::prepare(&mut connection, &sql, patience, false)
+                .await
+                .map_err(failure)?;
+            query("SELECT pg_catalog.set_config('search_path', $1, false)")
+                .bind(identifier(schema.name()))
+                .execute(&mut connection)
                 .await
                 .map_err(failure)?;
             // `run` is this with a bound that no `Send` future can meet.

@@ -15,3 +15,4 @@ mod response;
 mod rollback;
 mod service;
 mod shop;
+mod tenants;

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::{
-    ConnectOptions as _, Connection as _,
+    AssertSqlSafe, ConnectOptions as _, Connection as _, SqlSafeStr as _,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::sync::Semaphore;
@@ -14,6 +14,7 @@ use super::{
     connections::Connections,
     failure,
     looks::Looks,
+    schema::{Schema, Statements},
     session::{self, LOCAL_PLANS, Patience},
     settlements::Settlements,
 };
@@ -42,6 +43,7 @@ use crate::store::{
 #[must_use = "a builder does nothing until it connects"]
 pub struct PostgresStoreBuilder {
     options: PgConnectOptions,
+    schema: Option<String>,
     max_connections: u32,
     transaction_connections: u32,
     acquire_timeout: Duration,
@@ -54,6 +56,7 @@ impl PostgresStoreBuilder {
     pub(super) fn new(options: PgConnectOptions) -> Self {
         Self {
             options,
+            schema: None,
             max_connections: 10,
             transaction_connections: 10,
             acquire_timeout: Duration::from_secs(3),
@@ -65,6 +68,21 @@ impl PostgresStoreBuilder {
             most_waiting: 4096,
             pooler_safe: false,
         }
+    }
+
+    /// Sets the schema of the store's tables. It need not exist yet.
+    ///
+    /// Each statement names the schema. A `search_path` that a handler sets in its
+    /// transaction, or that another client of a pooler left behind, changes
+    /// nothing.
+    ///
+    /// Defaults to the schema in which a new session of the role finds
+    /// `idempotency_records`. If there is no such table, it is the schema in which
+    /// the role would create one: the first of its `search_path` that exists. The
+    /// store looks for it once, when it connects.
+    pub fn schema(mut self, schema: impl Into<String>) -> Self {
+        self.schema = Some(schema.into());
+        self
     }
 
     /// How many connections the store opens at most, at least 1. Calls that come
@@ -141,8 +159,10 @@ impl PostgresStoreBuilder {
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached or refuses the role, if it is a standby, or
-    /// if the table of records is `UNLOGGED`.
+    /// - The server cannot be reached, refuses the role, or is a standby.
+    /// - The table of records is `UNLOGGED`.
+    /// - The name of the schema is empty or longer than 63 bytes, or none was given
+    ///   and the role's `search_path` has no schema that exists.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
         let options = match self.options.get_application_name() {
             Some(_) => self.options,
@@ -154,19 +174,26 @@ impl PostgresStoreBuilder {
             lock: Duration::ZERO,
             ..patience
         };
-        check_server(options.clone(), self.acquire_timeout).await?;
+        let schema = self.schema.map(Schema::named).transpose()?;
+        let (schema, sql) = check_server(options.clone(), schema, self.acquire_timeout).await?;
+        let sql = Arc::new(sql);
+        let (for_transactions, for_calls) = (Arc::clone(&sql), Arc::clone(&sql));
         let transactions = PgPoolOptions::new()
             .max_connections(self.transaction_connections)
             .acquire_timeout(self.acquire_timeout)
             .after_connect(move |connection, _| {
-                Box::pin(session::prepare(connection, unhurried, pooler_safe))
+                let sql = Arc::clone(&for_transactions);
+                Box::pin(
+                    async move { session::prepare(connection, &sql, unhurried, pooler_safe).await },
+                )
             });
         let pool = PgPoolOptions::new()
             .max_connections(self.max_connections)
             .acquire_timeout(self.acquire_timeout)
             .after_connect(move |connection, _| {
+                let sql = Arc::clone(&for_calls);
                 Box::pin(async move {
-                    session::prepare(connection, patience, pooler_safe).await?;
+                    session::prepare(connection, &sql, patience, pooler_safe).await?;
                     if pooler_safe {
                         return Ok(());
                     }
@@ -179,8 +206,9 @@ impl PostgresStoreBuilder {
             .statement
             .saturating_mul(2)
             .saturating_add(Duration::from_secs(1));
-        let begin = pooler_safe.then(|| (patience.begin() + LOCAL_PLANS).into());
-        let connections = Arc::new(Connections::of(pool, deadline, begin));
+        let statement = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
+        let begin = pooler_safe.then(|| statement(patience.begin() + LOCAL_PLANS));
+        let connections = Arc::new(Connections::of(pool, deadline, begin, sql));
         // Whoever waits for a record leaves the batches their connections.
         let others = (self.max_connections as usize).saturating_sub(LANES.usual * 3);
         let places = |share: usize| Arc::new(Semaphore::new(share.max(1)));
@@ -196,7 +224,8 @@ impl PostgresStoreBuilder {
             alone: places(others / 2),
             connections,
             transactions: transactions.connect_lazy_with(options.clone()),
-            pooled: pooler_safe.then(|| unhurried.begin().into()),
+            pooled: pooler_safe.then(|| statement(unhurried.begin())),
+            schema,
             options: Arc::new(options),
         })
     }
@@ -206,6 +235,7 @@ impl fmt::Debug for PostgresStoreBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The connection's options have a password in them.
         f.debug_struct("PostgresStoreBuilder")
+            .field("schema", &self.schema)
             .field("max_connections", &self.max_connections)
             .field("transaction_connections", &self.transaction_connections)
             .field("acquire_timeout", &self.acquire_timeout)
@@ -215,15 +245,25 @@ impl fmt::Debug for PostgresStoreBuilder {
 }
 
 /// Says why a server is unfit; a pool would only try it again until it gives up
-/// without a reason.
-async fn check_server(options: PgConnectOptions, patience: Duration) -> Result<(), StoreError> {
+/// without a reason. Otherwise the schema of the store, and its statements.
+async fn check_server(
+    options: PgConnectOptions,
+    schema: Option<Schema>,
+    patience: Duration,
+) -> Result<(Schema, Statements), StoreError> {
     sql::detached(async move {
         tokio::time::timeout(patience, async {
             let mut connection = options.connect().await.map_err(failure)?;
-            session::refuse_unfit(&mut connection)
+            let schema = match schema {
+                Some(schema) => schema,
+                None => session::find_schema(&mut connection).await?,
+            };
+            let sql = Statements::of(&schema);
+            session::refuse_unfit(&mut connection, &sql.unfit)
                 .await
                 .map_err(failure)?;
-            connection.close().await.map_err(failure)
+            connection.close().await.map_err(failure)?;
+            Ok((schema, sql))
         })
         .await
         .map_err(|_| StoreError::timed_out())?

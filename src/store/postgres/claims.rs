@@ -68,7 +68,7 @@ async fn claim_one(
     removals: &Removals,
 ) -> Result<Claimed, StoreError> {
     let heard = removals.heard();
-    let granted: Option<FreshColumns> = query_as(CLAIM)
+    let granted: Option<FreshColumns> = query_as(on.sql.claim.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -119,7 +119,7 @@ async fn refence(
     name: &RecordName,
     claim: &Claim,
 ) -> Result<Option<Grant>, StoreError> {
-    let granted: Option<GrantColumns> = query_as(REFENCE)
+    let granted: Option<GrantColumns> = query_as(on.sql.refence.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -155,7 +155,7 @@ async fn claim_many(
             .map(|call| micros(value(&call.claim)))
             .collect()
     };
-    let rows = query(CLAIM_MANY)
+    let rows = query(on.sql.claim_many.clone())
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
@@ -209,7 +209,7 @@ async fn refence_many(
         .iter()
         .map(|call| call.claim.token.as_bytes().as_slice())
         .collect();
-    let rows = query(REFENCE_MANY)
+    let rows = query(on.sql.refence_many.clone())
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
@@ -251,22 +251,22 @@ fn grant(row: &PgRow) -> Result<Grant, StoreError> {
 /// for a transaction that is about to complete it, and from the sequence.
 /// The statement's time is one, so that a completion with the same retention
 /// computes the very same `expires_at`.
-const CLAIM: &str = "
-INSERT INTO idempotency_records
+pub(super) const CLAIM: &str = "
+INSERT INTO {records}
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
      claimed_at, lease_until, expires_at)
-SELECT $1, $2, $3, $4, $5, 1, 1, 0, nextval('idempotency_fences'),
+SELECT $1, $2, $3, $4, $5, 1, 1, 0, {next_fence},
        statement_timestamp(),
        statement_timestamp() + $6 * interval '1 microsecond',
        statement_timestamp() + $7 * interval '1 microsecond'
-WHERE NOT EXISTS (SELECT FROM idempotency_records WHERE scope = $1 AND key = $2)
+WHERE NOT EXISTS (SELECT FROM {records} WHERE scope = $1 AND key = $2)
 ON CONFLICT (scope, key) DO NOTHING
 RETURNING operation, fence, attempt::bigint,
-    (SELECT last_value FROM idempotency_removals) AS removals";
+    (SELECT last_value FROM {removals}) AS removals";
 
-const REFENCE: &str = "
-UPDATE idempotency_records
-SET fence = GREATEST(nextval('idempotency_fences'), fence + 1)
+pub(super) const REFENCE: &str = "
+UPDATE {records}
+SET fence = GREATEST({next_fence}, fence + 1)
 WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
 RETURNING operation, fence, attempt::bigint";
 
@@ -277,7 +277,7 @@ RETURNING operation, fence, attempt::bigint";
 /// `LATERAL` and `OFFSET` lead to the records by their names, whatever the
 /// planner thinks of the size of the table. `removals` is read after each row is
 /// in place.
-const CLAIM_MANY: &str = "
+pub(super) const CLAIM_MANY: &str = "
 WITH asked AS MATERIALIZED (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[], $5::bytea[],
@@ -288,16 +288,16 @@ WITH asked AS MATERIALIZED (
     FROM asked CROSS JOIN LATERAL (
         SELECT operation, fence, attempt, state, takeovers, fingerprint, token,
                claimed_at, expires_at, lease_until, response
-        FROM idempotency_records AS record
+        FROM {records} AS record
         WHERE record.scope = asked.scope AND record.key = asked.key
         OFFSET 0
     ) AS record
 ), claimed AS (
-    INSERT INTO idempotency_records
+    INSERT INTO {records} AS record
         (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
          claimed_at, lease_until, expires_at)
     SELECT asked.scope, asked.key, asked.operation, asked.token, asked.fingerprint, 1, 1, 0,
-           nextval('idempotency_fences'),
+           {next_fence},
            statement_timestamp(),
            statement_timestamp() + asked.lease * interval '1 microsecond',
            statement_timestamp() + asked.retention * interval '1 microsecond'
@@ -306,8 +306,8 @@ WITH asked AS MATERIALIZED (
     ORDER BY asked.scope COLLATE \"C\", asked.key COLLATE \"C\"
     ON CONFLICT (scope, key) DO NOTHING
     RETURNING token, operation, fence, attempt,
-        (SELECT last_value FROM idempotency_removals
-         WHERE idempotency_records.fence > 0) AS removals
+        (SELECT last_value FROM {removals}
+         WHERE record.fence > 0) AS removals
 )
 SELECT asked, NULL AS removals,
        operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
@@ -323,23 +323,23 @@ FROM claimed";
 
 /// `LATERAL` with its lock, and `ON CONFLICT`, lead to the records by their names,
 /// whatever the planner thinks of the size of the table: nothing is ever inserted.
-const REFENCE_MANY: &str = "
+pub(super) const REFENCE_MANY: &str = "
 WITH held AS MATERIALIZED (
     SELECT record.*
     FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
         CROSS JOIN LATERAL (
             SELECT *
-            FROM idempotency_records AS record
+            FROM {records} AS record
             WHERE record.scope = asked.scope AND record.key = asked.key
               AND record.token = asked.token AND record.state = 1
             FOR NO KEY UPDATE SKIP LOCKED
         ) AS record
 )
-INSERT INTO idempotency_records AS record
+INSERT INTO {records} AS record
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
      claimed_at, lease_until, expires_at)
 SELECT scope, key, operation, token, fingerprint, state, attempt, takeovers,
-    GREATEST(nextval('idempotency_fences'), fence + 1),
+    GREATEST({next_fence}, fence + 1),
     claimed_at, lease_until, expires_at
 FROM held
 ON CONFLICT (scope, key) DO UPDATE SET fence = EXCLUDED.fence

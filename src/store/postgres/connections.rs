@@ -8,13 +8,13 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, PgPool};
+use sqlx::{Connection as _, PgConnection, PgPool, SqlStr};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout},
 };
 
-use super::{failure, session::Session};
+use super::{failure, schema::Statements, session::Session};
 use crate::store::StoreError;
 
 /// Connections that a pool opens, and does not get back: after each call it would
@@ -27,7 +27,8 @@ pub(super) struct Connections {
     /// For the statements of a call, and the way there.
     pub(super) deadline: Duration,
     /// What begins the transaction of a call behind a pooler.
-    begin: Option<Arc<str>>,
+    begin: Option<SqlStr>,
+    pub(super) sql: Arc<Statements>,
 }
 
 #[derive(Default)]
@@ -54,7 +55,12 @@ struct Line {
 
 impl Connections {
     /// As many as `pool` may open.
-    pub(super) fn of(pool: PgPool, deadline: Duration, begin: Option<Arc<str>>) -> Self {
+    pub(super) fn of(
+        pool: PgPool,
+        deadline: Duration,
+        begin: Option<SqlStr>,
+        sql: Arc<Statements>,
+    ) -> Self {
         let most = pool.options().get_max_connections();
         Self {
             pool,
@@ -63,6 +69,7 @@ impl Connections {
             ready: Mutex::default(),
             deadline,
             begin,
+            sql,
         }
     }
 
@@ -77,8 +84,8 @@ impl Connections {
         let mut line = line.map_err(|_| StoreError::timed_out())??;
         let call = async {
             match &self.begin {
-                None => work(Session::lasting(&mut line.connection)).await,
-                Some(begin) => in_transaction(&mut line.connection, begin, work).await,
+                None => work(Session::lasting(&mut line.connection, &self.sql)).await,
+                Some(begin) => in_transaction(&mut line.connection, &self.sql, begin, work).await,
             }
         };
         let Ok(answer) = timeout(self.deadline, call).await else {
@@ -234,15 +241,16 @@ async fn answers(connection: &mut PgConnection) -> bool {
 /// behind on a server connection that the next call may not get.
 async fn in_transaction<T, W>(
     connection: &mut PgConnection,
-    begin: &str,
+    sql: &Statements,
+    begin: &SqlStr,
     work: W,
 ) -> Result<T, StoreError>
 where
     W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>>,
 {
-    let begin = AssertSqlSafe(begin.to_owned());
-    let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
-    let answer = work(Session::passing(&mut transaction)).await;
+    let begun = connection.begin_with(begin.clone()).await;
+    let mut transaction = begun.map_err(failure)?;
+    let answer = work(Session::passing(&mut transaction, sql)).await;
     if answer.is_ok() {
         transaction.commit().await.map_err(failure)?;
     } else {

@@ -40,7 +40,7 @@ pub(super) async fn read(
     on: &mut Session<'_>,
     name: &RecordName,
 ) -> Result<Option<Record>, StoreError> {
-    let columns: Option<RecordColumns> = query_as(READ)
+    let columns: Option<RecordColumns> = query_as(on.sql.read.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -59,7 +59,7 @@ async fn read_many(
         return Ok(vec![Told::Answer(Ok(record))]);
     }
     let [scopes, keys] = names(calls.iter());
-    let rows = query(READ_MANY)
+    let rows = query(on.sql.read_many.clone())
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
@@ -81,16 +81,16 @@ pub(super) fn record(row: &PgRow) -> Result<Record, StoreError> {
     RecordColumns::from_row(row).map_err(failure)?.decode()
 }
 
-const READ: &str = "
+pub(super) const READ: &str = "
 SELECT operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
        response
-FROM idempotency_records, (SELECT clock_timestamp() AS now) AS clock
+FROM {records}, (SELECT clock_timestamp() AS now) AS clock
 WHERE scope = $1 AND key = $2";
 
-const READ_MANY: &str = "
+pub(super) const READ_MANY: &str = "
 SELECT asked.place, record.*
 FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (scope, key, place)
     CROSS JOIN LATERAL (
@@ -100,7 +100,7 @@ FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (scope, key, place)
                (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
                (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
                response
-        FROM idempotency_records AS record, (SELECT clock_timestamp() AS now) AS clock
+        FROM {records} AS record, (SELECT clock_timestamp() AS now) AS clock
         WHERE record.scope = asked.scope AND record.key = asked.key
         OFFSET 0
     ) AS record";

@@ -2,7 +2,13 @@
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, Row as _, query, raw_sql};
+use sqlx::{AssertSqlSafe, PgConnection, Row as _, SqlStr, query, raw_sql};
+
+use super::{
+    failure,
+    schema::{Schema, Statements},
+};
+use crate::store::StoreError;
 
 /// How long the server puts up with this session.
 #[derive(Clone, Copy, Debug)]
@@ -15,23 +21,26 @@ pub(super) struct Patience {
 /// A connection for the statements of one call.
 pub(super) struct Session<'c> {
     pub(super) connection: &'c mut PgConnection,
+    pub(super) sql: &'c Statements,
     /// Whether the server may keep a statement for the connection's next call.
     pub(super) persistent: bool,
 }
 
 impl<'c> Session<'c> {
     /// A connection that stays with the same server connection.
-    pub(super) fn lasting(connection: &'c mut PgConnection) -> Self {
+    pub(super) fn lasting(connection: &'c mut PgConnection, sql: &'c Statements) -> Self {
         Self {
             connection,
+            sql,
             persistent: true,
         }
     }
 
     /// One that is the call's own for a transaction only.
-    pub(super) fn passing(connection: &'c mut PgConnection) -> Self {
+    pub(super) fn passing(connection: &'c mut PgConnection, sql: &'c Statements) -> Self {
         Self {
             connection,
+            sql,
             persistent: false,
         }
     }
@@ -39,11 +48,12 @@ impl<'c> Session<'c> {
 
 impl Patience {
     /// A transaction with the store's settings in itself, for a pooler that may
-    /// give each transaction another server connection.
+    /// give each transaction another server connection. Its role and its
+    /// `search_path` are those of a new session, whatever another client left.
     pub(super) fn begin(self) -> String {
         let millis = |patience: Duration| patience.as_millis().min(LONGEST_TIMEOUT);
         format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {DURABLE}; \
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {AS_NEW}; {DURABLE}; \
              SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
              SET LOCAL idle_in_transaction_session_timeout = {}",
             millis(self.statement),
@@ -56,10 +66,11 @@ impl Patience {
 /// Makes a new connection fit for records, whatever its role's defaults are.
 pub(super) async fn prepare(
     connection: &mut PgConnection,
+    sql: &Statements,
     patience: Patience,
     pooled: bool,
 ) -> Result<(), sqlx::Error> {
-    refuse_unfit(connection).await?;
+    refuse_unfit(connection, &sql.unfit).await?;
     if pooled {
         // What is set here would stay with a server connection that others use.
         return Ok(());
@@ -81,9 +92,26 @@ pub(super) async fn prefer_names(connection: &mut PgConnection) -> Result<(), sq
     raw_sql(PLANS).fetch_all(connection).await.map(drop)
 }
 
-pub(super) async fn refuse_unfit(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+/// The schema where a new session of the role finds the table of records, or
+/// where it would make it.
+pub(super) async fn find_schema(connection: &mut PgConnection) -> Result<Schema, StoreError> {
     // A simple query, which is safe behind any pooler.
-    let server = raw_sql(UNFIT).fetch_one(connection).await?;
+    let found = raw_sql(AssertSqlSafe(format!(
+        "BEGIN; {AS_NEW}; {FIND_SCHEMA}; ROLLBACK"
+    )))
+    .fetch_one(connection)
+    .await
+    .map_err(failure)?;
+    let name: Option<String> = found.try_get("schema").map_err(failure)?;
+    let name = name.ok_or_else(|| StoreError::unavailable(NO_SCHEMA))?;
+    Schema::named(name)
+}
+
+pub(super) async fn refuse_unfit(
+    connection: &mut PgConnection,
+    unfit: &SqlStr,
+) -> Result<(), sqlx::Error> {
+    let server = raw_sql(unfit.clone()).fetch_one(connection).await?;
     let reason = if server.try_get("standby")? {
         "the server is a standby, where nothing can be claimed: connect to the primary"
     } else if server.try_get("unlogged")? {
@@ -94,12 +122,30 @@ pub(super) async fn refuse_unfit(connection: &mut PgConnection) -> Result<(), sq
     Err(sqlx::Error::Configuration(reason.into()))
 }
 
-const UNFIT: &str = "
+/// A simple query, which is safe behind any pooler.
+pub(super) const UNFIT: &str = "
 SELECT pg_is_in_recovery() AS standby,
        EXISTS (
-           SELECT FROM pg_catalog.pg_class
-           WHERE oid = to_regclass('idempotency_records') AND relpersistence = 'u'
+           SELECT FROM pg_catalog.pg_class AS class
+               JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+           WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'
+             AND class.relpersistence = 'u'
        ) AS unlogged";
+
+const FIND_SCHEMA: &str = "
+SELECT COALESCE(
+    (SELECT namespace.nspname
+     FROM pg_catalog.pg_class AS class
+         JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+     WHERE class.oid = to_regclass('idempotency_records')),
+    current_schema())::text AS schema";
+
+const NO_SCHEMA: &str = "the role's search_path has no schema that exists: \
+    name one with `PostgresStoreBuilder::schema`";
+
+/// The settings that decide what a name means, and who asks, as a new session has
+/// them. A pooler does not undo what another client has changed.
+const AS_NEW: &str = "SET LOCAL role TO DEFAULT; SET LOCAL search_path TO DEFAULT";
 
 /// As in [`SESSION`].
 const DURABLE: &str = "SELECT set_config('synchronous_commit',

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use sqlx::{Row as _, postgres::PgRow, query, query_as};
+use sqlx::{Row as _, SqlStr, postgres::PgRow, query, query_as};
 
 use super::{
     connections::Connections,
@@ -46,7 +46,7 @@ async fn settle(
 ) -> Result<Vec<Told<Settlement>>, StoreError> {
     let mut told = Answers::to(calls.iter().map(|call| *call.token.as_bytes()));
     if let [call] = calls {
-        if settle_one(on, SETTLE_UNLOCKED, call).await? {
+        if settle_one(on, on.sql.settle_unlocked.clone(), call).await? {
             told.answer(call.token.as_bytes(), Ok(Settlement::Applied));
         }
     } else {
@@ -69,7 +69,7 @@ async fn settle(
 
 /// Waits for who has locked the record.
 async fn settle_alone(on: &mut Session<'_>, call: &SettleCall) -> Result<Settlement, StoreError> {
-    if settle_one(on, SETTLE_ONE, call).await? {
+    if settle_one(on, on.sql.settle_one.clone(), call).await? {
         return Ok(Settlement::Applied);
     }
     let states = states(on, &[call]).await?;
@@ -83,7 +83,7 @@ async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<P
     let responses: Vec<Option<&[u8]>> = calls.iter().map(|call| call.goal.response()).collect();
     let (times, at_least): (Vec<i64>, Vec<i64>) =
         calls.iter().map(|call| call.goal.times()).unzip();
-    query(SETTLE_MANY)
+    query(on.sql.settle_many.clone())
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
@@ -100,7 +100,7 @@ async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<P
 /// Whether the record was there, as it has to be.
 async fn settle_one(
     on: &mut Session<'_>,
-    statement: &'static str,
+    statement: SqlStr,
     SettleCall { name, token, goal }: &SettleCall,
 ) -> Result<bool, StoreError> {
     let (time, at_least) = goal.times();
@@ -144,7 +144,7 @@ async fn states(
     calls: &[&SettleCall],
 ) -> Result<HashMap<[u8; 16], i64>, StoreError> {
     let [scopes, keys] = names(calls.iter().map(|call| &call.name));
-    let rows: Vec<(Vec<u8>, i64)> = query_as(STATES)
+    let rows: Vec<(Vec<u8>, i64)> = query_as(on.sql.states.clone())
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
@@ -168,7 +168,7 @@ fn tokens<'c>(calls: impl Iterator<Item = &'c SettleCall>) -> Vec<&'c [u8]> {
 /// `LATERAL` with its lock, and `ON CONFLICT`, lead to the records by their names,
 /// whatever the planner thinks of the size of the table: nothing is ever inserted.
 /// A trigger before each INSERT would see it nevertheless.
-const SETTLE_MANY: &str = "
+pub(super) const SETTLE_MANY: &str = "
 WITH asked AS MATERIALIZED (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bigint[], $5::bytea[],
@@ -178,14 +178,14 @@ WITH asked AS MATERIALIZED (
     SELECT asked.goal, asked.response AS given, asked.time, asked.at_least, record.*
     FROM asked CROSS JOIN LATERAL (
         SELECT *
-        FROM idempotency_records AS record
+        FROM {records} AS record
         WHERE record.scope = asked.scope AND record.key = asked.key
           AND record.token = asked.token
           AND (record.state = 1 OR (record.state = 3 AND asked.goal = 2))
         FOR NO KEY UPDATE SKIP LOCKED
     ) AS record
 )
-INSERT INTO idempotency_records AS record
+INSERT INTO {records} AS record
     (scope, key, operation, token, fingerprint, attempt, takeovers, fence, claimed_at,
      state, response, lease_until, expires_at)
 SELECT scope, key, operation, token, fingerprint, attempt, takeovers, fence, claimed_at,
@@ -215,7 +215,7 @@ macro_rules! settle_one {
     ($unless:literal) => {
         concat!(
             "
-UPDATE idempotency_records
+UPDATE {records}
 SET state = CASE WHEN $4 = 5 AND takeovers > 0 THEN 4 ELSE $4 END,
     response = $5,
     lease_until = CASE $4
@@ -237,23 +237,23 @@ WHERE scope = $1 AND key = $2 AND token = $3
 }
 
 /// Waits for who has locked the record.
-const SETTLE_ONE: &str = settle_one!("");
+pub(super) const SETTLE_ONE: &str = settle_one!("");
 
 /// Does nothing if the record is locked.
-const SETTLE_UNLOCKED: &str = settle_one!(
+pub(super) const SETTLE_UNLOCKED: &str = settle_one!(
     "
   AND EXISTS (
-      SELECT FROM idempotency_records
+      SELECT FROM {records}
       WHERE scope = $1 AND key = $2
       FOR NO KEY UPDATE SKIP LOCKED)"
 );
 
-const STATES: &str = "
+pub(super) const STATES: &str = "
 SELECT asked.token AS asked, record.state
 FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
     CROSS JOIN LATERAL (
         SELECT state::bigint
-        FROM idempotency_records AS record
+        FROM {records} AS record
         WHERE record.scope = asked.scope AND record.key = asked.key
           AND record.token = asked.token
         OFFSET 0

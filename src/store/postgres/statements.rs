@@ -22,7 +22,7 @@ pub(super) async fn reclaim(
     succession: Succession,
     claim: &Claim,
 ) -> Result<Option<Grant>, StoreError> {
-    let granted: Option<GrantColumns> = query_as(RECLAIM)
+    let granted: Option<GrantColumns> = query_as(on.sql.reclaim.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -46,7 +46,7 @@ pub(super) async fn mark_lapsed(
     seen: Fence,
     retention: Duration,
 ) -> Result<Settlement, StoreError> {
-    let done = query(MARK_LAPSED)
+    let done = query(on.sql.mark_lapsed.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -58,7 +58,7 @@ pub(super) async fn mark_lapsed(
     if done.rows_affected() > 0 {
         return Ok(Settlement::Applied);
     }
-    let state: Option<i64> = query_scalar(STATE)
+    let state: Option<i64> = query_scalar(on.sql.state.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -76,7 +76,7 @@ pub(super) async fn resolve(
     resolution: &Resolution,
 ) -> Result<Settlement, StoreError> {
     let (state, response, at_least) = sql::resolved(resolution);
-    let done = query(RESOLVE)
+    let done = query(on.sql.resolve.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -100,10 +100,10 @@ pub(super) async fn list(
     limit: u32,
 ) -> Result<Vec<(RecordName, Record)>, StoreError> {
     let listed: Vec<NamedColumns> = match filter {
-        Filter::Unknown => query_as(LIST_UNKNOWN)
+        Filter::Unknown => query_as(on.sql.list_unknown.clone())
             .persistent(on.persistent)
             .bind(i64::from(limit)),
-        Filter::InProgressFor(least) => query_as(LIST_IN_PROGRESS)
+        Filter::InProgressFor(least) => query_as(on.sql.list_in_progress.clone())
             .persistent(on.persistent)
             .bind(i64::from(limit))
             .bind(micros(least)),
@@ -119,7 +119,7 @@ pub(super) async fn forget(
     name: &RecordName,
     seen: Fence,
 ) -> Result<Settlement, StoreError> {
-    let done = query(FORGET)
+    let done = query(on.sql.forget.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -140,13 +140,14 @@ pub(super) async fn purge_expired(
 ) -> Result<Purged, StoreError> {
     // Planned each time: a plan that was made for a small table reads all of a large
     // one.
-    let (removed, removed_unknown, marked_unknown): (i64, i64, i64) = query_as(PURGE_EXPIRED)
-        .persistent(false)
-        .bind(i64::from(limit))
-        .bind(micros(unknown_retention))
-        .fetch_one(&mut *on.connection)
-        .await
-        .map_err(failure)?;
+    let (removed, removed_unknown, marked_unknown): (i64, i64, i64) =
+        query_as(on.sql.purge_expired.clone())
+            .persistent(false)
+            .bind(i64::from(limit))
+            .bind(micros(unknown_retention))
+            .fetch_one(&mut *on.connection)
+            .await
+            .map_err(failure)?;
     let count = i64::unsigned_abs;
     Ok(Purged::new(
         count(removed),
@@ -162,7 +163,7 @@ pub(super) async fn settled(
     name: &RecordName,
     token: Token,
 ) -> Result<Option<i64>, StoreError> {
-    query_scalar(SETTLED)
+    query_scalar(on.sql.settled.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -173,8 +174,8 @@ pub(super) async fn settled(
 }
 
 /// 1: take over; 2: retry; 3: replace; 4: expired; 5: rerun; 6: reconcile.
-const RECLAIM: &str = "
-UPDATE idempotency_records AS record
+pub(super) const RECLAIM: &str = "
+UPDATE {records} AS record
 SET operation = CASE WHEN $9 IN (1, 2, 5, 6) THEN record.operation ELSE $3 END,
     attempt = CASE
         WHEN $9 IN (1, 2, 5) THEN record.attempt + 1
@@ -185,7 +186,7 @@ SET operation = CASE WHEN $9 IN (1, 2, 5, 6) THEN record.operation ELSE $3 END,
         WHEN $9 = 2 THEN LEAST(record.takeovers, 1)
         WHEN $9 = 6 THEN record.takeovers
         ELSE 0 END,
-    fence = GREATEST(nextval('idempotency_fences'), record.fence + 1),
+    fence = GREATEST({next_fence}, record.fence + 1),
     token = $4,
     fingerprint = $5,
     state = 1,
@@ -206,15 +207,15 @@ WHERE record.scope = $1 AND record.key = $2 AND record.fence = $8
       END
 RETURNING record.operation, record.fence, record.attempt::bigint";
 
-const MARK_LAPSED: &str = "
-UPDATE idempotency_records
+pub(super) const MARK_LAPSED: &str = "
+UPDATE {records}
 SET state = 3,
     expires_at = clock_timestamp() + $4 * interval '1 microsecond'
 WHERE scope = $1 AND key = $2 AND fence = $3
   AND state = 1 AND lease_until < clock_timestamp()";
 
-const RESOLVE: &str = "
-UPDATE idempotency_records
+pub(super) const RESOLVE: &str = "
+UPDATE {records}
 SET state = $4,
     response = $5,
     token = CASE $4 WHEN 2 THEN $7 ELSE token END,
@@ -227,49 +228,49 @@ WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3";
 
 /// Waits for a transaction that has written the record, where a plain read would
 /// see what was before it.
-const SETTLED: &str = "
+pub(super) const SETTLED: &str = "
 SELECT state::bigint
-FROM idempotency_records
+FROM {records}
 WHERE scope = $1 AND key = $2 AND token = $3
 FOR SHARE";
 
-const STATE: &str = "
+pub(super) const STATE: &str = "
 SELECT state::bigint
-FROM idempotency_records
+FROM {records}
 WHERE scope = $1 AND key = $2 AND fence = $3";
 
 /// Reads the whole table: an index over the state would be written to by every
 /// completion.
-const LIST_UNKNOWN: &str = "
+pub(super) const LIST_UNKNOWN: &str = "
 SELECT scope, key,
        operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
        response
-FROM idempotency_records, (SELECT clock_timestamp() AS now) AS clock
+FROM {records}, (SELECT clock_timestamp() AS now) AS clock
 WHERE state = 3
 ORDER BY claimed_at
 LIMIT $1";
 
 /// As [`LIST_UNKNOWN`].
-const LIST_IN_PROGRESS: &str = "
+pub(super) const LIST_IN_PROGRESS: &str = "
 SELECT scope, key,
        operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
        response
-FROM idempotency_records, (SELECT clock_timestamp() AS now) AS clock
+FROM {records}, (SELECT clock_timestamp() AS now) AS clock
 WHERE state = 1 AND claimed_at < clock.now - $2 * interval '1 microsecond'
 ORDER BY claimed_at
 LIMIT $1";
 
-const FORGET: &str = "
+pub(super) const FORGET: &str = "
 WITH drawn AS MATERIALIZED (
-    SELECT nextval('idempotency_removals') AS removal
+    SELECT {next_removal} AS removal
 )
-DELETE FROM idempotency_records
+DELETE FROM {records}
 USING drawn
 WHERE scope = $1 AND key = $2 AND fence = $3 AND removal > 0";
 
@@ -280,17 +281,17 @@ WHERE scope = $1 AND key = $2 AND fence = $3 AND removal > 0";
 /// The state that was locked says which of them each part is for: without it, a
 /// planner that knows of hardly any lease looks for them in the whole table.
 /// A removal draws its number before it can be seen: see [`Removals`](super::removals::Removals).
-const PURGE_EXPIRED: &str = "
+pub(super) const PURGE_EXPIRED: &str = "
 WITH due AS MATERIALIZED (
-    SELECT scope, key, state, (SELECT nextval('idempotency_removals')) AS removal
-    FROM idempotency_records
+    SELECT scope, key, state, (SELECT {next_removal}) AS removal
+    FROM {records}
     WHERE expires_at < statement_timestamp()
       AND (state <> 1 OR lease_until < statement_timestamp())
     ORDER BY expires_at
     LIMIT $1
     FOR UPDATE SKIP LOCKED
 ), marked AS (
-    UPDATE idempotency_records AS record
+    UPDATE {records} AS record
     SET state = 3,
         expires_at = statement_timestamp() + $2 * interval '1 microsecond'
     FROM due
@@ -300,7 +301,7 @@ WITH due AS MATERIALIZED (
       AND record.state = 1 AND record.lease_until < clock_timestamp()
     RETURNING 1
 ), removed AS (
-    DELETE FROM idempotency_records AS record
+    DELETE FROM {records} AS record
     USING due
     WHERE due.state <> 1 AND due.removal > 0
       AND record.scope = due.scope AND record.key = due.key

@@ -1,6 +1,6 @@
 //! The handler's own transaction, which completes its record and commits both.
 
-use sqlx::{AssertSqlSafe, Connection as _, Postgres, Transaction, query_as, query_scalar};
+use sqlx::{Connection as _, Postgres, Transaction, query, query_as};
 
 use super::{PostgresStore, failure, statements};
 use crate::{
@@ -37,10 +37,7 @@ impl PostgresStore {
             let began = async {
                 match pooled {
                     None => pool.begin_with(BEGIN).await,
-                    Some(pooled) => {
-                        let begin = AssertSqlSafe(String::from(&*pooled));
-                        pool.begin_with(begin).await
-                    }
+                    Some(pooled) => pool.begin_with(pooled).await,
                 }
             };
             tokio::time::timeout(patience, began)
@@ -60,6 +57,11 @@ impl PostgresStore {
     /// from another pool is accepted if it is READ COMMITTED and on the store's
     /// database. One that has ended before, by a statement of the handler's own
     /// or by the database, records nothing.
+    ///
+    /// The handler may set a `search_path` and a role of its own in the
+    /// transaction. If that role may not write to the records, the session's own
+    /// role completes the record. The handler's role and `search_path` are restored
+    /// before COMMIT, so that deferred triggers run under them.
     ///
     /// ```no_run
     /// use http::StatusCode;
@@ -105,17 +107,20 @@ impl Desk for PostgresStore {
         if !transaction.is_in_transaction() {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
         }
-        let isolation: String = query_scalar(PREPARE)
-            .persistent(self.pooled.is_none())
-            .bind(operation.token().as_bytes().as_slice())
-            .fetch_one(&mut **transaction)
-            .await
-            .map_err(refused)?;
+        let sql = &self.connections.sql;
+        let persistent = self.pooled.is_none();
+        let (isolation, path, role): (String, Option<String>, Option<String>) =
+            query_as(sql.prepare.clone())
+                .persistent(persistent)
+                .bind(operation.token().as_bytes().as_slice())
+                .fetch_one(&mut **transaction)
+                .await
+                .map_err(refused)?;
         if isolation != "read committed" {
             return Err(CommitError::new(CommitErrorKind::Isolation));
         }
-        let (completed, still_open): (bool, bool) = query_as(COMPLETE)
-            .persistent(self.pooled.is_none())
+        let (completed, still_open): (bool, bool) = query_as(sql.complete.clone())
+            .persistent(persistent)
             .bind(operation.name().scope().as_str())
             .bind(operation.name().key().as_str())
             .bind(operation.token().as_bytes().as_slice())
@@ -126,7 +131,19 @@ impl Desk for PostgresStore {
             .await
             .map_err(refused)?;
         match (completed, still_open) {
-            (true, _) => Ok(Settlement::Applied),
+            (true, _) => {
+                // What runs at COMMIT, as deferred triggers do, is the handler's.
+                if path.is_some() || role.is_some() {
+                    query(RESTORE)
+                        .persistent(persistent)
+                        .bind(path)
+                        .bind(role)
+                        .execute(&mut **transaction)
+                        .await
+                        .map_err(refused)?;
+                }
+                Ok(Settlement::Applied)
+            }
             (false, true) => Ok(Settlement::Superseded),
             (false, false) => Err(CommitError::caused(CommitErrorKind::Aborted, ENDED)),
         }
@@ -171,31 +188,71 @@ fn sqlstate(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
     error.as_database_error()?.code()
 }
 
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 /// What is said here lasts as long as the transaction: [`COMPLETE`] does nothing
 /// if it ended meanwhile or before, by a ROLLBACK that the driver sent or the
 /// handler wrote, and each statement would commit on its own. A transaction of
 /// another pool is made as durable as the store's own.
-const PREPARE: &str = "
-SELECT current_setting('transaction_isolation')
-FROM (SELECT set_config('tower_idempotency.completes', encode($1, 'hex'), true),
-             set_config('synchronous_commit',
-                 CASE current_setting('synchronous_commit')
-                     WHEN 'remote_apply' THEN 'remote_apply'
-                     ELSE 'on'
-                 END, true)
-      OFFSET 0) AS said";
+///
+/// The record is completed with the `search_path` of a new session: the
+/// handler's may lead to operators that a tenant has made. If the handler's role
+/// may not write to the records, the session's role completes the record. Returns
+/// the settings it changed, for [`RESTORE`]. Functions and operators are
+/// qualified, because this statement still runs with the handler's `search_path`.
+pub(super) const PREPARE: &str = "
+SELECT before.isolation,
+       CASE WHEN said.path OPERATOR(pg_catalog.<>) before.path THEN before.path END,
+       CASE WHEN said.role OPERATOR(pg_catalog.<>) before.role THEN before.role END
+FROM (
+    SELECT pg_catalog.current_setting('transaction_isolation') AS isolation,
+           pg_catalog.current_setting('search_path') AS path,
+           pg_catalog.current_setting('role') AS role,
+           CASE
+               WHEN pg_catalog.current_setting('role') OPERATOR(pg_catalog.=) 'none' THEN true
+               ELSE EXISTS (
+                   SELECT FROM pg_catalog.pg_class AS class
+                       JOIN pg_catalog.pg_namespace AS namespace
+                           ON namespace.oid OPERATOR(pg_catalog.=) class.relnamespace
+                   WHERE namespace.nspname OPERATOR(pg_catalog.=) {schema}
+                     AND class.relname OPERATOR(pg_catalog.=) 'idempotency_records'
+                     AND pg_catalog.has_schema_privilege(namespace.oid, 'USAGE')
+                     AND pg_catalog.has_table_privilege(class.oid, 'SELECT')
+                     AND pg_catalog.has_table_privilege(class.oid, 'UPDATE'))
+           END AS may_complete
+    OFFSET 0
+) AS before CROSS JOIN LATERAL (
+    SELECT pg_catalog.set_config(
+               'tower_idempotency.completes', pg_catalog.encode($1, 'hex'), true),
+           pg_catalog.set_config('synchronous_commit',
+               CASE
+                   WHEN pg_catalog.current_setting('synchronous_commit')
+                       OPERATOR(pg_catalog.=) 'remote_apply' THEN 'remote_apply'
+                   ELSE 'on'
+               END, true),
+           pg_catalog.set_config('search_path', NULL, true) AS path,
+           CASE
+               WHEN before.may_complete THEN before.role
+               ELSE pg_catalog.set_config('role', NULL, true)
+           END AS role
+    OFFSET 0
+) AS said";
+
+const RESTORE: &str = "
+SELECT CASE WHEN $1::pg_catalog.text IS NOT NULL THEN
+           pg_catalog.set_config('search_path', $1, true) END,
+       CASE WHEN $2::pg_catalog.text IS NOT NULL THEN
+           pg_catalog.set_config('role', $2, true) END";
 
 /// Only an open claim: one that was completed already, even by this token, must
 /// not take further writes with it.
-const COMPLETE: &str = "
+pub(super) const COMPLETE: &str = "
 WITH transaction AS MATERIALIZED (
     SELECT COALESCE(
         current_setting('tower_idempotency.completes', true) = encode($3, 'hex'),
         false) AS is_open
 ), completed AS (
-    UPDATE idempotency_records
+    UPDATE {records}
     SET state = 2,
         response = $4,
         expires_at = GREATEST(
