@@ -1,7 +1,10 @@
 //! The bodies that pass through the layer, and reading one up to a limit.
 
 use std::{
-    fmt, mem,
+    fmt,
+    future::poll_fn,
+    mem,
+    ops::ControlFlow,
     pin::Pin,
     task::{Context, Poll, ready},
     time::Duration,
@@ -342,71 +345,95 @@ pub(crate) enum Gathered<E> {
         read: Bytes,
         error: E,
     },
-    /// There was no room for more of it.
-    Crowded {
-        read: Bytes,
-    },
 }
 
 /// Reads up to `limit` bytes of a body, losing nothing.
 pub(crate) async fn gather<B: Body<Data = Bytes>>(
-    body: Pin<&mut B>,
+    mut body: Pin<&mut B>,
     limit: usize,
     within: Duration,
-    room: impl FnMut(usize) -> bool,
 ) -> Gathered<B::Error> {
-    let mut read = Collected::default();
+    let mut reading = Reading::up_to(limit);
     if body.size_hint().lower() > limit as u64 {
-        return Gathered::Outgrown { read: read.take() };
+        return Gathered::Outgrown { read: Bytes::new() };
     }
-    let whole = read_to_end(body, limit, &mut read, room);
-    let end = Within::after_a_second_look(within, whole).await;
-    let read = read.take();
+    let end = poll_fn(|cx| {
+        loop {
+            if let ControlFlow::Break(end) = ready!(reading.poll_frame(body.as_mut(), cx)) {
+                return Poll::Ready(end);
+            }
+        }
+    });
+    let end = Within::after_a_second_look(within, end).await;
+    let (read, trailers) = reading.take();
     match end {
-        Some(End::Clean { trailers }) => Gathered::Whole {
+        Some(End::Clean) => Gathered::Whole {
             data: read,
             trailers,
         },
-        Some(End::Crowded) => Gathered::Crowded { read },
         Some(End::Outgrown) => Gathered::Outgrown { read },
-        Some(End::Broken { error }) => Gathered::Broken { read, error },
+        Some(End::Broken(error)) => Gathered::Broken { read, error },
         None => Gathered::Late { read },
     }
 }
 
-enum End<E> {
-    Clean { trailers: Option<HeaderMap> },
-    Outgrown,
-    Broken { error: E },
-    Crowded,
+/// A body that is being read, up to a limit.
+pub(crate) struct Reading {
+    limit: usize,
+    read: Collected,
+    trailers: Option<HeaderMap>,
 }
 
-async fn read_to_end<B: Body<Data = Bytes>>(
-    mut body: Pin<&mut B>,
-    limit: usize,
-    read: &mut Collected,
-    mut room: impl FnMut(usize) -> bool,
-) -> End<B::Error> {
-    let mut trailers = None;
-    loop {
-        match std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
-            None => return End::Clean { trailers },
-            Some(Err(error)) => return End::Broken { error },
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => {
-                    let length = data.len();
-                    read.push(data);
-                    // First: no room would ever be enough for it.
-                    if read.len() > limit {
-                        return End::Outgrown;
-                    }
-                    if !room(length) {
-                        return End::Crowded;
-                    }
-                }
-                Err(frame) => trailers = frame.into_trailers().ok(),
-            },
+/// Why nothing more of a body is read.
+pub(crate) enum End<E> {
+    Clean,
+    /// It has more bytes than the limit.
+    Outgrown,
+    Broken(E),
+}
+
+impl Reading {
+    pub(crate) fn up_to(limit: usize) -> Self {
+        Self {
+            limit,
+            read: Collected::default(),
+            trailers: None,
         }
+    }
+
+    /// Reads one frame, and returns how many bytes of data it had.
+    pub(crate) fn poll_frame<B: Body<Data = Bytes>>(
+        &mut self,
+        body: Pin<&mut B>,
+        cx: &mut Context<'_>,
+    ) -> Poll<ControlFlow<End<B::Error>, usize>> {
+        let frame = match ready!(body.poll_frame(cx)) {
+            None => return Poll::Ready(ControlFlow::Break(End::Clean)),
+            Some(Err(error)) => return Poll::Ready(ControlFlow::Break(End::Broken(error))),
+            Some(Ok(frame)) => frame,
+        };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                self.trailers = frame.into_trailers().ok();
+                return Poll::Ready(ControlFlow::Continue(0));
+            }
+        };
+        let length = data.len();
+        self.read.push(data);
+        Poll::Ready(match self.len() > self.limit {
+            true => ControlFlow::Break(End::Outgrown),
+            false => ControlFlow::Continue(length),
+        })
+    }
+
+    /// How many bytes have been read.
+    pub(crate) fn len(&self) -> usize {
+        self.read.len()
+    }
+
+    pub(crate) fn take(self) -> (Bytes, Option<HeaderMap>) {
+        (self.read.take(), self.trailers)
     }
 }
 

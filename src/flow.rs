@@ -27,7 +27,7 @@ use tower::Service;
 use crate::{
     Operation, Outcome, RecordName, Rejection, RequestBody, ResponseBody, Store, Word,
     admission::Noticed,
-    body::{Gathered, gather},
+    body_error::BoxError,
     claim::Claimant,
     host::{Host, Share},
     lease::Heartbeats,
@@ -36,6 +36,7 @@ use crate::{
     settle::{Ending, Owned},
     store::{Claim, Grant},
     transaction::Transacted,
+    upload::{Guarded, Upload},
 };
 
 /// Answers a guarded request. The body is read here, so that a client which
@@ -47,31 +48,21 @@ pub(crate) fn guard<I, S, B, R>(
     name: RecordName,
     parts: request::Parts,
     body: B,
-) -> impl Future<Output = Answer<R, I::Error>> + Send + 'static
+) -> impl Guarded<Answer<R, I::Error>> + Send + 'static
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
     I::Future: Send,
     I::Error: Send + 'static,
     S: Store,
     B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    async move {
+    let uploaded = Arc::clone(&host);
+    Upload::new(uploaded, body, move |body, trailers, buffered| async move {
         let config = &host.config;
         let refuse = |rejection: Rejection| Ok(config.refuse_at_once(&rejection));
-        let mut buffered = host.buffers.none();
-        let (limit, within) = (config.request_limit, config.request_time);
-        let (body, trailers) = {
-            let body = pin!(body);
-            match gather(body, limit, within, |bytes| buffered.grow(bytes)).await {
-                Gathered::Whole { data, trailers } => (data, trailers),
-                Gathered::Outgrown { .. } => return refuse(Rejection::body_too_large(limit)),
-                Gathered::Late { .. } => return refuse(Rejection::body_timeout(within)),
-                Gathered::Broken { .. } => return refuse(Rejection::body_broken()),
-                Gathered::Crowded { .. } => return refuse(Rejection::overloaded()),
-            }
-        };
         let fingerprint = match config.fingerprinter.current(&parts, &body) {
             Ok(fingerprint) => fingerprint,
             Err(fault) => return refuse(Rejection::body_invalid(fault.0)),
@@ -99,7 +90,7 @@ where
         answer
             .await
             .unwrap_or_else(|_| refuse(Rejection::handler_panicked()))
-    }
+    })
 }
 
 /// Runs `task` to its end, whoever leaves, in the caller's tracing span.

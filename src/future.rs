@@ -11,7 +11,7 @@ use http::Response;
 use http_body::Body;
 use pin_project_lite::pin_project;
 
-use crate::{ResponseBody, reply::Answer};
+use crate::{ResponseBody, reply::Answer, upload::Guarded};
 
 pin_project! {
     /// The future of an [`Idempotency`](crate::Idempotency) service.
@@ -34,7 +34,8 @@ pin_project! {
         R: Body,
     {
         Ignored { #[pin] future: F },
-        Guarded { future: Pin<Box<dyn Future<Output = Answer<R, E>> + Send>> },
+        // None once it has its answer.
+        Guarded { request: Option<Pin<Box<dyn Guarded<Answer<R, E>> + Send>>> },
     }
 }
 
@@ -45,10 +46,10 @@ impl<F, R: Body, E> ResponseFuture<F, R, E> {
         }
     }
 
-    pub(crate) fn guarded(future: impl Future<Output = Answer<R, E>> + Send + 'static) -> Self {
+    pub(crate) fn guarded(request: impl Guarded<Answer<R, E>> + Send + 'static) -> Self {
         Self {
             inner: Inner::Guarded {
-                future: Box::pin(future),
+                request: Some(Box::pin(request)),
             },
         }
     }
@@ -75,7 +76,17 @@ where
             InnerProj::Ignored { future } => future
                 .poll(cx)
                 .map(|result| result.map(|response| response.map(ResponseBody::streamed))),
-            InnerProj::Guarded { future } => future.as_mut().poll(cx),
+            InnerProj::Guarded { request } => {
+                let Some(mut answered) = request.take() else {
+                    panic!("`ResponseFuture` polled after its answer");
+                };
+                let answer = answered.as_mut().poll_answer(cx);
+                match answer.is_ready() {
+                    true => answered.finish(),
+                    false => *request = Some(answered),
+                }
+                answer
+            }
         }
     }
 }

@@ -14,7 +14,7 @@ use tokio::{
     time,
 };
 
-use crate::{Rejection, config::Config, lease::Leases, waiting::Waiters};
+use crate::{Rejection, config::Config, discard::DISCARDS, lease::Leases, waiting::Waiters};
 
 pub(crate) struct Host<S> {
     pub(crate) store: S,
@@ -28,6 +28,8 @@ pub(crate) struct Host<S> {
     pub(crate) running: Room,
     /// The bytes of request bodies that are held until their handler runs.
     pub(crate) buffers: Room,
+    /// The refused bodies that are read on and thrown away.
+    pub(crate) discards: Room,
     /// The writes that are tried again after their client was answered, and
     /// the bytes of their responses.
     pub(crate) late: Room,
@@ -44,6 +46,7 @@ impl<S> Host<S> {
             drained: SetOnce::new(),
             running: Room::new(config.in_flight),
             buffers: Room::new(config.buffered_bytes),
+            discards: Room::new(DISCARDS),
             late: Room::new(config.in_flight),
             late_bytes: Room::new(config.late_bytes),
             config: Arc::new(config),

@@ -352,13 +352,22 @@ impl<S: Store> IdempotencyBuilder<S> {
 
     /// The largest body of a guarded request, in bytes; a larger one gets 413
     /// before anything is claimed. Defaults to 1 MiB.
+    ///
+    /// A client that writes its whole request before it reads sees the refusal
+    /// too, this one and those for a faulty key or caller. The layer answers at
+    /// once, and reads and discards the rest of the body meanwhile: up to 64 MiB
+    /// and 10 s of it, for 256 requests at once. It reads nothing of a client
+    /// that sent `Expect: 100-continue` and was refused from its head.
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.config.request_limit = bytes;
         self
     }
 
-    /// How long the body of a guarded request may take to arrive; then it gets
-    /// 408, and nothing is claimed. Defaults to 10 s.
+    /// How long the body of a guarded request may pause. After this time without
+    /// a byte the request gets 408, and nothing is claimed. The same happens once
+    /// the body has arrived for longer than this, and at less than 1 KiB a second
+    /// on average. A larger [`request_limit`](Self::request_limit) needs no longer
+    /// time. Defaults to 10 s.
     pub fn request_time(mut self, within: Duration) -> Self {
         self.config.request_time = within;
         self

@@ -6,7 +6,10 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
-use crate::{OperationId, StoreErrorKind, key::KeyFault};
+use crate::{
+    OperationId, StoreErrorKind, body_error::BodyError, key::KeyFault,
+    upload::LEAST_BYTES_PER_SECOND,
+};
 
 /// Why the layer answered in the handler's place. A refusal is never recorded.
 ///
@@ -33,9 +36,10 @@ pub enum RejectionKind {
     KeyStale,
     /// 403: the caller has no scope.
     CallerUnknown,
-    /// 413: the request's body is larger than what is fingerprinted.
+    /// 413: the request's body is larger than this layer or an outer one allows.
     BodyTooLarge,
-    /// 408: the request's body came too slowly.
+    /// 408: the request's body came more slowly than this layer or an outer one
+    /// allows.
     BodyTimeout,
     /// 400: the request's body broke off, or has no fingerprint.
     BodyInvalid,
@@ -189,13 +193,24 @@ impl Rejection {
     pub(crate) fn body_timeout(within: Duration) -> Self {
         Self::new(
             RejectionKind::BodyTimeout,
-            format!("The request body did not arrive within {} seconds. Nothing ran; the same key may be sent again.", within.as_secs_f64()),
+            format!("The request body came too slowly: no byte for {} seconds, or fewer than {LEAST_BYTES_PER_SECOND} bytes a second. Nothing ran; the same key may be sent again.", within.as_secs_f64()),
         )
         .retry_after(1)
     }
 
-    pub(crate) fn body_broken() -> Self {
-        Self::body_invalid("it broke off")
+    pub(crate) fn body_broken(error: BodyError) -> Self {
+        match error {
+            BodyError::TooLarge => Self::new(
+                RejectionKind::BodyTooLarge,
+                "The request body exceeds a limit that stands before the idempotency layer. Nothing ran, and the key is unused.",
+            ),
+            BodyError::TimedOut => Self::new(
+                RejectionKind::BodyTimeout,
+                "The request body exceeded a timeout that stands before the idempotency layer. Nothing ran; the same key may be sent again.",
+            )
+            .retry_after(1),
+            BodyError::Broken => Self::body_invalid("it broke off"),
+        }
     }
 
     pub(crate) fn body_invalid(reason: &'static str) -> Self {

@@ -12,7 +12,8 @@ use http_body::Body;
 use tower::Service;
 
 use crate::{
-    RequestBody, ResponseBody, ResponseFuture, Store, admission::Admission, flow, host::Host,
+    RequestBody, ResponseBody, ResponseFuture, Store, admission::Admission, body_error::BoxError,
+    discard::waits_for_continue, flow, host::Host,
 };
 
 /// A service whose guarded requests are safe to retry. Made by an
@@ -35,7 +36,7 @@ where
     I::Error: Send + 'static,
     S: Store,
     B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Send,
+    B::Error: Into<BoxError>,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
@@ -55,6 +56,9 @@ where
         match self.host.admit(&parts, &body) {
             Admission::Ignored => self.ignore(Request::from_parts(parts, body)),
             Admission::Refused(rejection) => {
+                if !waits_for_continue(&parts.headers) {
+                    self.host.discard(body);
+                }
                 ResponseFuture::refused(self.host.config.refuse_at_once(&rejection))
             }
             Admission::Guarded(name) => {

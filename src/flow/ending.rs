@@ -65,7 +65,7 @@ where
         let Gathered::Whole {
             data,
             trailers: None,
-        } = gather(pin!(body), limit, within, |_| true).await
+        } = gather(pin!(body), limit, within).await
         else {
             return None;
         };
@@ -159,7 +159,7 @@ where
                 Gathered::Outgrown { read }
             } else {
                 let (limit, within) = (config.response_limit, config.response_time);
-                gather(body.as_mut(), limit, within, |_| true).await
+                gather(body.as_mut(), limit, within).await
             };
             match gathered {
                 Gathered::Whole { data, trailers } => {
@@ -177,9 +177,7 @@ where
                     let response = Response::from_parts(parts, ResponseBody::broken(read, error));
                     Box::pin(self.lose(owned, Ok(response))).await;
                 }
-                Gathered::Outgrown { read }
-                | Gathered::Late { read }
-                | Gathered::Crowded { read } => {
+                Gathered::Outgrown { read } | Gathered::Late { read } => {
                     Box::pin(self.let_out(owned, parts, read, body, word)).await;
                 }
             }

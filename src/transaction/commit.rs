@@ -382,7 +382,7 @@ where
     if config.goes_out_live(&parts) {
         return None;
     }
-    match gather(pin!(body), limit, within, |_| true).await {
+    match gather(pin!(body), limit, within).await {
         // A trailer cannot follow a body of known length; none is lost unsaid.
         Gathered::Whole {
             data,

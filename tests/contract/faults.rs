@@ -103,7 +103,7 @@ async fn f04_a_client_that_leaves_in_the_middle_of_its_answer_gets_it_whole_by_a
 }
 
 #[tokio::test(start_paused = true)]
-async fn f08_a_body_that_drips_is_refused_by_its_whole_time_and_claims_nothing() {
+async fn f08_a_dripping_body_is_refused_and_claims_nothing() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(SharedStore::new(store.clone())), &probe);
     let (frames, body) = streamed();
@@ -117,7 +117,7 @@ async fn f08_a_body_that_drips_is_refused_by_its_whole_time_and_claims_nothing()
     });
     let late = api.send(keyed("K").body(body)).await;
     late.assert_problem(408, "body-timeout");
-    // A byte each second does not prolong it.
+    // A byte each second is below the least rate.
     assert!((10..=12).contains(&dripping.await.unwrap()));
     assert_eq!((probe.runs(), store.calls()), (0, vec![]));
 }

@@ -86,7 +86,9 @@ const CLIENT: &[Fault] = &[
         8,
         "a body trickles in",
         By(&[
-            "f08_a_body_that_drips_is_refused_by_its_whole_time_and_claims_nothing",
+            "f08_a_dripping_body_is_refused_and_claims_nothing",
+            "f08_an_upload_below_the_floor_is_408",
+            "f08_an_upload_that_stops_is_408_after_the_timeout",
             "rule_47_a_body_that_comes_too_slowly_is_refused_before_any_claim",
         ]),
     ),
@@ -94,7 +96,9 @@ const CLIENT: &[Fault] = &[
         9,
         "a body is enormous",
         By(&[
-            "rule_61_a_body_over_the_cap_is_refused_without_a_claim_and_without_reading_on",
+            "rule_61_a_body_over_the_cap_is_refused_without_a_claim",
+            "rule_61_a_client_that_writes_before_it_reads_sees_the_refusal",
+            "rule_61_discarding_is_bounded_in_bytes_time_and_number",
             "rule_61_the_cap_holds_for_every_framing_and_not_without_a_key",
             "no_more_bytes_are_held_for_waiting_requests_than_allowed",
         ]),
@@ -248,7 +252,7 @@ const HANDLER: &[Fault] = &[
         "the handler refuses, before or after effects",
         By(&[
             "rule_51_refusals_of_the_handler_are_recorded",
-            "rule_52_what_is_released_by_a_4xx_is_free_for_any_request",
+            "rule_52_released_redirects_and_4xx_free_the_key",
             "rule_53_the_handlers_word_beats_the_table_and_is_not_seen",
         ]),
     ),
