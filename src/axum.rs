@@ -94,11 +94,11 @@ impl IntoResponse for crate::Committed {
     }
 }
 
-/// The error's [`status`](crate::CommitError::status), without a word of what
-/// the database said.
+/// As [`CommitError::into_http`](crate::CommitError::into_http): logs the error,
+/// and shows nothing of what the database said.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl IntoResponse for crate::CommitError {
     fn into_response(self) -> Response {
-        self.status().into_response()
+        self.into_http().map(::axum::body::Body::new)
     }
 }

@@ -19,7 +19,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{Request, Response, request};
+use http::{Request, Response, StatusCode, request};
 use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
 use tower::Service;
@@ -253,15 +253,28 @@ where
                     Box::pin(self.reply_committed(owned, answered, response)).await;
                 }
                 (Transacted::Superseded, _) => Box::pin(self.answer_as_loser(owned)).await,
-                (Transacted::Unknown, _) => Box::pin(self.lose_commit(owned)).await,
-                (Transacted::Aborted, Ok(Ok(response))) if claims_success(&response) => {
+                (Transacted::Unknown, _) => {
+                    operation.log_failure();
+                    Box::pin(self.lose_commit(owned)).await;
+                }
+                (Transacted::Aborted, Ok(Ok(response))) if claims_success(response.status()) => {
                     let said = response.extensions().get::<Word>().copied();
                     let word = said.unwrap_or_default().or(operation.word());
+                    operation.log_failure();
                     Box::pin(self.deny_success(owned, operation, word)).await;
                 }
-                (_, Ok(Ok(response))) => self.record(owned, operation, response).await,
-                (_, Ok(Err(error))) => Box::pin(self.lose(owned, Err(error))).await,
+                (_, Ok(Ok(response))) => {
+                    if response.status().is_server_error() {
+                        operation.log_failure();
+                    }
+                    self.record(owned, operation, response).await;
+                }
+                (_, Ok(Err(error))) => {
+                    operation.log_failure();
+                    Box::pin(self.lose(owned, Err(error))).await;
+                }
                 (_, Err(rejection)) => {
+                    operation.log_failure();
                     let response = self.host.config.refuse(&rejection);
                     Box::pin(self.lose(owned, Ok(response))).await;
                 }
@@ -316,6 +329,6 @@ where
 }
 
 /// Whether a handler says that it did its work.
-fn claims_success<R>(response: &Response<R>) -> bool {
-    response.status().as_u16() < 400
+fn claims_success(status: StatusCode) -> bool {
+    status.as_u16() < 400
 }

@@ -17,7 +17,7 @@ use crate::{
     fingerprint::Fingerprinter,
     host::Host,
     policy::Requirement,
-    rejection::{PROBLEM_TYPES, Renderer},
+    rejection::Renderer,
 };
 
 /// Makes retries of a request safe: the work is done once, and its response is
@@ -28,14 +28,22 @@ use crate::{
 /// that one layer wraps.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
 /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 ///
-/// # fn main() -> Result<(), tower_idempotency::BuildError> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |parts| {
 ///     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
 /// })
 /// .build()?;
-/// # let _ = layer;
+/// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+/// # let request = || Request::post("/").header("idempotency-key", "k");
+/// # let known = request().header("x-account", "acct_42").body(Body::empty())?;
+/// # assert_eq!(app.clone().oneshot(known).await?.status(), StatusCode::CREATED);
+/// # let unknown = request().body(Body::empty())?;
+/// # assert_eq!(app.oneshot(unknown).await?.status(), StatusCode::FORBIDDEN);
 /// # Ok(())
 /// # }
 /// ```
@@ -185,11 +193,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 store_timeout: STORE_TIMEOUT,
                 late_time: LATE_TIME,
                 late_bytes: LATE_BYTES,
-                renderer: Renderer {
-                    types: PROBLEM_TYPES.to_owned(),
-                    documentation: None,
-                    custom: None,
-                },
+                renderer: Renderer::standard(),
             },
         }
     }

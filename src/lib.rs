@@ -150,9 +150,9 @@ pub mod conformance;
 pub mod axum;
 
 #[cfg(feature = "postgres")]
-pub use self::store::PostgresStore;
+pub use self::store::{PostgresStore, PostgresTransaction};
 #[cfg(feature = "sqlite")]
-pub use self::store::SqliteStore;
+pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
     body::{RequestBody, ResponseBody},
     config::BuildError,
@@ -177,7 +177,9 @@ pub use self::{
 #[doc(hidden)]
 pub use self::jitter::repeatable::seed_jitter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use self::transaction::{CommitError, CommitErrorKind, CommitResponse, Committed};
+pub use self::transaction::{
+    CommitError, CommitErrorKind, CommitFuture, CommitResponse, Committed, OperationTransaction,
+};
 /// The sqlx that the SQL stores are built on, so that an application names the
 /// same version of its types.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

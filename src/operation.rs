@@ -3,7 +3,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -12,8 +12,10 @@ use std::{
 use rand::RngExt as _;
 use sha2::{Digest as _, Sha256};
 
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::{CommitError, CommitErrorKind, transaction::Transactions};
 use crate::{
     Fence, Key, RecordName, Scope, Token, config::Config, lease::Lease, store::Grant,
     transaction::Transacted,
@@ -86,7 +88,11 @@ impl fmt::Debug for OperationId {
 /// on an optional route, an unguarded run while the store is down) has none.
 ///
 /// ```
-/// use http::{Request, Response, StatusCode};
+/// # use bytes::Bytes;
+/// # use http_body_util::{BodyExt, Full};
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
+/// use http::{Request, Response};
 /// use tower_idempotency::{Operation, RequestBody};
 ///
 /// async fn pay<B>(request: Request<RequestBody<B>>) -> Response<String> {
@@ -99,7 +105,23 @@ impl fmt::Debug for OperationId {
 ///     // … charge the card …
 ///     Response::new(downstream)
 /// }
-/// # let _ = pay::<String>;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let service = layer.build()?.layer(service_fn(|request| async {
+/// #     Ok::<_, std::convert::Infallible>(pay::<Full<Bytes>>(request).await)
+/// # }));
+/// # let mut sent = Vec::new();
+/// # for replayed in [false, true] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Full::default())?;
+/// #     let response = service.clone().oneshot(request).await?;
+/// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+/// #     sent.push(response.into_body().collect().await.unwrap().to_bytes());
+/// # }
+/// # assert_eq!(sent[0].len(), 36);
+/// # assert_eq!(sent[0], sent[1]);
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Operation {
@@ -128,8 +150,9 @@ struct Shared {
         expect(dead_code, reason = "only the SQL stores complete on their own")
     )]
     config: Arc<Config>,
-    /// Made by the first commit: most operations have none.
-    transacted: OnceLock<watch::Sender<Transacted>>,
+    /// Made by the first `begin` or `commit`: most operations have none.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    transactions: std::sync::OnceLock<Box<Transactions>>,
 }
 
 impl Operation {
@@ -150,7 +173,8 @@ impl Operation {
                 token,
                 lease: Lease::granted(since),
                 config,
-                transacted: OnceLock::new(),
+                #[cfg(any(feature = "postgres", feature = "sqlite"))]
+                transactions: std::sync::OnceLock::new(),
             }),
         }
     }
@@ -211,15 +235,26 @@ impl Operation {
     /// key over.
     ///
     /// ```
+    /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
     /// # use std::time::Duration;
-    /// # use tower_idempotency::Operation;
+    /// # use tower::ServiceExt;
+    /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Operation, Scope};
     /// async fn transfer(operation: Operation) -> Result<(), &'static str> {
     ///     tokio::select! {
     ///         () = operation.lost() => Err("stopped before the last step"),
     ///         () = tokio::time::sleep(Duration::from_secs(5)) => Ok(()),
     ///     }
     /// }
-    /// # let _ = transfer;
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+    /// # let layer = layer.lease(Duration::from_millis(900)).longest_run(Duration::from_secs(1));
+    /// # let handler = async |operation| transfer(operation).await.map_err(|_| StatusCode::BAD_GATEWAY);
+    /// # let app = Router::new().route("/", post(handler).layer(layer.build()?));
+    /// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+    /// # assert_eq!(app.oneshot(request).await?.status(), StatusCode::BAD_GATEWAY);
+    /// # Ok(())
+    /// # }
     /// ```
     pub async fn lost(&self) {
         self.shared.lease.lost().await;
@@ -271,15 +306,6 @@ impl Operation {
         *self.word_lock()
     }
 
-    /// How the operation's own transaction ended, once it has: it ends on its
-    /// own, whether the handler waits for it or not.
-    pub(crate) async fn transacted(&self) -> Transacted {
-        match self.shared.transacted.get() {
-            None => Transacted::Not,
-            Some(transacted) => Box::pin(ended(transacted)).await,
-        }
-    }
-
     pub(crate) fn effects_began(&self) -> bool {
         self.shared.effects.load(Ordering::Acquire)
     }
@@ -292,16 +318,6 @@ impl Operation {
     }
 }
 
-async fn ended(transacted: &watch::Sender<Transacted>) -> Transacted {
-    let pending = |transacted: &Transacted| matches!(transacted, Transacted::Pending);
-    let mut ended = transacted.subscribe();
-    match ended.wait_for(|transacted| !pending(transacted)).await {
-        Ok(transacted) => transacted.clone(),
-        // The sender is here.
-        Err(_) => Transacted::Not,
-    }
-}
-
 /// What a store needs for completing inside the handler's transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Operation {
@@ -309,45 +325,86 @@ impl Operation {
         &self.shared.config
     }
 
-    /// An operation that others may have taken over begins nothing new.
-    pub(crate) fn check_lease(&self) -> Result<(), crate::StoreError> {
+    /// Fails for an operation that others may have taken over.
+    pub(crate) fn check_lease(&self) -> Result<(), CommitError> {
         match self.lease().is_lost() {
-            true => Err(crate::StoreError::unavailable(
-                "the operation's lease is lost",
-            )),
+            true => Err(self.failed(CommitError::new(CommitErrorKind::LeaseLost))),
             false => Ok(()),
         }
+    }
+
+    /// Keeps why a transaction failed, for the log if the handler does not log it.
+    pub(crate) fn failed(&self, error: CommitError) -> CommitError {
+        self.transactions().keep_failure(&error);
+        error
     }
 
     /// False if there is a transaction of this operation that has been
     /// committed, or may yet be.
     pub(crate) fn begin_commit(&self) -> bool {
-        self.transaction().send_if_modified(|transacted| {
-            let free = matches!(transacted, Transacted::Not | Transacted::Aborted);
-            if free {
-                *transacted = Transacted::Pending;
-            }
-            free
-        })
+        self.transactions()
+            .transacted
+            .send_if_modified(|transacted| {
+                let free = matches!(transacted, Transacted::Not | Transacted::Aborted);
+                if free {
+                    *transacted = Transacted::Pending;
+                }
+                free
+            })
     }
 
     /// Nothing more will come of it, if it is still pending.
     pub(crate) fn give_up_commit(&self, otherwise: &Transacted) {
-        self.transaction().send_if_modified(|transacted| {
-            let pending = matches!(transacted, Transacted::Pending);
-            if pending {
-                *transacted = otherwise.clone();
-            }
-            pending
-        });
+        self.transactions()
+            .transacted
+            .send_if_modified(|transacted| {
+                let pending = matches!(transacted, Transacted::Pending);
+                if pending {
+                    *transacted = otherwise.clone();
+                }
+                pending
+            });
     }
 
     pub(crate) fn end_commit(&self, transacted: Transacted) {
-        self.transaction().send_replace(transacted);
+        self.transactions().transacted.send_replace(transacted);
     }
 
-    fn transaction(&self) -> &watch::Sender<Transacted> {
-        self.shared.transacted.get_or_init(watch::Sender::default)
+    pub(crate) fn transactions(&self) -> &Transactions {
+        self.shared.transactions.get_or_init(Box::default)
+    }
+}
+
+/// For the layer: the operation's own transactions, if its store has any.
+impl Operation {
+    /// How the operation's own transaction ended, once it has: it ends on its
+    /// own, whether the handler waits for it or not.
+    pub(crate) async fn transacted(&self) -> Transacted {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        if let Some(transactions) = self.shared.transactions.get() {
+            return Box::pin(transactions.ended()).await;
+        }
+        Transacted::Not
+    }
+
+    /// Whether a transaction was begun and neither committed nor rolled back on
+    /// purpose.
+    pub(crate) fn is_uncommitted(&self) -> bool {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        if let Some(transactions) = self.shared.transactions.get() {
+            return transactions.is_uncommitted();
+        }
+        false
+    }
+
+    /// Logs why `begin` or `commit` failed.
+    pub(crate) fn log_failure(&self) {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        if let Some(transactions) = self.shared.transactions.get()
+            && let Some(error) = transactions.take_failure()
+        {
+            error.log(Some(self.id()));
+        }
     }
 }
 
@@ -368,15 +425,29 @@ impl fmt::Debug for Operation {
 /// wins.
 ///
 /// ```
-/// use http::{Response, StatusCode};
-/// use tower_idempotency::Word;
+/// # use http_body_util::Full;
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Outcome, Scope};
+/// use bytes::Bytes;
+/// use http::{Request, Response, StatusCode};
+/// use tower_idempotency::{RequestBody, Word};
 ///
-/// # fn main() -> Result<(), http::Error> {
-/// let response = Response::builder()
-///     .status(StatusCode::BAD_REQUEST)
-///     .extension(Word::release())
-///     .body("correct the amount and use the same key")?;
-/// # let _ = response;
+/// async fn pay(_: Request<RequestBody<Full<Bytes>>>) -> http::Result<Response<Full<Bytes>>> {
+///     Response::builder()
+///         .status(StatusCode::BAD_REQUEST)
+///         .extension(Word::release())
+///         .body("correct the amount and use the same key".into())
+/// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let service = layer.build()?.layer(service_fn(pay));
+/// # for body in ["one", "another"] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Full::from(body))?;
+/// #     let response = service.clone().oneshot(request).await?;
+/// #     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+/// #     assert_eq!(response.extensions().get(), Some(&Outcome::Released));
+/// # }
 /// # Ok(())
 /// # }
 /// ```

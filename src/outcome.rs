@@ -89,6 +89,9 @@ pub(crate) enum Notice {
     Tombstone,
     /// A live response broke off: the outcome is unknown.
     LiveBroken,
+    /// The handler answered with success, and a transaction that it had begun was
+    /// not committed.
+    Uncommitted,
     /// The answer to COMMIT got lost; the record says that it was committed.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     CommitFound,
@@ -108,6 +111,7 @@ impl Notice {
             Self::UnknownExpired => "unknown_expired",
             Self::Tombstone => "tombstone",
             Self::LiveBroken => "live_broken",
+            Self::Uncommitted => "uncommitted",
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
             Self::CommitFound => "commit_found",
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -120,6 +124,14 @@ impl Notice {
                 Self::ClientGone | Self::RecordedLate | Self::Tombstone => {
                     tracing::debug!(notice = name, operation, "idempotent request");
                 }
+                Self::Uncommitted => {
+                    tracing::warn!(
+                        notice = name,
+                        operation,
+                        hint = UNCOMMITTED,
+                        "idempotent request"
+                    );
+                }
                 _ => tracing::warn!(notice = name, operation, "idempotent request"),
             }
         }
@@ -128,3 +140,7 @@ impl Notice {
         let _ = (name, operation);
     }
 }
+
+#[cfg(feature = "tracing")]
+const UNCOMMITTED: &str = "the handler answered with success, but a transaction from `begin` was not \
+    committed: pass it to the store's `commit`, or end it with `rollback`";

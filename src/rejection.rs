@@ -269,7 +269,7 @@ impl Rejection {
     pub(crate) fn rolled_back_after_effects() -> Self {
         Self::new(
             RejectionKind::RolledBack,
-            "The transaction of this request was rolled back, but it may have done other work outside of it. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
+            "The transaction of this request was not committed, but the request may have done other work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
         )
     }
 
@@ -397,6 +397,33 @@ impl Rejection {
     }
 }
 
+/// What a handler answers to a failed transaction.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl Rejection {
+    pub(crate) fn no_transaction() -> Self {
+        Self::new(
+            RejectionKind::StoreUnavailable,
+            "The database cannot serve this request now, and nothing of it was committed. Send the same request with the same key again later.",
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn aborted() -> Self {
+        Self::new(
+            RejectionKind::RolledBack,
+            "The transaction of this request was rolled back. Sending the same request again with the same key is safe.",
+        )
+        .retry_after(1)
+    }
+
+    pub(crate) fn not_committed() -> Self {
+        Self::new(
+            RejectionKind::RolledBack,
+            "The transaction of this request could not be committed and was rolled back.",
+        )
+    }
+}
+
 /// How refusals look.
 #[derive(Clone)]
 pub(crate) struct Renderer {
@@ -408,6 +435,14 @@ pub(crate) struct Renderer {
 pub(crate) type CustomRenderer = Arc<dyn Fn(&Rejection) -> Option<Response<Bytes>> + Send + Sync>;
 
 impl Renderer {
+    pub(crate) fn standard() -> Self {
+        Self {
+            types: PROBLEM_TYPES.to_owned(),
+            documentation: None,
+            custom: None,
+        }
+    }
+
     pub(crate) fn render(&self, rejection: &Rejection) -> Response<Bytes> {
         let mut response = self
             .custom
@@ -476,4 +511,4 @@ fn spelled(name: &HeaderName) -> String {
         .join("-")
 }
 
-pub(crate) const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";
+const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";

@@ -50,9 +50,9 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 
 #[cfg(feature = "postgres")]
-pub use self::postgres::{PostgresStore, PostgresStoreBuilder};
+pub use self::postgres::{PostgresStore, PostgresStoreBuilder, PostgresTransaction};
 #[cfg(feature = "sqlite")]
-pub use self::sqlite::SqliteStore;
+pub use self::sqlite::{SqliteStore, SqliteTransaction};
 pub use self::{
     error::{StoreError, StoreErrorKind},
     memory::MemoryStore,

@@ -3,13 +3,24 @@
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod commit;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod error;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod open;
 
 use bytes::Bytes;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use self::commit::{CommitError, CommitErrorKind, CommitResponse, Committed};
+pub use self::{
+    commit::{CommitFuture, CommitResponse, Committed},
+    error::{CommitError, CommitErrorKind},
+    open::OperationTransaction,
+};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use self::commit::{Desk, ENDED, Verdict, commit};
+pub(crate) use self::{
+    commit::{Desk, ENDED, Verdict, commit},
+    open::Transactions,
+};
 
 /// Marks the response that the layer need not look up in the record.
 #[derive(Clone, Copy)]

@@ -10,10 +10,11 @@ use http::{StatusCode, header::LOCATION};
 use serde_json::json;
 use tokio::time;
 use tower_idempotency::{
-    CommitError, Committed, Operation, PostgresStore, SqliteStore,
+    CommitError, Committed, Operation, PostgresStore, PostgresTransaction, SqliteStore,
+    SqliteTransaction,
     sqlx::{
-        self, FromRow, PgPool, Postgres, Sqlite, SqlitePool, Transaction, query, query_as,
-        query_scalar, raw_sql, sqlite::SqliteConnectOptions,
+        self, FromRow, PgPool, SqlitePool, query, query_as, query_scalar, raw_sql,
+        sqlite::SqliteConnectOptions,
     },
 };
 
@@ -68,8 +69,8 @@ impl Orders {
 
 /// An order that is not committed.
 enum Open<'a> {
-    Sqlite(&'a SqliteStore, Transaction<'static, Sqlite>),
-    Postgres(&'a PostgresStore, Transaction<'static, Postgres>),
+    Sqlite(&'a SqliteStore, SqliteTransaction),
+    Postgres(&'a PostgresStore, PostgresTransaction),
 }
 
 impl Open<'_> {
@@ -110,6 +111,13 @@ impl Open<'_> {
         }
     }
 
+    async fn roll_back(self) -> Result<(), CommitError> {
+        match self {
+            Self::Sqlite(_, transaction) => transaction.rollback().await,
+            Self::Postgres(_, transaction) => transaction.rollback().await,
+        }
+    }
+
     async fn commit(
         self,
         operation: &Operation,
@@ -129,6 +137,7 @@ impl Open<'_> {
 /// `mode` says what happens to the order on its way:
 /// - `commit`, the default: nothing, 201;
 /// - `rollback`: it is rolled back, and the handler says so with 503;
+/// - `drop`: its transaction is dropped, and the handler says 201;
 /// - `swallow`: a statement of its transaction fails, and the handler says 200;
 /// - `crash-before`, `crash-after`: the process dies right before, or right
 ///   after, the order is committed.
@@ -168,9 +177,13 @@ pub(crate) async fn order(
     match wishes.text("mode").unwrap_or("commit") {
         "commit" => {}
         "rollback" => {
-            drop(open);
+            open.roll_back().await?;
             let message = "the order was rolled back";
             return Ok((StatusCode::SERVICE_UNAVAILABLE, message).into_response());
+        }
+        "drop" => {
+            drop(open);
+            return Ok(response);
         }
         "swallow" => {
             // Neither this error nor the next is looked at.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{Response, response};
 use http_body::Body;
 
-use super::Exchange;
+use super::{Exchange, claims_success};
 use crate::{
     Operation, Outcome, Rejection, ResponseBody, Store, Word,
     body::{Gathered, gather},
@@ -100,6 +100,18 @@ where
             .await;
     }
 
+    /// The handler says that it did its work, but has not committed a transaction
+    /// that it began.
+    ///
+    /// Recording its response would promise work that is not there (I5). Releasing
+    /// the key could do its other work twice. So the outcome is unknown.
+    async fn deny_uncommitted(&mut self, owned: &Owned<'_, S>) {
+        Notice::Uncommitted.tell(owned.operation);
+        let rejection = Rejection::rolled_back_after_effects();
+        let response = self.host.config.refuse(&rejection);
+        self.lose(owned, Ok(response)).await;
+    }
+
     /// The handler was stopped with nobody left to answer.
     pub(super) async fn lose_unattended(&mut self, owned: &Owned<'_, S>, operation: &Operation) {
         self.reply.abandon(owned.operation);
@@ -137,6 +149,11 @@ where
                 Conclusion::Unknown => {
                     let response = Response::from_parts(parts, ResponseBody::streamed(body));
                     Box::pin(self.lose(owned, Ok(response))).await;
+                }
+                Conclusion::Record
+                    if claims_success(parts.status) && operation.is_uncommitted() =>
+                {
+                    Box::pin(self.deny_uncommitted(owned)).await;
                 }
                 Conclusion::Record => self.keep(owned, parts, body, word).await,
             }

@@ -21,7 +21,7 @@ use sqlx::{
 };
 use tokio::sync::Semaphore;
 
-pub use self::builder::PostgresStoreBuilder;
+pub use self::{builder::PostgresStoreBuilder, transaction::PostgresTransaction};
 use self::{
     claims::Claims,
     connections::Connections,
@@ -83,14 +83,35 @@ use crate::{Fence, RecordName, Token};
 /// [waiting calls](PostgresStoreBuilder::waiting_calls) a call is refused, and
 /// nothing of it is sent.
 ///
-/// ```no_run
-/// use tower_idempotency::{PostgresStore, StoreError};
+/// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, Scope, sqlx::{self, ConnectOptions, Connection}};
+/// use tower_idempotency::PostgresStore;
 ///
-/// # async fn example() -> Result<(), StoreError> {
-/// let store = PostgresStore::connect("postgres://app@localhost/app").await?;
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let Ok(server) = std::env::var("DATABASE_URL") else { return Ok(()) };
+/// # let mut admin = sqlx::PgConnection::connect(&server).await?;
+/// # let database = format!("idempotency_connect_{}", std::process::id());
+/// # let statement = |what: &str| sqlx::AssertSqlSafe(format!("{what} DATABASE {database}"));
+/// # sqlx::raw_sql(statement("CREATE")).execute(&mut admin).await?;
+/// # let options: sqlx::postgres::PgConnectOptions = server.parse()?;
+/// # let url = options.database(&database).to_url_lossy().to_string();
+/// // For example "postgres://app@localhost/app".
+/// let store = PostgresStore::connect(&url).await?;
 /// store.migrate().await?;
+/// # let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()));
+/// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer.build()?));
+/// # for replayed in [false, true] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #     let response = app.clone().oneshot(request).await?;
+/// #     assert_eq!(response.status(), StatusCode::CREATED);
+/// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+/// # }
 /// // … serve, then:
 /// store.close().await;
+/// # sqlx::raw_sql(statement("DROP")).execute(&mut admin).await?;
 /// # Ok(())
 /// # }
 /// ```

@@ -213,9 +213,13 @@ pub(super) fn verdict(state: Option<i64>) -> Result<Verdict, StoreError> {
 ///
 /// The work is boxed at once: it is seldom done, and the caller's future has no
 /// room for it.
-pub(super) fn detached<T: Send + 'static>(
-    work: impl Future<Output = Result<T, StoreError>> + Send + 'static,
-) -> impl Future<Output = Result<T, StoreError>> + Send {
+pub(super) fn detached<T, E>(
+    work: impl Future<Output = Result<T, E>> + Send + 'static,
+) -> impl Future<Output = Result<T, E>> + Send
+where
+    T: Send + 'static,
+    E: From<StoreError> + Send + 'static,
+{
     let work = Box::pin(work);
     async move {
         #[cfg(feature = "tracing")]
@@ -223,8 +227,8 @@ pub(super) fn detached<T: Send + 'static>(
         match tokio::spawn(work).await {
             Ok(answer) => answer,
             // A panic's message may quote what it was about.
-            Err(gone) if gone.is_panic() => Err(StoreError::unavailable("a call panicked")),
-            Err(_) => Err(StoreError::unavailable("the runtime is shutting down")),
+            Err(gone) if gone.is_panic() => Err(StoreError::unavailable("a call panicked").into()),
+            Err(_) => Err(StoreError::unavailable("the runtime is shutting down").into()),
         }
     }
 }

@@ -21,6 +21,7 @@ use sqlx::{
 use tokio::sync::Semaphore;
 
 use self::batches::{Looks, WriteCall, Writes, Written};
+pub use self::transaction::SqliteTransaction;
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
     Store, StoreError, Succession, Witness,

@@ -1,13 +1,21 @@
 //! What a handler commits, and what it learns of it.
 
-use std::{error::Error, fmt, pin::pin, time::Duration};
+use std::{
+    fmt,
+    pin::{Pin, pin},
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use futures_util::future::BoxFuture;
+use http::Response;
 use http_body::Body;
 use http_body_util::Full;
+use sqlx::{Database, Transaction};
 use tokio::time::{self, Instant};
 
+use super::{AsCommitted, CommitError, CommitErrorKind, OperationTransaction, Transacted};
 use crate::{
     Operation, StoreError, Word,
     body::{Gathered, gather},
@@ -15,7 +23,6 @@ use crate::{
     keeping::correct_length,
     outcome::Notice,
     store::{Completion, Settlement},
-    transaction::{AsCommitted, Transacted},
 };
 
 /// A response that was committed together with the handler's writes.
@@ -41,154 +48,60 @@ impl Committed {
     }
 }
 
-/// Why a transaction was not, or not surely, committed.
+/// The future of a store's `commit`.
 ///
-/// Return it from the handler; the layer knows what to make of it.
-#[derive(Debug)]
-pub struct CommitError {
-    kind: CommitErrorKind,
-    source: Option<Box<dyn Error + Send + Sync>>,
-}
+/// It is `Send` and borrows nothing. Dropped before it is polled, it rolls the
+/// transaction back. Dropped later, it leaves the rest to a task that ends it.
+#[must_use = "a transaction is committed when the future is awaited"]
+pub struct CommitFuture(BoxFuture<'static, Result<Committed, CommitError>>);
 
-/// The kinds of [`CommitError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CommitErrorKind {
-    /// It was surely rolled back: an earlier statement had failed, a constraint
-    /// was violated, a deadlock or a serialization failure was resolved. The
-    /// handler may begin again; otherwise a retry runs.
-    Aborted,
-    /// It was rolled back, because another claim has superseded this one. The
-    /// client gets that one's answer.
-    Superseded,
-    /// The answer to COMMIT got lost and could not be found out in time. The
-    /// client gets 503, and the outcome is unknown.
-    Unknown,
-    /// It was rolled back, because the response is too large or too slow to be
-    /// kept.
-    ResponseNotKept,
-    /// It was rolled back, because it is not a transaction on the store's
-    /// database.
-    OtherDatabase,
-    /// It was rolled back, because it is not READ COMMITTED: a heartbeat in its
-    /// time would make its completion fail.
-    Isolation,
-}
+impl Future for CommitFuture {
+    type Output = Result<Committed, CommitError>;
 
-impl CommitError {
-    pub(crate) fn new(kind: CommitErrorKind) -> Self {
-        Self { kind, source: None }
-    }
-
-    pub(crate) fn caused(
-        kind: CommitErrorKind,
-        source: impl Into<Box<dyn Error + Send + Sync>>,
-    ) -> Self {
-        Self {
-            kind,
-            source: Some(source.into()),
-        }
-    }
-
-    /// Which kind it is.
-    #[must_use]
-    pub fn kind(&self) -> CommitErrorKind {
-        self.kind
-    }
-
-    /// The status of the handler's response to it: 500, or 503 where the outcome
-    /// is unknown.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        match self.kind {
-            CommitErrorKind::Unknown => StatusCode::SERVICE_UNAVAILABLE,
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
-
-    pub(crate) fn transacted(&self) -> Transacted {
-        match self.kind {
-            CommitErrorKind::Superseded => Transacted::Superseded,
-            CommitErrorKind::Unknown => Transacted::Unknown,
-            _ => Transacted::Aborted,
-        }
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(context)
     }
 }
 
-/// A transaction that could not begin.
-impl From<StoreError> for CommitError {
-    fn from(error: StoreError) -> Self {
-        Self::caused(CommitErrorKind::Aborted, error)
-    }
-}
-
-/// A statement of the handler's own that failed: its transaction is rolled back
-/// when it is dropped.
-impl From<sqlx::Error> for CommitError {
-    fn from(error: sqlx::Error) -> Self {
-        Self::caused(CommitErrorKind::Aborted, error)
-    }
-}
-
-impl fmt::Display for CommitError {
+impl fmt::Debug for CommitFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            CommitErrorKind::Aborted => "the transaction was rolled back",
-            CommitErrorKind::Superseded => {
-                "the transaction was rolled back, because another claim has superseded this one"
-            }
-            CommitErrorKind::Unknown => "it is not known whether the transaction was committed",
-            CommitErrorKind::ResponseNotKept => {
-                "the transaction was rolled back, because its response is too large or too slow to be kept"
-            }
-            CommitErrorKind::OtherDatabase => {
-                "the transaction was rolled back, because it is not one on the store's database"
-            }
-            CommitErrorKind::Isolation => {
-                "the transaction was rolled back, because it is not READ COMMITTED: begin it with `store.begin`"
-            }
-        })
-    }
-}
-
-impl Error for CommitError {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_ref().map(|source| &**source as _)
+        f.debug_struct("CommitFuture").finish_non_exhaustive()
     }
 }
 
 /// What can be committed as a response: with the feature `axum` whatever is
 /// `IntoResponse`, otherwise an `http::Response` with a body of `Bytes`.
-pub trait CommitResponse: sealed::Gather {}
+pub trait CommitResponse: sealed::IntoHttp {}
 
-impl<T: sealed::Gather> CommitResponse for T {}
+impl<T: sealed::IntoHttp> CommitResponse for T {}
 
 pub(crate) mod sealed {
-    use super::{Operation, WithCompletion, gathered};
+    use http::Response;
 
-    pub trait Gather: Send {
-        /// `None` if it cannot be kept.
-        fn gather(
-            self,
-            operation: &Operation,
-        ) -> impl Future<Output = Option<WithCompletion>> + Send;
+    pub trait IntoHttp {
+        type Body: http_body::Body<Data = bytes::Bytes, Error: Send> + Send + 'static;
+
+        fn into_http(self) -> Response<Self::Body>;
     }
 
     #[cfg(feature = "axum")]
-    impl<T: ::axum::response::IntoResponse + Send> Gather for T {
-        async fn gather(self, operation: &Operation) -> Option<WithCompletion> {
-            gathered(self.into_response(), operation).await
+    impl<T: ::axum::response::IntoResponse> IntoHttp for T {
+        type Body = ::axum::body::Body;
+
+        fn into_http(self) -> Response<Self::Body> {
+            self.into_response()
         }
     }
 
     #[cfg(not(feature = "axum"))]
-    impl<B> Gather for http::Response<B>
+    impl<B> IntoHttp for Response<B>
     where
-        B: http_body::Body<Data = bytes::Bytes> + Send,
-        B::Error: Send,
+        B: http_body::Body<Data = bytes::Bytes, Error: Send> + Send + 'static,
     {
-        async fn gather(self, operation: &Operation) -> Option<WithCompletion> {
-            gathered(self, operation).await
+        type Body = B;
+
+        fn into_http(self) -> Response<Self::Body> {
+            self
         }
     }
 }
@@ -199,25 +112,16 @@ pub(crate) type WithCompletion = (Response<Full<Bytes>>, Completion);
 /// What a database does for a commit. The order of the steps is the same for
 /// all.
 pub(crate) trait Desk: Send + Sync + 'static {
-    type Transaction: Send + 'static;
+    type Database: Database;
 
     /// The last statement before COMMIT: completes the record, if this token is
     /// the last one granted and its claim is open.
     fn complete(
         &self,
-        transaction: &mut Self::Transaction,
+        transaction: &mut Transaction<'static, Self::Database>,
         operation: &Operation,
         completion: &Completion,
     ) -> impl Future<Output = Result<Settlement, CommitError>> + Send;
-
-    /// Sends COMMIT.
-    fn commit(
-        &self,
-        transaction: Self::Transaction,
-    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
-
-    /// Sends ROLLBACK. Whatever becomes of it, COMMIT was not sent.
-    fn roll_back(&self, transaction: Self::Transaction) -> impl Future<Output = ()> + Send;
 
     /// Whether the database has said that it did not commit.
     fn is_abort(error: &sqlx::Error) -> bool;
@@ -241,31 +145,49 @@ pub(crate) enum Verdict {
 }
 
 /// Commits `transaction` with `response`, in a task that nobody can drop.
-pub(crate) async fn commit<D: Desk>(
+///
+/// The response is turned into parts before the future starts: a future that
+/// holds whatever is `IntoResponse` is not `Send` for all of that.
+pub(crate) fn commit<D: Desk>(
     desk: D,
     operation: &Operation,
-    transaction: D::Transaction,
+    transaction: OperationTransaction<D::Database>,
     response: impl CommitResponse,
-) -> Result<Committed, CommitError> {
+) -> CommitFuture {
+    let (operation, response) = (operation.clone(), response.into_http());
+    CommitFuture(Box::pin(run(desk, operation, transaction, response)))
+}
+
+async fn run<D: Desk, B>(
+    desk: D,
+    operation: Operation,
+    transaction: OperationTransaction<D::Database>,
+    response: Response<B>,
+) -> Result<Committed, CommitError>
+where
+    B: Body<Data = Bytes, Error: Send> + Send,
+{
+    let transaction = transaction.into_ended();
     if !operation.begin_commit() {
-        roll_back(&desk, operation, transaction).await;
-        return Err(CommitError::caused(
+        roll_back(&operation, transaction).await;
+        return Err(operation.failed(CommitError::caused(
             CommitErrorKind::Aborted,
             "the operation has another transaction, which was committed or may be",
-        ));
+        )));
     }
     let mut pending = Pending {
         operation: operation.clone(),
         otherwise: Transacted::Aborted,
     };
-    let Some((response, completion)) = response.gather(operation).await else {
-        roll_back(&desk, operation, transaction).await;
-        return Err(CommitError::new(CommitErrorKind::ResponseNotKept));
+    let Some((response, completion)) = gathered(response, &operation).await else {
+        roll_back(&operation, transaction).await;
+        return Err(operation.failed(CommitError::new(CommitErrorKind::ResponseNotKept)));
     };
     let settling = async move {
         pending.otherwise = Transacted::Unknown;
         let operation = &pending.operation;
         let ended = settle(&desk, operation, transaction, &completion).await;
+        let ended = ended.map_err(|error| operation.failed(error));
         operation.end_commit(match &ended {
             Ok(()) => Transacted::Committed {
                 response: completion.response,
@@ -299,7 +221,7 @@ impl Drop for Pending {
 async fn settle<D: Desk>(
     desk: &D,
     operation: &Operation,
-    mut transaction: D::Transaction,
+    mut transaction: Transaction<'static, D::Database>,
     completion: &Completion,
 ) -> Result<(), CommitError> {
     let patience = operation.config().store_timeout;
@@ -313,7 +235,7 @@ async fn settle<D: Desk>(
     match completed {
         Ok(Settlement::Applied) => {}
         Ok(Settlement::Superseded) => {
-            roll_back(desk, operation, transaction).await;
+            roll_back(operation, transaction).await;
             return Err(match desk.find_out(operation).await {
                 Ok(Verdict::Open) => CommitError::new(CommitErrorKind::OtherDatabase),
                 Ok(Verdict::Completed | Verdict::Superseded) => {
@@ -323,11 +245,11 @@ async fn settle<D: Desk>(
             });
         }
         Err(error) => {
-            roll_back(desk, operation, transaction).await;
+            roll_back(operation, transaction).await;
             return Err(error);
         }
     }
-    let error = match time::timeout(patience, desk.commit(transaction)).await {
+    let error = match time::timeout(patience, transaction.commit()).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) if D::is_abort(&error) => {
             return Err(CommitError::caused(CommitErrorKind::Aborted, error));
@@ -364,15 +286,14 @@ async fn settle<D: Desk>(
 
 /// Waits for the end of the rollback, so that the locks of the transaction are
 /// free for the next one, but not for ever.
-async fn roll_back<D: Desk>(desk: &D, operation: &Operation, transaction: D::Transaction) {
+async fn roll_back<DB: Database>(operation: &Operation, transaction: Transaction<'static, DB>) {
     let patience = operation.config().store_timeout;
-    let _ = time::timeout(patience, desk.roll_back(transaction)).await;
+    let _ = time::timeout(patience, transaction.rollback()).await;
 }
 
 async fn gathered<B>(response: Response<B>, operation: &Operation) -> Option<WithCompletion>
 where
-    B: Body<Data = Bytes> + Send,
-    B::Error: Send,
+    B: Body<Data = Bytes, Error: Send> + Send,
 {
     let config = operation.config();
     let (mut parts, body) = config.cleaned(response).into_parts();

@@ -59,7 +59,7 @@ async fn f62_a_connection_cut_before_commit_arrives_is_found_to_be_an_abort_and_
         let (service, told) = noting(&shop);
         proxy.set(Network::CutBefore);
         let first = service.post("key").await;
-        first.assert_is(500, "");
+        first.assert_problem(500, "rolled-back");
         assert_eq!(first.outcome, Outcome::Released);
         assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
         assert!(!shop.i5_has_order("key").await);
@@ -109,8 +109,11 @@ async fn i10_a_transaction_that_cannot_begin_does_not_hold_its_handler_for_ever(
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         proxy.set(Network::HoldBegin);
-        service.post("key").await.assert_is(500, "");
-        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
+        let first = service.post("key").await;
+        first.assert_problem(503, "store-unavailable");
+        assert_eq!(first.headers["retry-after"], "1");
+        assert_eq!(first.outcome, Outcome::Released);
+        assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Unavailable)]);
         assert!(!shop.i5_has_order("key").await);
         proxy.set(Network::Sound);
         service.post("key").await.assert_is(201, "ordered by run 2");
@@ -264,7 +267,7 @@ async fn f62_a_backend_terminated_in_its_commit_is_found_to_be_an_abort() {
              WHERE query = 'COMMIT' AND datname = current_database()",
         )
         .await;
-        first.await.unwrap().assert_is(500, "");
+        first.await.unwrap().assert_problem(500, "rolled-back");
         assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
         assert!(!shop.i5_has_order("key").await);
         lock.rollback().await.unwrap();
@@ -280,7 +283,9 @@ async fn f68_an_error_of_commit_that_is_no_verdict_is_found_out() {
         // Neither a constraint nor a conflict: SQLSTATE P0001.
         slow_commits(&shop, "RAISE EXCEPTION 'not today'").await;
         let (service, told) = noting(&shop);
-        service.post("key").await.assert_is(500, "");
+        let first = service.post("key").await;
+        first.assert_problem(500, "rolled-back");
+        assert!(!first.body.contains("not today"));
         assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
         assert!(!shop.i5_has_order("key").await);
         shop.execute("DROP TRIGGER slow ON orders").await;

@@ -6,8 +6,7 @@ use axum::response::IntoResponse as _;
 use http::Response;
 use tokio::sync::Notify;
 use tower_idempotency::{
-    CommitError, CommitErrorKind, Key, PostgresStore, RecordName, RecordedResponse, Recovery,
-    Scope, Store as _,
+    CommitErrorKind, Key, PostgresStore, RecordName, RecordedResponse, Recovery, Scope, Store as _,
     sqlx::query_scalar,
     store::{Resolution, Settlement},
 };
@@ -169,14 +168,8 @@ async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
         let Err(error) = run.shop.begin(&run.operation).await else {
             panic!("begun without a lease");
         };
-        let error = CommitError::from(error);
-        let source = std::error::Error::source(&error).unwrap();
-        assert!(
-            std::error::Error::source(source)
-                .unwrap()
-                .to_string()
-                .contains("lease is lost")
-        );
+        assert_eq!(error.kind(), CommitErrorKind::LeaseLost);
+        assert_eq!(error.status(), 503);
         error.into_response()
     })
     .set(|layer| layer.lease(std::time::Duration::from_millis(300)));

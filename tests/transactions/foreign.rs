@@ -73,7 +73,7 @@ async fn f60_a_transaction_of_another_isolation_is_refused_by_its_name() {
             "serializable-heartbeat",
         ];
         for (n, key) in keys.into_iter().enumerate() {
-            service.post(key).await.assert_is(500, "");
+            service.post(key).await.assert_problem(500, "rolled-back");
             assert_eq!(shop.orders().await.len(), n);
             let retry = format!("ordered by run {}", 2 * (n + 1));
             service.post(key).await.assert_is(201, &retry);
@@ -112,7 +112,7 @@ async fn f35_a_transaction_on_another_postgres_database_is_refused_and_the_key_i
                         error.into_response()
                     }
                 });
-                service.post(key).await.assert_is(500, "");
+                service.post(key).await.assert_problem(500, "rolled-back");
                 let record = shop.record(key).await.unwrap();
                 assert!(matches!(record.state, RecordState::Released(_)));
                 let notes: i64 =
@@ -166,7 +166,7 @@ async fn f35_a_transaction_on_another_sqlite_file_is_refused_and_the_key_is_not_
                     error.into_response()
                 }
             });
-            service.post(key).await.assert_is(500, "");
+            service.post(key).await.assert_problem(500, "rolled-back");
             let notes: i64 = tower_idempotency::sqlx::query_scalar("SELECT count(*) FROM notes")
                 .fetch_one(&pool)
                 .await
@@ -203,7 +203,7 @@ async fn f78_a_transaction_that_sqlite_cannot_upgrade_is_aborted_and_a_retry_run
             pool.close().await;
             error.into_response()
         });
-        service.post("key").await.assert_is(500, "");
+        service.post("key").await.assert_problem(500, "rolled-back");
         assert!(!shop.i5_has_order("key").await);
         service.post("key").await.assert_is(201, "ordered by run 2");
         assert!(shop.i5_has_order("key").await);

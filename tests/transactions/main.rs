@@ -7,8 +7,11 @@
 mod answer;
 mod commit;
 mod disconnect;
+mod failures;
 mod fence;
 mod foreign;
+mod log;
+mod mounted;
 mod process;
 mod proxy;
 mod response;
@@ -16,3 +19,4 @@ mod rollback;
 mod service;
 mod shop;
 mod tenants;
+mod uncommitted;

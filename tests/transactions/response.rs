@@ -80,7 +80,8 @@ async fn i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs<S: S
     ];
     for (n, kind) in kinds.into_iter().enumerate() {
         let first = service.post(kind).await;
-        first.assert_is(500, "");
+        first.assert_problem(500, "rolled-back");
+        assert!(!first.headers.contains_key("retry-after"));
         assert_eq!(first.outcome, Outcome::Released, "{kind}");
         assert_eq!(shop.orders().await.len(), n, "{kind}");
         service.post(kind).await.assert_is(201, "ordered a pen");

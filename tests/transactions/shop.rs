@@ -3,6 +3,7 @@
 
 use std::{
     fmt::Debug,
+    ops::DerefMut,
     panic::{AssertUnwindSafe, resume_unwind},
     path::PathBuf,
 };
@@ -10,11 +11,11 @@ use std::{
 use axum::{body::Body, response::Response};
 use futures_util::FutureExt as _;
 use tower_idempotency::{
-    CommitError, Committed, Key, Operation, PostgresStore, RecordName, Scope, SqliteStore, Store,
-    StoreError,
+    CommitError, Committed, Key, Operation, PostgresStore, PostgresTransaction, RecordName, Scope,
+    SqliteStore, SqliteTransaction, Store,
     sqlx::{
-        self, AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool, Postgres,
-        Sqlite, SqliteConnection, Transaction,
+        self, AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool,
+        SqliteConnection,
         postgres::{PgConnectOptions, PgSslMode},
         query, query_as, raw_sql,
         sqlite::SqliteConnectOptions,
@@ -25,35 +26,40 @@ use tower_idempotency::{
 /// What both databases have in common.
 pub(crate) trait Shop: Clone + Send + Sync + 'static {
     type Store: Store + Clone + Debug;
-    type Transaction: Send + 'static;
+    type Connection;
+    type Transaction: DerefMut<Target = Self::Connection> + Send + 'static;
 
     fn store(&self) -> &Self::Store;
 
     fn begin(
         &self,
         operation: &Operation,
-    ) -> impl Future<Output = Result<Self::Transaction, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Self::Transaction, CommitError>> + Send;
 
     /// An order of `item`; one of an item that the shop does not have is refused
     /// at COMMIT.
     fn order(
-        transaction: &mut Self::Transaction,
+        connection: &mut Self::Connection,
         operation: &Operation,
         item: &str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// A statement of the handler's own.
     fn run(
-        transaction: &mut Self::Transaction,
+        connection: &mut Self::Connection,
         statement: &'static str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     fn commit(
         &self,
         operation: &Operation,
-        transaction: Self::Transaction,
+        transaction: impl Into<Self::Transaction> + Send,
         response: Response,
     ) -> impl Future<Output = Result<Committed, CommitError>> + Send;
+
+    fn roll_back(
+        transaction: Self::Transaction,
+    ) -> impl Future<Output = Result<(), CommitError>> + Send;
 
     /// The fences of the claims whose orders are committed.
     fn orders(&self) -> impl Future<Output = Vec<i64>> + Send;
@@ -96,46 +102,48 @@ pub(crate) struct PostgresShop {
 
 impl Shop for PostgresShop {
     type Store = PostgresStore;
-    type Transaction = Transaction<'static, Postgres>;
+    type Connection = PgConnection;
+    type Transaction = PostgresTransaction;
 
     fn store(&self) -> &PostgresStore {
         &self.store
     }
 
-    async fn begin(&self, operation: &Operation) -> Result<Self::Transaction, StoreError> {
+    async fn begin(&self, operation: &Operation) -> Result<Self::Transaction, CommitError> {
         self.store.begin(operation).await
     }
 
     async fn order(
-        transaction: &mut Self::Transaction,
+        connection: &mut Self::Connection,
         operation: &Operation,
         item: &str,
     ) -> Result<(), sqlx::Error> {
         query("INSERT INTO orders (fence, item) VALUES ($1, $2)")
             .bind(i64::try_from(operation.fence().get()).unwrap())
             .bind(item)
-            .execute(&mut **transaction)
+            .execute(connection)
             .await
             .map(drop)
     }
 
     async fn run(
-        transaction: &mut Self::Transaction,
+        connection: &mut Self::Connection,
         statement: &'static str,
     ) -> Result<(), sqlx::Error> {
-        raw_sql(statement)
-            .execute(&mut **transaction)
-            .await
-            .map(drop)
+        raw_sql(statement).execute(connection).await.map(drop)
     }
 
     async fn commit(
         &self,
         operation: &Operation,
-        transaction: Self::Transaction,
+        transaction: impl Into<Self::Transaction> + Send,
         response: Response,
     ) -> Result<Committed, CommitError> {
         self.store.commit(operation, transaction, response).await
+    }
+
+    async fn roll_back(transaction: Self::Transaction) -> Result<(), CommitError> {
+        transaction.rollback().await
     }
 
     async fn orders(&self) -> Vec<i64> {
@@ -173,46 +181,48 @@ pub(crate) struct SqliteShop {
 
 impl Shop for SqliteShop {
     type Store = SqliteStore;
-    type Transaction = Transaction<'static, Sqlite>;
+    type Connection = SqliteConnection;
+    type Transaction = SqliteTransaction;
 
     fn store(&self) -> &SqliteStore {
         &self.store
     }
 
-    async fn begin(&self, operation: &Operation) -> Result<Self::Transaction, StoreError> {
+    async fn begin(&self, operation: &Operation) -> Result<Self::Transaction, CommitError> {
         self.store.begin(operation).await
     }
 
     async fn order(
-        transaction: &mut Self::Transaction,
+        connection: &mut Self::Connection,
         operation: &Operation,
         item: &str,
     ) -> Result<(), sqlx::Error> {
         query("INSERT INTO orders (fence, item) VALUES (?1, ?2)")
             .bind(i64::try_from(operation.fence().get()).unwrap())
             .bind(item)
-            .execute(&mut **transaction)
+            .execute(connection)
             .await
             .map(drop)
     }
 
     async fn run(
-        transaction: &mut Self::Transaction,
+        connection: &mut Self::Connection,
         statement: &'static str,
     ) -> Result<(), sqlx::Error> {
-        raw_sql(statement)
-            .execute(&mut **transaction)
-            .await
-            .map(drop)
+        raw_sql(statement).execute(connection).await.map(drop)
     }
 
     async fn commit(
         &self,
         operation: &Operation,
-        transaction: Self::Transaction,
+        transaction: impl Into<Self::Transaction> + Send,
         response: Response,
     ) -> Result<Committed, CommitError> {
         self.store.commit(operation, transaction, response).await
+    }
+
+    async fn roll_back(transaction: Self::Transaction) -> Result<(), CommitError> {
+        transaction.rollback().await
     }
 
     async fn orders(&self) -> Vec<i64> {

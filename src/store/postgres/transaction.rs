@@ -1,51 +1,55 @@
 //! The handler's own transaction, which completes its record and commits both.
 
-use sqlx::{Connection as _, Postgres, Transaction, query, query_as};
+use sqlx::{Connection as _, Postgres, Transaction, pool::PoolOptions, query, query_as};
 
-use super::{PostgresStore, failure, statements};
+#[cfg(doc)]
+use super::PostgresStoreBuilder;
+use super::{PostgresStore, statements};
 use crate::{
     Operation, StoreError,
     store::{Completion, Settlement, sql},
     transaction::{
-        CommitError, CommitErrorKind, CommitResponse, Committed, Desk, ENDED, Verdict, commit,
+        CommitError, CommitErrorKind, CommitFuture, CommitResponse, Desk, ENDED,
+        OperationTransaction, Verdict, commit,
     },
 };
 
 impl PostgresStore {
     /// Begins a transaction for the handler's own writes, to be ended by
-    /// [`commit`](Self::commit). It is READ COMMITTED and read-write, on one of
-    /// the store's connections for transactions, without a statement timeout.
+    /// [`commit`](Self::commit) or
+    /// [`rollback`](OperationTransaction::rollback). It is READ COMMITTED and
+    /// read-write, on one of the store's connections for transactions, without a
+    /// statement timeout.
     ///
     /// Dropped, it is rolled back, as after a crash. A dropped call leaves no
     /// transaction behind.
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached, no connection is free in time, or the
-    /// operation's lease is lost.
-    pub async fn begin(
-        &self,
-        operation: &Operation,
-    ) -> Result<Transaction<'static, Postgres>, StoreError> {
+    /// [`Unavailable`](CommitErrorKind::Unavailable) if the server cannot be
+    /// reached or no connection is free within
+    /// [`acquire_timeout`](PostgresStoreBuilder::acquire_timeout), and
+    /// [`LeaseLost`](CommitErrorKind::LeaseLost). Both are 503 with `Retry-After`.
+    pub async fn begin(&self, operation: &Operation) -> Result<PostgresTransaction, CommitError> {
         operation.check_lease()?;
         let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
         let patience = pool
             .options()
             .get_acquire_timeout()
             .saturating_add(self.connections.deadline);
-        sql::detached(async move {
-            let began = async {
+        let began = sql::detached(async move {
+            let begin = async {
                 match pooled {
                     None => pool.begin_with(BEGIN).await,
                     Some(pooled) => pool.begin_with(pooled).await,
                 }
             };
-            tokio::time::timeout(patience, began)
-                .await
-                .map_err(|_| StoreError::timed_out())?
-                .map_err(failure)
-        })
-        .await
+            let began = tokio::time::timeout(patience, begin).await;
+            began
+                .unwrap_or(Err(sqlx::Error::PoolTimedOut))
+                .map_err(|error| not_begun(error, pool.options()))
+        });
+        OperationTransaction::begun(began.await, operation)
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -63,20 +67,56 @@ impl PostgresStore {
     /// role completes the record. The handler's role and `search_path` are restored
     /// before COMMIT, so that deferred triggers run under them.
     ///
-    /// ```no_run
+    /// ```
+    /// # use axum::{Router, body::Body, routing::post};
+    /// # use http::Request;
+    /// # use tower::ServiceExt;
+    /// # use tower_idempotency::{IdempotencyLayer, Scope, sqlx::{Connection, PgConnection}};
+    /// use axum::extract::State;
     /// use http::StatusCode;
     /// use tower_idempotency::{CommitError, Committed, Operation, PostgresStore, sqlx};
     ///
-    /// async fn order(store: PostgresStore, operation: Operation) -> Result<Committed, CommitError> {
+    /// async fn order(
+    ///     State(store): State<PostgresStore>,
+    ///     operation: Operation,
+    /// ) -> Result<Committed, CommitError> {
     ///     let mut transaction = store.begin(&operation).await?;
     ///     sqlx::query("INSERT INTO orders (operation) VALUES ($1)")
     ///         .bind(operation.id().to_string())
     ///         .execute(&mut *transaction)
     ///         .await?;
-    ///     let response = http::Response::new(http_body_util::Full::from("ordered"));
+    ///     let response = (StatusCode::CREATED, "ordered"); // any `IntoResponse`
     ///     store.commit(&operation, transaction, response).await
     /// }
-    /// # let _ = order;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let Ok(server) = std::env::var("DATABASE_URL") else { return Ok(()) };
+    /// # let mut admin = PgConnection::connect(&server).await?;
+    /// # let database = format!("idempotency_commit_{}", std::process::id());
+    /// # let statement = |what: &str| sqlx::AssertSqlSafe(format!("{what} DATABASE {database}"));
+    /// # sqlx::raw_sql(statement("CREATE")).execute(&mut admin).await?;
+    /// # let options: sqlx::postgres::PgConnectOptions = server.parse()?;
+    /// # let store = PostgresStore::builder(options.clone().database(&database)).connect().await?;
+    /// # store.migrate().await?;
+    /// # let mut shop = PgConnection::connect_with(&options.database(&database)).await?;
+    /// # sqlx::raw_sql("CREATE TABLE orders (operation text)").execute(&mut shop).await?;
+    /// # let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()));
+    /// # let app = Router::new()
+    /// #     .route("/orders", post(order).layer(layer.build()?))
+    /// #     .with_state(store.clone());
+    /// # for replayed in [false, true] {
+    /// #     let request = Request::post("/orders").header("idempotency-key", "k");
+    /// #     let response = app.clone().oneshot(request.body(Body::empty())?).await?;
+    /// #     assert_eq!(response.status(), StatusCode::CREATED);
+    /// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+    /// # }
+    /// # let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut shop).await?;
+    /// # assert_eq!(orders, 1);
+    /// # store.close().await;
+    /// # shop.close().await?;
+    /// # sqlx::raw_sql(statement("DROP")).execute(&mut admin).await?;
+    /// # Ok(())
+    /// # }
     /// ```
     ///
     /// # Errors
@@ -84,22 +124,26 @@ impl PostgresStore {
     /// A [`CommitError`], whose kind says what is known. Return it, or the
     /// handler's own response to it; if the handler answers as if it had been
     /// committed, the client gets 500 `rolled-back`.
-    pub async fn commit(
+    pub fn commit(
         &self,
         operation: &Operation,
-        transaction: Transaction<'static, Postgres>,
+        transaction: impl Into<PostgresTransaction>,
         response: impl CommitResponse,
-    ) -> Result<Committed, CommitError> {
-        commit(self.clone(), operation, transaction, response).await
+    ) -> CommitFuture {
+        commit(self.clone(), operation, transaction.into(), response)
     }
 }
 
+/// A transaction that [`PostgresStore::begin`] began, on a connection of sqlx for
+/// PostgreSQL.
+pub type PostgresTransaction = OperationTransaction<Postgres>;
+
 impl Desk for PostgresStore {
-    type Transaction = Transaction<'static, Postgres>;
+    type Database = Postgres;
 
     async fn complete(
         &self,
-        transaction: &mut Self::Transaction,
+        transaction: &mut Transaction<'static, Postgres>,
         operation: &Operation,
         completion: &Completion,
     ) -> Result<Settlement, CommitError> {
@@ -149,14 +193,6 @@ impl Desk for PostgresStore {
         }
     }
 
-    async fn commit(&self, transaction: Self::Transaction) -> Result<(), sqlx::Error> {
-        transaction.commit().await
-    }
-
-    async fn roll_back(&self, transaction: Self::Transaction) {
-        let _ = transaction.rollback().await;
-    }
-
     fn is_abort(error: &sqlx::Error) -> bool {
         sqlstate(error).is_some_and(|code| {
             code.starts_with("23") || matches!(&*code, "40001" | "40P01" | "25P02")
@@ -171,6 +207,22 @@ impl Desk for PostgresStore {
             })
             .await?;
         sql::verdict(settled)
+    }
+}
+
+fn not_begun(error: sqlx::Error, pool: &PoolOptions<Postgres>) -> CommitError {
+    let kind = CommitErrorKind::Unavailable;
+    match error {
+        sqlx::Error::PoolTimedOut => {
+            let reason = format!(
+                "no connection for a transaction was free or could be opened within {:?}, \
+                 `transaction_connections` is {}",
+                pool.get_acquire_timeout(),
+                pool.get_max_connections(),
+            );
+            CommitError::caused(kind, reason)
+        }
+        error => CommitError::caused(kind, error),
     }
 }
 

@@ -2,18 +2,20 @@
 
 use sqlx::{Connection as _, Sqlite, Transaction, error::DatabaseError, query};
 
-use super::{SqliteStore, failure, statements};
+use super::{SqliteStore, statements};
 use crate::{
     Operation, StoreError,
     store::{Completion, Settlement, sql},
     transaction::{
-        CommitError, CommitErrorKind, CommitResponse, Committed, Desk, ENDED, Verdict, commit,
+        CommitError, CommitErrorKind, CommitFuture, CommitResponse, Desk, ENDED,
+        OperationTransaction, Verdict, commit,
     },
 };
 
 impl SqliteStore {
     /// Begins a transaction for the handler's own writes in the store's file, to
-    /// be ended by [`commit`](Self::commit). It can write from its start.
+    /// be ended by [`commit`](Self::commit) or
+    /// [`rollback`](OperationTransaction::rollback). It can write from its start.
     ///
     /// **While it is open nobody else writes to the file**, and claims wait: do
     /// nothing slow in it. Dropped, it is rolled back, as after a crash. A
@@ -21,15 +23,17 @@ impl SqliteStore {
     ///
     /// # Errors
     ///
-    /// If the file is locked by another writer for too long, or the operation's
-    /// lease is lost.
-    pub async fn begin(
-        &self,
-        operation: &Operation,
-    ) -> Result<Transaction<'static, Sqlite>, StoreError> {
+    /// [`Unavailable`](CommitErrorKind::Unavailable) if other writers keep the
+    /// file locked for 5 s, and [`LeaseLost`](CommitErrorKind::LeaseLost). Both
+    /// are 503 with `Retry-After`.
+    pub async fn begin(&self, operation: &Operation) -> Result<SqliteTransaction, CommitError> {
         operation.check_lease()?;
         let pool = self.transactions.clone();
-        sql::detached(async move { pool.begin_with(BEGIN).await.map_err(failure) }).await
+        let began = sql::detached(async move {
+            let began = pool.begin_with(BEGIN).await;
+            began.map_err(|error| CommitError::caused(CommitErrorKind::Unavailable, error))
+        });
+        OperationTransaction::begun(began.await, operation)
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -39,29 +43,34 @@ impl SqliteStore {
     /// task that goes on when the caller is dropped. A transaction from another
     /// pool is accepted if it is on the store's file and could write from its
     /// start. One that has ended before, by a statement of the handler's own or
-    /// by SQLite itself (`OR ROLLBACK`, a full disk), records nothing.
+    /// by SQLite itself (`OR ROLLBACK`, a full disk), records nothing. An example
+    /// is at [`OperationTransaction`].
     ///
     /// # Errors
     ///
     /// A [`CommitError`], whose kind says what is known. Return it, or the
     /// handler's own response to it; if the handler answers as if it had been
     /// committed, the client gets 500 `rolled-back`.
-    pub async fn commit(
+    pub fn commit(
         &self,
         operation: &Operation,
-        transaction: Transaction<'static, Sqlite>,
+        transaction: impl Into<SqliteTransaction>,
         response: impl CommitResponse,
-    ) -> Result<Committed, CommitError> {
-        commit(self.clone(), operation, transaction, response).await
+    ) -> CommitFuture {
+        commit(self.clone(), operation, transaction.into(), response)
     }
 }
 
+/// A transaction that [`SqliteStore::begin`] began, on a connection of sqlx for
+/// SQLite.
+pub type SqliteTransaction = OperationTransaction<Sqlite>;
+
 impl Desk for SqliteStore {
-    type Transaction = Transaction<'static, Sqlite>;
+    type Database = Sqlite;
 
     async fn complete(
         &self,
-        transaction: &mut Self::Transaction,
+        transaction: &mut Transaction<'static, Sqlite>,
         operation: &Operation,
         completion: &Completion,
     ) -> Result<Settlement, CommitError> {
@@ -82,14 +91,6 @@ impl Desk for SqliteStore {
             0 => Settlement::Superseded,
             _ => Settlement::Applied,
         })
-    }
-
-    async fn commit(&self, transaction: Self::Transaction) -> Result<(), sqlx::Error> {
-        transaction.commit().await
-    }
-
-    async fn roll_back(&self, transaction: Self::Transaction) {
-        let _ = transaction.rollback().await;
     }
 
     fn is_abort(error: &sqlx::Error) -> bool {

@@ -1,0 +1,365 @@
+//! Why a transaction did not begin, or was not committed.
+
+use std::{
+    error::Error,
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use http_body_util::Full;
+use sqlx::error::DatabaseError;
+
+use super::Transacted;
+use crate::{
+    OperationId, Rejection, StoreError,
+    log::{self, LogLimit},
+    rejection::Renderer,
+};
+
+/// Why a transaction did not begin, or was not, or not surely, committed.
+///
+/// `begin`, `commit` and `rollback` of a store fail with it, and `?` makes it of
+/// an [`sqlx::Error`] too. Return it from the handler, or a response of the
+/// application's own with its [`status`](Self::status) and
+/// [`retry_after_seconds`](Self::retry_after_seconds). With the feature `axum` it
+/// is `IntoResponse`; other services have [`into_http`](Self::into_http).
+///
+/// An application with an error type of its own wraps it:
+///
+/// ```
+/// # use axum::{Router, body::Body, extract::State, routing::post};
+/// # use http::Request;
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, Scope, sqlx::Connection};
+/// use axum::response::{IntoResponse, Response};
+/// use http::StatusCode;
+/// use tower_idempotency::{CommitError, Committed, Operation, SqliteStore, sqlx};
+///
+/// enum AppError {
+///     OutOfStock,
+///     Transaction(CommitError),
+/// }
+///
+/// /// For `?` on `begin`, `commit` and `rollback`.
+/// impl From<CommitError> for AppError {
+///     fn from(error: CommitError) -> Self {
+///         Self::Transaction(error)
+///     }
+/// }
+///
+/// /// For `?` on the handler's own queries.
+/// impl From<sqlx::Error> for AppError {
+///     fn from(error: sqlx::Error) -> Self {
+///         Self::Transaction(error.into())
+///     }
+/// }
+///
+/// impl IntoResponse for AppError {
+///     fn into_response(self) -> Response {
+///         match self {
+///             Self::OutOfStock => (StatusCode::CONFLICT, "out of stock").into_response(),
+///             // Logs the cause, and shows nothing of it.
+///             Self::Transaction(error) => error.into_response(),
+///         }
+///     }
+/// }
+///
+/// async fn order(
+///     State(store): State<SqliteStore>,
+///     operation: Operation,
+///     item: String,
+/// ) -> Result<Committed, AppError> {
+///     let mut transaction = store.begin(&operation).await?;
+///     let reserved = sqlx::query("UPDATE stock SET pieces = pieces - 1 WHERE item = $1")
+///         .bind(item)
+///         .execute(&mut *transaction)
+///         .await?;
+///     if reserved.rows_affected() == 0 {
+///         transaction.rollback().await?;
+///         return Err(AppError::OutOfStock);
+///     }
+///     let response = (StatusCode::CREATED, "ordered");
+///     Ok(store.commit(&operation, transaction, response).await?)
+/// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let file = std::env::temp_dir().join(format!("app-error-{}.db", std::process::id()));
+/// # let _ = std::fs::remove_file(&file);
+/// # let store = SqliteStore::open(&file).await?;
+/// # let mut shop = sqlx::SqliteConnection::connect(file.to_str().unwrap()).await?;
+/// # sqlx::raw_sql(
+/// #     "CREATE TABLE stock (item TEXT, pieces INTEGER CHECK (pieces >= 0));
+/// #      INSERT INTO stock VALUES ('pen', 1)",
+/// # )
+/// # .execute(&mut shop)
+/// # .await?;
+/// # let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()));
+/// # let app = Router::new()
+/// #     .route("/orders", post(order).layer(layer.build()?))
+/// #     .with_state(store);
+/// # let ask = async |key: &str, item: &'static str| {
+/// #     let request = Request::post("/orders").header("idempotency-key", key);
+/// #     app.clone().oneshot(request.body(Body::from(item)).unwrap()).await.unwrap()
+/// # };
+/// # for replayed in [false, true] {
+/// #     let response = ask("first", "pen").await;
+/// #     assert_eq!(response.status(), StatusCode::CREATED);
+/// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+/// #     assert_eq!(ask("second", "unicorn").await.status(), StatusCode::CONFLICT);
+/// # }
+/// # // A constraint of the database: rolled back, and the key is free.
+/// # let response = ask("third", "pen").await;
+/// # assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+/// # assert_eq!(response.headers()["content-type"], "application/problem+json");
+/// # sqlx::query("UPDATE stock SET pieces = 1").execute(&mut shop).await?;
+/// # assert_eq!(ask("third", "pen").await.status(), StatusCode::CREATED);
+/// # std::fs::remove_file(&file)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct CommitError(Arc<Failure>);
+
+struct Failure {
+    kind: CommitErrorKind,
+    source: Option<Box<dyn Error + Send + Sync>>,
+    is_logged: AtomicBool,
+}
+
+/// The kinds of [`CommitError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CommitErrorKind {
+    /// 503: no connection was free in time, or the database cannot be reached or
+    /// does not serve. No transaction began, or it was rolled back.
+    Unavailable,
+    /// 503: no transaction began, because the operation's lease is lost: another
+    /// request may be running it.
+    LeaseLost,
+    /// 500: it was surely rolled back: an earlier statement had failed, a
+    /// constraint was violated, a deadlock or a serialization failure was
+    /// resolved. The handler may begin again; otherwise a retry runs.
+    Aborted,
+    /// 500: it was rolled back, because another claim has superseded this one.
+    /// The client gets that one's answer instead.
+    Superseded,
+    /// 503: the answer to COMMIT got lost and could not be found out in time.
+    /// The outcome is unknown.
+    Unknown,
+    /// 500: it was rolled back, because the response is too large or too slow to
+    /// be kept.
+    ResponseNotKept,
+    /// 500: it was rolled back, because it is not a transaction on the store's
+    /// database.
+    OtherDatabase,
+    /// 500: it was rolled back, because it is not READ COMMITTED: a heartbeat in
+    /// its time would make its completion fail.
+    Isolation,
+}
+
+impl CommitError {
+    pub(crate) fn new(kind: CommitErrorKind) -> Self {
+        Self::of(kind, None)
+    }
+
+    pub(crate) fn caused(
+        kind: CommitErrorKind,
+        source: impl Into<Box<dyn Error + Send + Sync>>,
+    ) -> Self {
+        Self::of(kind, Some(source.into()))
+    }
+
+    fn of(kind: CommitErrorKind, source: Option<Box<dyn Error + Send + Sync>>) -> Self {
+        let is_logged = AtomicBool::new(false);
+        Self(Arc::new(Failure {
+            kind,
+            source,
+            is_logged,
+        }))
+    }
+
+    /// Which kind it is.
+    #[must_use]
+    pub fn kind(&self) -> CommitErrorKind {
+        self.0.kind
+    }
+
+    /// The status of the handler's response to it: 503 for
+    /// [`Unavailable`](CommitErrorKind::Unavailable),
+    /// [`LeaseLost`](CommitErrorKind::LeaseLost) and
+    /// [`Unknown`](CommitErrorKind::Unknown), otherwise 500.
+    ///
+    /// Both release the key for the same request, by the standard dispositions.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.rejection().status()
+    }
+
+    /// After how many seconds the same request may be sent again, if that can
+    /// change the answer: the value of `Retry-After`.
+    #[must_use]
+    pub fn retry_after_seconds(&self) -> Option<u64> {
+        self.rejection().retry_after_seconds()
+    }
+
+    /// Logs the error at WARN, at most once in five seconds for each kind, and
+    /// returns a response for services that are not axum's.
+    ///
+    /// The response is `application/problem+json` with the error's
+    /// [`status`](Self::status) and `Retry-After`. It shows nothing of the cause.
+    #[must_use]
+    pub fn into_http(self) -> Response<Full<Bytes>> {
+        self.log(None);
+        let response = Renderer::standard().render(&self.rejection());
+        response.map(Full::new)
+    }
+
+    /// Logs the error once, whoever is the first to.
+    pub(crate) fn log(&self, operation: Option<OperationId>) {
+        if self.0.is_logged.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let kind = self.kind();
+        let message = format!("transaction failed ({}), answered with 5xx", kind.name());
+        log::warn(kind.limit(), &message, Some(self), operation);
+    }
+
+    fn rejection(&self) -> Rejection {
+        match self.kind() {
+            CommitErrorKind::Unavailable | CommitErrorKind::LeaseLost => {
+                Rejection::no_transaction()
+            }
+            CommitErrorKind::Unknown => Rejection::commit_unknown(),
+            CommitErrorKind::Aborted => Rejection::aborted(),
+            CommitErrorKind::Superseded
+            | CommitErrorKind::ResponseNotKept
+            | CommitErrorKind::OtherDatabase
+            | CommitErrorKind::Isolation => Rejection::not_committed(),
+        }
+    }
+
+    pub(crate) fn transacted(&self) -> Transacted {
+        match self.kind() {
+            CommitErrorKind::Superseded => Transacted::Superseded,
+            CommitErrorKind::Unknown => Transacted::Unknown,
+            _ => Transacted::Aborted,
+        }
+    }
+}
+
+impl CommitErrorKind {
+    /// A short name for metrics and logs.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unavailable => "unavailable",
+            Self::LeaseLost => "lease_lost",
+            Self::Aborted => "aborted",
+            Self::Superseded => "superseded",
+            Self::Unknown => "unknown",
+            Self::ResponseNotKept => "response_not_kept",
+            Self::OtherDatabase => "other_database",
+            Self::Isolation => "isolation",
+        }
+    }
+
+    fn limit(self) -> &'static LogLimit {
+        static LIMITS: [LogLimit; 8] = [const { LogLimit::new() }; 8];
+        &LIMITS[self as usize]
+    }
+}
+
+/// A store that could not be reached: no transaction began.
+impl From<StoreError> for CommitError {
+    fn from(error: StoreError) -> Self {
+        Self::caused(CommitErrorKind::Unavailable, error)
+    }
+}
+
+/// A statement of the handler's own that failed: its transaction is rolled back
+/// when it is dropped.
+impl From<sqlx::Error> for CommitError {
+    fn from(error: sqlx::Error) -> Self {
+        let kind = match &error {
+            sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_) => CommitErrorKind::Unavailable,
+            sqlx::Error::Database(error) if is_unavailable(&**error) => {
+                CommitErrorKind::Unavailable
+            }
+            _ => CommitErrorKind::Aborted,
+        };
+        Self::caused(kind, error)
+    }
+}
+
+/// Whether the database itself says that it does not serve now.
+fn is_unavailable(error: &dyn DatabaseError) -> bool {
+    #[cfg(feature = "postgres")]
+    if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
+        let code = error.code();
+        // Connections, resources, and a server that stops or starts.
+        return matches!(&code[..2], "08" | "53") || matches!(code, "57P01" | "57P02" | "57P03");
+    }
+    #[cfg(feature = "sqlite")]
+    if let Some(code) = error
+        .try_downcast_ref::<sqlx::sqlite::SqliteError>()
+        .and_then(|error| error.code()?.parse::<u32>().ok())
+    {
+        // SQLITE_BUSY and SQLITE_LOCKED, and what extends them.
+        return matches!(code & 0xff, 5 | 6);
+    }
+    let _ = error;
+    false
+}
+
+impl fmt::Debug for CommitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CommitError")
+            .field("kind", &self.kind())
+            .field("source", &self.0.source)
+            .finish()
+    }
+}
+
+impl fmt::Display for CommitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind() {
+            CommitErrorKind::Unavailable => "the database is unavailable",
+            CommitErrorKind::LeaseLost => {
+                "no transaction began, because the operation's lease is lost"
+            }
+            CommitErrorKind::Aborted => "the transaction was rolled back",
+            CommitErrorKind::Superseded => {
+                "the transaction was rolled back, because another claim has superseded this one"
+            }
+            CommitErrorKind::Unknown => "it is not known whether the transaction was committed",
+            CommitErrorKind::ResponseNotKept => {
+                "the transaction was rolled back, because its response is too large or too slow to be kept"
+            }
+            CommitErrorKind::OtherDatabase => {
+                "the transaction was rolled back, because it is not one on the store's database"
+            }
+            CommitErrorKind::Isolation => {
+                "the transaction was rolled back, because it is not READ COMMITTED: begin it with `store.begin`"
+            }
+        })?;
+        match &self.0.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Error for CommitError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source.as_ref().map(|source| &**source as _)
+    }
+}

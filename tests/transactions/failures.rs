@@ -1,0 +1,272 @@
+//! What the client and the operator learn when a transaction fails.
+
+use std::{error::Error as _, time::Duration};
+
+use axum::response::{IntoResponse as _, Response};
+use tower_idempotency::{
+    CommitError, CommitErrorKind, Committed, Outcome, PostgresStore,
+    sqlx::{self, query},
+};
+
+use crate::{
+    commit::{order, respond},
+    log::Log,
+    proxy::{Network, Proxy},
+    service::{Answer, Run, Service, status},
+    shop::{
+        PostgresShop, SHORT, Shop, SqliteShop, options, ordered, with_each_database, with_postgres,
+        with_sqlite,
+    },
+};
+
+/// A handler that fails in the way that its key says, with `?` alone.
+async fn fail<S: Shop>(run: &Run<S>) -> Result<Committed, CommitError> {
+    let mut transaction = run.shop.begin(&run.operation).await?;
+    match run.operation.key().as_str() {
+        key if key.starts_with("statement") => {
+            S::run(&mut transaction, "SELECT * FROM nothing_like_it").await?;
+        }
+        key if key.starts_with("commit") => {
+            S::order(&mut transaction, &run.operation, "unicorn").await?;
+        }
+        key => unreachable!("{key}"),
+    }
+    let response = ordered("nothing");
+    run.shop.commit(&run.operation, transaction, response).await
+}
+
+/// Asks with new keys until the log says it: it limits how often it does.
+async fn until_logged<S: Shop>(
+    service: &Service<S>,
+    log: &Log,
+    key: &str,
+    parts: &[&str],
+) -> Answer {
+    for n in 0.. {
+        let answer = service.post(&format!("{key}-{n}")).await;
+        if log.has(parts) {
+            return answer;
+        }
+        assert!(n < 1_000, "{parts:?} is not in: {}", log.text());
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    unreachable!()
+}
+
+with_each_database! {
+    f110_a_failed_statement_and_a_failed_commit_are_logged_with_their_cause;
+    f110_a_failed_commit_that_the_handler_hides_is_logged;
+    f110_a_failed_commit_that_the_handler_handles_is_not_logged;
+}
+
+async fn f110_a_failed_statement_and_a_failed_commit_are_logged_with_their_cause<S: Shop>(shop: S) {
+    let log = Log::start();
+    let service = Service::new(&shop, async |run| fail(&run).await.into_response());
+    for (key, cause) in [("statement", "nothing_like_it"), ("commit", "constraint")] {
+        let parts = ["WARN", "transaction failed (aborted)", cause];
+        let answer = until_logged(&service, &log, key, &parts).await;
+        answer.assert_problem(500, "rolled-back");
+        assert_eq!(answer.headers["content-type"], "application/problem+json");
+        assert_eq!(answer.headers["cache-control"], "no-store");
+        assert_eq!(answer.headers["retry-after"], "1");
+        assert_eq!(answer.outcome, Outcome::Released);
+        assert!(
+            !answer.body.to_lowercase().contains(cause),
+            "{}",
+            answer.body
+        );
+    }
+}
+
+/// As a service without axum does: the error is gone, and only a status is left.
+async fn f110_a_failed_commit_that_the_handler_hides_is_logged<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        fail(&run).await.unwrap_err();
+        match run.operation.key().as_str() {
+            // The layer denies this one.
+            key if key.contains("success") => status(200),
+            _ => status(503),
+        }
+    });
+    for key in ["commit", "commit-success"] {
+        let log = Log::start();
+        let parts = [
+            "WARN",
+            "transaction failed (aborted)",
+            "constraint",
+            "operation=",
+        ];
+        until_logged(&service, &log, key, &parts).await;
+    }
+}
+
+async fn f110_a_failed_commit_that_the_handler_handles_is_not_logged<S: Shop>(shop: S) {
+    let log = Log::start();
+    let service = Service::new(&shop, async |run| {
+        let error = fail(&run).await.unwrap_err();
+        assert_eq!(error.kind(), CommitErrorKind::Aborted);
+        status(409)
+    });
+    service.post("commit").await.assert_is(409, "");
+    assert_eq!(log.text(), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn no_free_connection_is_503_and_the_same_request_runs_later() {
+    with_postgres(async |shop| {
+        let store = PostgresStore::builder(options(&shop.url))
+            .transaction_connections(1)
+            .acquire_timeout(Duration::from_millis(200))
+            .connect()
+            .await
+            .unwrap();
+        let shop = shop.with_store(store.clone());
+        let service = Service::new(&shop, respond);
+        let holder = Service::new(&shop, async |run| {
+            let held = run.shop.begin(&run.operation).await.unwrap();
+            let answer = Service::new(&run.shop, respond).post("key").await;
+            assert_unavailable(&answer);
+            let error = order(&run).await.unwrap_err();
+            assert_eq!(error.kind(), CommitErrorKind::Unavailable);
+            assert!(
+                error.to_string().contains("`transaction_connections` is 1"),
+                "{error}"
+            );
+            PostgresShop::roll_back(held).await.unwrap();
+            status(204)
+        });
+        holder.post("holder").await.assert_is(204, "");
+        service.post("key").await.assert_is(201, "ordered by run 1");
+        assert!(shop.i5_has_order("key").await);
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unreachable_database_is_503_and_the_same_request_runs_later() {
+    with_postgres(async |shop| {
+        let proxy = Proxy::to(&shop.url).await;
+        let store = PostgresStore::builder(proxy.options(&shop.url))
+            .acquire_timeout(Duration::from_millis(200))
+            .connect()
+            .await
+            .unwrap();
+        let shop = shop.with_store(store.clone());
+        let proxy = std::sync::Arc::new(proxy);
+        let service = Service::new(&shop, {
+            let proxy = std::sync::Arc::clone(&proxy);
+            move |run: Run<PostgresShop>| {
+                let proxy = std::sync::Arc::clone(&proxy);
+                async move {
+                    match (run.number, run.operation.key().as_str()) {
+                        (1, _) => proxy.set(Network::Gone),
+                        // Before its first statement, so that the driver notices there.
+                        (3, _) => {
+                            let begun = run.shop.begin(&run.operation).await;
+                            proxy.set(Network::Gone);
+                            let mut transaction = begun.unwrap();
+                            let failed = PostgresShop::run(&mut transaction, "SELECT 1").await;
+                            return CommitError::from(failed.unwrap_err()).into_response();
+                        }
+                        _ => {}
+                    }
+                    respond(run).await
+                }
+            }
+        });
+        for (key, run) in [("begin", 2), ("statement", 4)] {
+            assert_unavailable(&service.post(key).await);
+            proxy.set(Network::Sound);
+            // Released as soon as the record can be written.
+            let retry = crate::service::past(&service, key, "request-in-progress").await;
+            retry.assert_is(201, &format!("ordered by run {run}"));
+        }
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_file_is_503_and_the_same_request_runs_later() {
+    with_sqlite(async |shop| {
+        let options = tower_idempotency::sqlx::sqlite::SqliteConnectOptions::new()
+            .filename(&shop.file)
+            .busy_timeout(SHORT);
+        let store = tower_idempotency::SqliteStore::open_with(options)
+            .await
+            .unwrap();
+        let shop = SqliteShop {
+            store,
+            ..shop.clone()
+        };
+        let service = Service::new(&shop, async |run: Run<SqliteShop>| {
+            if run.number > 1 {
+                return respond(run).await;
+            }
+            let mut other = run.shop.connect().await;
+            query("BEGIN IMMEDIATE").execute(&mut other).await.unwrap();
+            let error = order(&run).await.unwrap_err();
+            assert_eq!(error.kind(), CommitErrorKind::Unavailable);
+            assert!(error.to_string().contains("database is locked"), "{error}");
+            query("ROLLBACK").execute(&mut other).await.unwrap();
+            error.into_response()
+        });
+        assert_unavailable(&service.post("key").await);
+        service.post("key").await.assert_is(201, "ordered by run 2");
+        assert!(shop.i5_has_order("key").await);
+        shop.store.close().await;
+    })
+    .await;
+}
+
+#[track_caller]
+fn assert_unavailable(answer: &Answer) {
+    answer.assert_problem(503, "store-unavailable");
+    assert_eq!(answer.headers["retry-after"], "1");
+    assert_eq!(answer.outcome, Outcome::Released);
+}
+
+#[test]
+fn errors_of_sqlx_become_kinds_with_status_and_cause() {
+    let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+    for (error, kind, status, retry_after) in [
+        (
+            sqlx::Error::PoolTimedOut,
+            CommitErrorKind::Unavailable,
+            503,
+            Some(1),
+        ),
+        (
+            sqlx::Error::PoolClosed,
+            CommitErrorKind::Unavailable,
+            503,
+            Some(1),
+        ),
+        (
+            sqlx::Error::Io(refused),
+            CommitErrorKind::Unavailable,
+            503,
+            Some(1),
+        ),
+        (
+            sqlx::Error::RowNotFound,
+            CommitErrorKind::Aborted,
+            500,
+            Some(1),
+        ),
+    ] {
+        let cause = error.to_string();
+        let error = CommitError::from(error);
+        assert_eq!(error.kind(), kind, "{cause}");
+        assert_eq!(error.status(), status);
+        assert_eq!(error.retry_after_seconds(), retry_after);
+        assert!(error.to_string().contains(&cause), "{error}");
+        assert!(error.source().unwrap().is::<sqlx::Error>());
+    }
+    let response: Response = CommitError::from(sqlx::Error::PoolTimedOut).into_response();
+    assert_eq!(
+        response.headers()["content-type"],
+        "application/problem+json"
+    );
+}

@@ -1,0 +1,67 @@
+//! The log that an operator reads.
+
+use std::{
+    io,
+    sync::{Arc, Mutex},
+};
+
+use tracing::subscriber::DefaultGuard;
+use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+
+/// What requests from this thread log at WARN and above.
+pub(crate) struct Log {
+    lines: Lines,
+    _subscriber: DefaultGuard,
+}
+
+impl Log {
+    pub(crate) fn start() -> Self {
+        let lines = Lines::default();
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new("off,tower_idempotency=warn"))
+            .with_ansi(false)
+            .with_writer(lines.clone())
+            .finish();
+        Self {
+            lines,
+            _subscriber: tracing::subscriber::set_default(subscriber),
+        }
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8(self.lines.0.lock().unwrap().clone()).unwrap()
+    }
+
+    /// How often a notice was logged.
+    pub(crate) fn notices(&self, name: &str) -> usize {
+        self.text().matches(&format!("notice=\"{name}\"")).count()
+    }
+
+    /// Whether one line has all of these.
+    pub(crate) fn has(&self, parts: &[&str]) -> bool {
+        let text = self.text();
+        let mut lines = text.lines();
+        lines.any(|line| parts.iter().all(|part| line.contains(part)))
+    }
+}
+
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Self;
+
+    fn make_writer(&'a self) -> Self {
+        self.clone()
+    }
+}
