@@ -1,6 +1,8 @@
 //! For axum applications: extractors, and the handler's word with `?`.
 //!
 //! ```
+//! # use axum::{body::Body, http::Request};
+//! # use tower::ServiceExt;
 //! use axum::{Router, http::StatusCode, response::IntoResponse, routing::post};
 //! use tower_idempotency::{IdempotencyLayer, MemoryStore, Operation, Scope, Word};
 //!
@@ -12,10 +14,20 @@
 //!     Ok(format!("{amount} charged as {}", operation.derive("payments")))
 //! }
 //!
-//! # fn main() -> Result<(), tower_idempotency::BuildError> {
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
 //! let app: Router = Router::new().route("/payments", post(pay).layer(layer.build()?));
-//! # let _ = app;
+//! # for (amount, status, replayed) in [
+//! #     ("much", StatusCode::BAD_REQUEST, false),
+//! #     ("500", StatusCode::OK, false),
+//! #     ("500", StatusCode::OK, true),
+//! # ] {
+//! #     let request = Request::post("/payments").header("idempotency-key", "order-1");
+//! #     let response = app.clone().oneshot(request.body(Body::from(amount))?).await?;
+//! #     assert_eq!(response.status(), status);
+//! #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+//! # }
 //! # Ok(())
 //! # }
 //! ```
@@ -23,7 +35,7 @@
 use std::convert::Infallible;
 
 use ::axum::{
-    extract::{FromRequestParts, OptionalFromRequestParts},
+    extract::{FromRequest, FromRequestParts, OptionalFromRequestParts, Request},
     response::{IntoResponse, IntoResponseParts, Response, ResponseParts},
 };
 use http::{StatusCode, request};
@@ -85,6 +97,158 @@ impl IntoResponseParts for Word {
         response.extensions_mut().insert(self);
         Ok(response)
     }
+}
+
+/// An extractor whose rejection releases the key, so that the corrected request
+/// may use it.
+///
+/// axum's extractors refuse a request before the handler runs: malformed JSON
+/// with 400, a wrong shape with 422, a query or a path that cannot be parsed with
+/// 400. The layer cannot tell that from a handler's own 400 or 422, and records
+/// it: a corrected request with the same key gets 422 `key-reused`. Inside of
+/// `OrRelease` the rejection is the same response with [`Word::release`], which
+/// the client does not see. A word that the rejection has already stays. A
+/// handler's own 4xx is recorded as before.
+///
+/// The key is not released if [`Operation::effects_begin`] was called before, by
+/// a middleware inside of the layer.
+///
+/// ```
+/// # use axum::body::Body;
+/// # use tower::ServiceExt;
+/// use axum::{Json, Router, http::{Request, StatusCode}, routing::post};
+/// use serde::Deserialize;
+/// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope, axum::OrRelease};
+///
+/// #[derive(Deserialize)]
+/// struct Payment {
+///     amount: u64,
+/// }
+///
+/// async fn pay(OrRelease(Json(payment)): OrRelease<Json<Payment>>) -> (StatusCode, &'static str) {
+///     match payment.amount {
+///         0 => (StatusCode::UNPROCESSABLE_ENTITY, "nothing to pay"), // recorded
+///         _ => (StatusCode::CREATED, "paid"),
+///     }
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// let app = Router::new().route("/payments", post(pay).layer(layer.build()?));
+/// # let send = async |body: &'static str| {
+/// #     let request = Request::post("/payments")
+/// #         .header("idempotency-key", "order-1")
+/// #         .header("content-type", "application/json")
+/// #         .body(Body::from(body));
+/// #     app.clone().oneshot(request.unwrap()).await.unwrap().status()
+/// # };
+/// // With one key: a wrong shape, then malformed JSON, then a payment.
+/// assert_eq!(send(r#"{"amount":"500"}"#).await, StatusCode::UNPROCESSABLE_ENTITY);
+/// assert_eq!(send(r#"{"amount":500"#).await, StatusCode::BAD_REQUEST);
+/// assert_eq!(send(r#"{"amount":500}"#).await, StatusCode::CREATED);
+/// # assert_eq!(send(r#"{"amount":0}"#).await, StatusCode::UNPROCESSABLE_ENTITY);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// An application with an extractor of its own, which renders rejections in its
+/// own format, adds [`Word::release`] there instead, once for all handlers:
+///
+/// ```
+/// # use axum::{Router, body::Body, routing::post};
+/// # use http::Request;
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
+/// use axum::{
+///     Json,
+///     extract::{FromRequest, rejection::JsonRejection},
+///     response::{IntoResponse, Response},
+/// };
+/// use http::StatusCode;
+/// use tower_idempotency::Word;
+///
+/// #[derive(FromRequest)]
+/// #[from_request(via(Json), rejection(Malformed))]
+/// struct AppJson<T>(T);
+///
+/// struct Malformed(JsonRejection);
+///
+/// impl From<JsonRejection> for Malformed {
+///     fn from(rejection: JsonRejection) -> Self {
+///         Self(rejection)
+///     }
+/// }
+///
+/// impl IntoResponse for Malformed {
+///     fn into_response(self) -> Response {
+///         (StatusCode::BAD_REQUEST, Word::release(), self.0.body_text()).into_response()
+///     }
+/// }
+///
+/// async fn pay(AppJson(amount): AppJson<u64>) -> String {
+///     format!("{amount} paid")
+/// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let app = Router::new().route("/payments", post(pay).layer(layer.build()?));
+/// # for (body, status) in [("five", StatusCode::BAD_REQUEST), ("5", StatusCode::OK)] {
+/// #     let request = Request::post("/payments")
+/// #         .header("idempotency-key", "order-1")
+/// #         .header("content-type", "application/json")
+/// #         .body(Body::from(body))?;
+/// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OrRelease<T>(pub T);
+
+impl<S, T> FromRequestParts<S> for OrRelease<T>
+where
+    S: Sync,
+    T: FromRequestParts<S>,
+{
+    type Rejection = Response;
+
+    async fn from_request_parts(
+        parts: &mut request::Parts,
+        state: &S,
+    ) -> Result<Self, Self::Rejection> {
+        let extracted = T::from_request_parts(parts, state).await;
+        let operation = parts.extensions.get::<Operation>();
+        extracted
+            .map(Self)
+            .map_err(|rejection| released(rejection, operation))
+    }
+}
+
+impl<S, T> FromRequest<S> for OrRelease<T>
+where
+    S: Sync,
+    T: FromRequest<S>,
+{
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Self::Rejection> {
+        let operation = request.extensions().get::<Operation>().cloned();
+        let extracted = T::from_request(request, state).await;
+        extracted
+            .map(Self)
+            .map_err(|rejection| released(rejection, operation.as_ref()))
+    }
+}
+
+fn released(rejection: impl IntoResponse, operation: Option<&Operation>) -> Response {
+    let mut response = rejection.into_response();
+    if operation.is_some_and(|operation| !operation.effects_began()) {
+        let said = response.extensions().get::<Word>().copied();
+        let word = said.unwrap_or_default().or(Word::release());
+        response.extensions_mut().insert(word);
+    }
+    response
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -23,7 +23,7 @@ use http_body_util::StreamBody;
 use serde_json::json;
 use tokio::time;
 use tower::{Service, ServiceExt as _};
-use tower_idempotency::{Operation, RequestBody, Word};
+use tower_idempotency::{Operation, RequestBody, Word, axum::OrRelease};
 
 use crate::{
     caller::Account,
@@ -95,6 +95,7 @@ fn router(runs: Runs, orders: Orders) -> Router {
         .route("/say/{word}", post(say))
         .route("/order", post(orders::order).layer(Extension(orders)))
         .route("/operation", post(operation))
+        .route("/json", post(json_count))
         .route_layer(middleware::from_fn_with_state(runs.clone(), runs::note))
         .merge(counters(runs.clone()))
         .merge(documents(runs))
@@ -108,6 +109,14 @@ async fn count(Extension(Run(n)): Extension<Run>) -> Response {
         (HeaderName::from_static("x-run"), n.to_string()),
     ];
     (StatusCode::CREATED, headers, Json(json!({ "n": n }))).into_response()
+}
+
+/// As `/count`, for a JSON body. Another body releases the key.
+async fn json_count(
+    run: Extension<Run>,
+    OrRelease(Json(_)): OrRelease<Json<serde_json::Value>>,
+) -> Response {
+    count(run).await
 }
 
 async fn slow(run: Extension<Run>, wishes: Wishes) -> Result<Response, Mistake> {

@@ -11,6 +11,7 @@ mod stores;
 mod availability;
 mod bodies;
 mod concurrency;
+mod extractors;
 mod faults;
 mod fidelity;
 mod identity;
