@@ -12,7 +12,7 @@
 
 #![allow(clippy::print_stdout, reason = "it says where it listens")]
 
-use std::{env, error::Error, net::Ipv4Addr, time::Duration};
+use std::{env, error::Error, future::IntoFuture as _, net::Ipv4Addr, time::Duration};
 
 use axum::{
     Json, Router,
@@ -28,16 +28,25 @@ use http::{
 };
 use serde::Deserialize;
 use serde_json::json;
-use tokio::{net::TcpListener, signal, time};
+use tokio::{
+    net::TcpListener,
+    signal,
+    sync::oneshot,
+    time::{self, Instant},
+};
 use tower::ServiceBuilder;
 use tower_http::{timeout::TimeoutLayer, trace::TraceLayer};
-use tower_idempotency::{IdempotencyLayer, Operation, PostgresStore, Scope, Sweeper};
-use tracing_subscriber::EnvFilter;
+use tower_idempotency::{
+    IdempotencyLayer, Operation, PostgresStore, Scope, Sweeper, axum::OrRelease,
+};
+use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // Unless RUST_LOG says otherwise: warnings name what fails, and why.
+    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
     tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::from_default_env())
+        .with_env_filter(filter.from_env()?)
         .init();
 
     let url = env::var("DATABASE_URL")
@@ -63,11 +72,20 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let port = env::var("PORT").map_or(Ok(3000), |port| port.parse())?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
     println!("listening on {}", listener.local_addr()?);
-    axum::serve(listener, app)
-        .with_graceful_shutdown(stop_signal())
-        .await?;
-
-    let drained = idempotency.drain(Duration::from_secs(25)).await;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = axum::serve(listener, app).with_graceful_shutdown(async {
+        let _ = stopped.await;
+    });
+    let server = tokio::spawn(server.into_future());
+    stop_signal().await;
+    drop(stop);
+    // One deadline for both: first the payments whose clients are connected, then
+    // those whose clients have left.
+    let deadline = Instant::now() + GRACE;
+    if time::timeout_at(deadline, server).await.is_err() {
+        tracing::warn!("some clients are still connected");
+    }
+    let drained = idempotency.drain(deadline - Instant::now()).await;
     if drained.left() > 0 {
         tracing::warn!(left = drained.left(), "payments left to their leases");
     }
@@ -75,6 +93,9 @@ async fn main() -> Result<(), Box<dyn Error>> {
     store.close().await;
     Ok(())
 }
+
+/// How long a stop may take: less than the 30 s that most orchestrators wait.
+const GRACE: Duration = Duration::from_secs(25);
 
 /// Who calls; the idempotency layer asks for it.
 #[derive(Clone, Copy)]
@@ -103,7 +124,8 @@ struct Payment {
     amount: u64,
 }
 
-async fn pay(operation: Operation, Json(payment): Json<Payment>) -> Response {
+/// A body that is not a payment releases the key: the corrected request may use it.
+async fn pay(operation: Operation, OrRelease(Json(payment)): OrRelease<Json<Payment>>) -> Response {
     if payment.amount == 0 {
         // Recorded: the retry gets the same answer.
         return (StatusCode::UNPROCESSABLE_ENTITY, "nothing to pay").into_response();

@@ -27,7 +27,11 @@ use hyper_util::{
     server::{conn::auto, graceful::GracefulShutdown},
     service::TowerToHyperService,
 };
-use tokio::{net::TcpListener, signal, time};
+use tokio::{
+    net::TcpListener,
+    signal,
+    time::{self, Instant},
+};
 use tower::ServiceBuilder;
 use tower_idempotency::{IdempotencyLayer, MemoryStore, RequestBody, Scope};
 
@@ -49,9 +53,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let connections = GracefulShutdown::new();
     let mut stop = pin!(stop_signal());
     loop {
-        let (stream, _) = tokio::select! {
-            accepted = listener.accept() => accepted?,
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
             () = &mut stop => break,
+        };
+        let Ok((stream, _)) = accepted else {
+            // Out of file descriptors, most likely; some will close.
+            time::sleep(Duration::from_millis(100)).await;
+            continue;
         };
         let connection = server
             .serve_connection(TokioIo::new(stream), service.clone())
@@ -61,12 +70,24 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
     drop(listener);
 
-    // First the clients that are still there, then the work of those that left.
-    let grace = Duration::from_secs(25);
-    let _ = time::timeout(grace, connections.shutdown()).await;
-    let _ = idempotency.drain(grace).await;
+    // One deadline for both: first the clients that are connected, then the work
+    // of those that have left.
+    let deadline = Instant::now() + GRACE;
+    if time::timeout_at(deadline, connections.shutdown())
+        .await
+        .is_err()
+    {
+        println!("some clients are still connected");
+    }
+    let drained = idempotency.drain(deadline - Instant::now()).await;
+    if drained.left() > 0 {
+        println!("{} requests are left to their leases", drained.left());
+    }
     Ok(())
 }
+
+/// How long a stop may take: less than the 30 s that most orchestrators wait.
+const GRACE: Duration = Duration::from_secs(25);
 
 /// Whose key it is: a gateway in front has authenticated the caller.
 fn caller(parts: &request::Parts) -> Option<Scope> {

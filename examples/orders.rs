@@ -10,7 +10,7 @@
 
 #![allow(clippy::print_stdout, reason = "it says how to try it")]
 
-use std::{env, error::Error, net::Ipv4Addr, time::Duration};
+use std::{env, error::Error, future::IntoFuture as _, net::Ipv4Addr, time::Duration};
 
 use axum::{
     Json, Router,
@@ -21,15 +21,23 @@ use axum::{
 use http::{StatusCode, header::LOCATION};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::{net::TcpListener, signal};
+use tokio::{
+    net::TcpListener,
+    signal,
+    sync::oneshot,
+    time::{self, Instant},
+};
 use tower_idempotency::{
     CommitError, Committed, IdempotencyLayer, Operation, PostgresStore, Recovery, Scope,
     SharedStore, SqliteStore,
+    axum::OrRelease,
     sqlx::{PgPool, SqlitePool, query, query_scalar, raw_sql, sqlite::SqliteConnectOptions},
 };
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // What a failed transaction was rolled back for is a warning in the log.
+    tracing_subscriber::fmt().init();
     let (shop, store) = open().await?;
     let idempotency = IdempotencyLayer::required(store, |_| Some(Scope::single_tenant()))
         // The only effects are in the transaction. A run that crashed before its
@@ -50,15 +58,28 @@ async fn main() -> Result<(), Box<dyn Error>> {
   curl -i {address}/orders -H 'Idempotency-Key: second' -H 'Content-Type: application/json' -d '{{\"item\":\"pen\",\"quantity\":2}}'
 "
     );
-    axum::serve(listener, app)
-        .with_graceful_shutdown(stop_signal())
-        .await?;
-    let drained = idempotency.drain(Duration::from_secs(25)).await;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = axum::serve(listener, app).with_graceful_shutdown(async {
+        let _ = stopped.await;
+    });
+    let server = tokio::spawn(server.into_future());
+    stop_signal().await;
+    drop(stop);
+    // One deadline for both: first the orders whose clients are connected, then
+    // those whose clients have left.
+    let deadline = Instant::now() + GRACE;
+    if time::timeout_at(deadline, server).await.is_err() {
+        println!("some clients are still connected");
+    }
+    let drained = idempotency.drain(deadline - Instant::now()).await;
     if drained.left() > 0 {
         println!("{} orders left to their leases", drained.left());
     }
     Ok(())
 }
+
+/// How long a stop may take: less than the 30 s that most orchestrators wait.
+const GRACE: Duration = Duration::from_secs(25);
 
 #[derive(Deserialize)]
 struct Order {
@@ -69,16 +90,16 @@ struct Order {
 async fn create(
     State(shop): State<Shop>,
     operation: Operation,
-    Json(order): Json<Order>,
+    OrRelease(Json(order)): OrRelease<Json<Order>>,
 ) -> Result<Response, CommitError> {
     if order.quantity < 1 {
         return Ok((StatusCode::UNPROCESSABLE_ENTITY, "nothing to order").into_response());
     }
-    let committed = match shop {
+    let committed: Committed = match shop {
         Shop::Postgres(store) => place!(store, operation, order),
         Shop::Sqlite(store) => place!(store, operation, order),
     };
-    Ok(committed?.into_response())
+    Ok(committed.into_response())
 }
 
 /// The database that the orders and their records share.
@@ -111,9 +132,7 @@ macro_rules! place {
             let location = [(LOCATION, format!("/orders/{id}"))];
             (StatusCode::CREATED, location, Json(json!({ "order": id }))).into_response()
         };
-        let committed: Result<Committed, CommitError> =
-            $store.commit(&$operation, transaction, response).await;
-        committed
+        $store.commit(&$operation, transaction, response).await?
     }};
 }
 use place;

@@ -9,17 +9,26 @@
 
 #![allow(clippy::print_stdout, reason = "it tells its reader what to try")]
 
-use std::{env, error::Error, net::Ipv4Addr, path::PathBuf, time::Duration};
+use std::{
+    env, error::Error, future::IntoFuture as _, net::Ipv4Addr, path::PathBuf, time::Duration,
+};
 
 use axum::{Json, Router, response::IntoResponse, routing::post};
 use http::{StatusCode, header::LOCATION};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::{net::TcpListener, signal, time};
-use tower_idempotency::{IdempotencyLayer, Operation, Scope, SqliteStore};
+use tokio::{
+    net::TcpListener,
+    signal,
+    sync::oneshot,
+    time::{self, Instant},
+};
+use tower_idempotency::{IdempotencyLayer, Operation, Scope, SqliteStore, axum::OrRelease};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
+    // The store's failures are warnings in the log.
+    tracing_subscriber::fmt().init();
     let file =
         env::var_os("DB").map_or_else(|| env::temp_dir().join("quickstart.db"), PathBuf::from);
     let store = SqliteStore::open(&file).await?;
@@ -37,13 +46,28 @@ async fn main() -> Result<(), Box<dyn Error>> {
     println!("Records are kept in {}.", file.display());
     print_what_to_try(&format!("http://{}/payments", listener.local_addr()?));
 
-    axum::serve(listener, app)
-        .with_graceful_shutdown(stop_signal())
-        .await?;
-    // A payment whose client has left is still being made.
-    let _ = idempotency.drain(Duration::from_secs(25)).await;
+    let (stop, stopped) = oneshot::channel::<()>();
+    let server = axum::serve(listener, app).with_graceful_shutdown(async {
+        let _ = stopped.await;
+    });
+    let server = tokio::spawn(server.into_future());
+    stop_signal().await;
+    drop(stop);
+    // One deadline for both: first the payments whose clients are connected, then
+    // those whose clients have left.
+    let deadline = Instant::now() + GRACE;
+    if time::timeout_at(deadline, server).await.is_err() {
+        println!("Some clients are still connected.");
+    }
+    let drained = idempotency.drain(deadline - Instant::now()).await;
+    if drained.left() > 0 {
+        println!("{} payments are left to their leases.", drained.left());
+    }
     Ok(())
 }
+
+/// How long a stop may take: less than the 30 s that most orchestrators wait.
+const GRACE: Duration = Duration::from_secs(25);
 
 #[derive(Deserialize)]
 struct Payment {
@@ -52,7 +76,11 @@ struct Payment {
     slow: bool,
 }
 
-async fn pay(operation: Operation, Json(payment): Json<Payment>) -> impl IntoResponse {
+/// JSON that cannot be read releases the key, so that it may be corrected.
+async fn pay(
+    operation: Operation,
+    OrRelease(Json(payment)): OrRelease<Json<Payment>>,
+) -> impl IntoResponse {
     if payment.slow {
         time::sleep(Duration::from_secs(10)).await;
     }
@@ -85,11 +113,15 @@ Try, in another terminal:
 4. No key: 400, nothing runs.
    curl -i {url} {json} -d '{{\"amount\":500}}'
 
-5. A payment that takes ten seconds: twice within them, the second is answered 409
+5. A mistake: 422. Its key is still free for the corrected request, which is 201.
+   curl -i {url} {json} -H 'Idempotency-Key: {key}-mistake' -d '{{\"amount\":\"500\"}}'
+   curl -i {url} {json} -H 'Idempotency-Key: {key}-mistake' -d '{{\"amount\":500}}'
+
+6. A payment that takes ten seconds: twice within them, the second is answered 409
    with a Retry-After; once more after them, it is replayed.
    curl -i {url} {json} -H 'Idempotency-Key: {key}-slow' -d '{{\"amount\":700,\"slow\":true}}'
 
-6. Stop this server with Ctrl-C and start it again: line 1 is still replayed.
+7. Stop this server with Ctrl-C and start it again: the line above is still replayed.
 "
     );
 }
