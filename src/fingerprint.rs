@@ -63,14 +63,33 @@ pub(crate) struct Scheme([u8; 8]);
 /// length-prefixed and hashed with SHA-256.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use http::header::CONTENT_LANGUAGE;
 /// use tower_idempotency::Fingerprinting;
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // Byte for byte, and the language counts too.
 /// let exact = Fingerprinting::bytes().header(CONTENT_LANGUAGE);
 /// // Member order and white space do not count, nor does a volatile field.
 /// let structural = Fingerprinting::json_without(["/meta/attempt"]);
-/// # let _ = (exact, structural);
+/// # for (form, retry) in [(exact, StatusCode::UNPROCESSABLE_ENTITY), (structural, StatusCode::OK)] {
+/// #     let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// #     let layer = layer.fingerprint(form).build()?;
+/// #     let app = Router::new().route("/", post(StatusCode::OK).layer(layer));
+/// #     for (body, status) in [
+/// #         (r#"{"amount":5,"meta":{"attempt":1}}"#, StatusCode::OK),
+/// #         (r#"{"meta": {"attempt":2}, "amount":5}"#, retry),
+/// #     ] {
+/// #         let request = Request::post("/").header("idempotency-key", "k");
+/// #         let request = request.header("content-type", "application/json").body(Body::from(body))?;
+/// #         assert_eq!(app.clone().oneshot(request).await?.status(), status);
+/// #     }
+/// # }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Fingerprinting {

@@ -29,13 +29,25 @@ pub enum Disposition {
 /// leave the outcome unknown.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::Request, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Outcome, Scope};
 /// use http::StatusCode;
 /// use tower_idempotency::{Disposition, Dispositions};
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let correctable = Dispositions::standard()
 ///     .status(StatusCode::BAD_REQUEST, Disposition::Release)
 ///     .status(StatusCode::CONFLICT, Disposition::Release);
-/// # let _ = correctable;
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let layer = layer.dispositions(correctable).build()?;
+/// # let app = Router::new().route("/", post(StatusCode::CONFLICT).layer(layer));
+/// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// # let response = app.oneshot(request).await?;
+/// # assert_eq!(response.extensions().get(), Some(&Outcome::Released));
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 #[must_use]

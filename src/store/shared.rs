@@ -13,10 +13,20 @@ use crate::{Fence, RecordName, Token};
 /// Costs one allocation for each call. Clones share the store.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, Scope};
 /// use tower_idempotency::{MemoryStore, SharedStore};
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = SharedStore::new(MemoryStore::new());
-/// # let _ = store;
+/// # let layer = IdempotencyLayer::required(store, |_| Some(Scope::single_tenant())).build()?;
+/// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+/// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// # assert_eq!(app.oneshot(request).await?.status(), StatusCode::CREATED);
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct SharedStore(Arc<dyn AnyStore>);

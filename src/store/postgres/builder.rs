@@ -26,17 +26,20 @@ use crate::store::{
 
 /// The settings of a [`PostgresStore`].
 ///
-/// ```no_run
+/// ```
 /// use std::time::Duration;
 /// use tower_idempotency::{PostgresStore, sqlx::postgres::PgConnectOptions};
 ///
-/// # async fn example() -> Result<(), tower_idempotency::StoreError> {
-/// let store = PostgresStore::builder(PgConnectOptions::new().host("db").database("app"))
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let Ok(url) = std::env::var("DATABASE_URL") else { return Ok(()) };
+/// let options: PgConnectOptions = url.parse()?;
+/// let store = PostgresStore::builder(options)
 ///     .max_connections(20)
 ///     .statement_timeout(Duration::from_secs(2))
 ///     .connect()
 ///     .await?;
-/// # let _ = store;
+/// # store.close().await;
 /// # Ok(())
 /// # }
 /// ```
