@@ -7,13 +7,25 @@ use http::{
     header::{self, HeaderValue},
 };
 
+use crate::config::RECORDED;
+
 /// Which headers of a response are kept and replayed.
 ///
 /// Never kept, whatever is configured: hop-by-hop headers and those that
 /// `Connection` names (RFC 9110 §7.6.1), `Date`, `Age`, `Content-Length`,
-/// `Transfer-Encoding`, `Trailer` and the replay marker; those describe one
-/// message, not the response. `Set-Cookie` is kept only by
+/// `Transfer-Encoding`, `Trailer`, `Idempotent-Recorded` and the replay marker;
+/// those describe one message, not the response. `Set-Cookie` is kept only by
 /// [`cookies`](Self::cookies).
+///
+/// Trailers pass the same rules. In addition, a trailer that belongs into the
+/// header section (RFC 9110 §6.5.1) is never kept: `Set-Cookie`, `Location`,
+/// `Cache-Control`, `Content-Type` and others that control the request or the
+/// response.
+///
+/// The rules apply when a response is recorded, and once more when it is
+/// replayed. So they hold for the response of an operator or of a
+/// [`Reconciler`](crate::Reconciler) too, and a change of these settings applies
+/// to the records that are there.
 ///
 /// ```
 /// # use axum::{Router, body::Body, http::Request, routing::post};
@@ -67,8 +79,8 @@ impl KeptHeaders {
         }
     }
 
-    /// Keeps these headers only. `Content-Type` and `Content-Encoding` are kept
-    /// too, since the body means nothing without them.
+    /// Keeps these headers and trailers only. `Content-Type` and
+    /// `Content-Encoding` are kept too, since the body means nothing without them.
     pub fn only(names: impl IntoIterator<Item = HeaderName>) -> Self {
         let mut allowed: HashSet<_> = names.into_iter().collect();
         allowed.extend([header::CONTENT_TYPE, header::CONTENT_ENCODING]);
@@ -99,14 +111,13 @@ impl KeptHeaders {
         self
     }
 
-    /// Whether a header of the response with these headers is kept.
-    pub(crate) fn of<'a>(
-        &'a self,
-        headers: &HeaderMap,
-        marker: &'a HeaderName,
-    ) -> impl Fn(&HeaderName) -> bool + 'a {
-        let hops = named_by_connection(headers);
-        move |name| name != marker && !hops.contains(name) && self.keeps(name)
+    /// The rules for the response with these headers.
+    pub(crate) fn of<'a>(&'a self, headers: &HeaderMap, marker: &'a HeaderName) -> KeptLines<'a> {
+        KeptLines {
+            kept: self,
+            marker,
+            hops: named_by_connection(headers),
+        }
     }
 
     fn keeps(&self, name: &HeaderName) -> bool {
@@ -133,6 +144,39 @@ impl Default for KeptHeaders {
     }
 }
 
+/// Which lines of one response are kept.
+pub(crate) struct KeptLines<'a> {
+    kept: &'a KeptHeaders,
+    marker: &'a HeaderName,
+    hops: Vec<HeaderName>,
+}
+
+impl KeptLines<'_> {
+    pub(crate) fn header(&self, name: &HeaderName) -> bool {
+        name != self.marker && !self.hops.contains(name) && self.kept.keeps(name)
+    }
+
+    pub(crate) fn trailer(&self, name: &HeaderName) -> bool {
+        !HEADER_ONLY.contains(name) && self.header(name)
+    }
+}
+
+/// Removes the headers that no layer keeps, whatever its settings.
+pub(crate) fn remove_message_headers(headers: &mut HeaderMap) {
+    let hops = named_by_connection(headers);
+    retain(headers, |name| {
+        !MESSAGE_ONLY.contains(name) && !hops.contains(name)
+    });
+}
+
+/// Removes the lines that are not kept.
+pub(crate) fn retain(lines: &mut HeaderMap, keeps: impl Fn(&HeaderName) -> bool) {
+    let removed: Vec<_> = lines.keys().filter(|name| !keeps(name)).cloned().collect();
+    for name in removed {
+        lines.remove(name);
+    }
+}
+
 fn named_by_connection(headers: &HeaderMap) -> Vec<HeaderName> {
     headers
         .get_all(header::CONNECTION)
@@ -153,11 +197,12 @@ fn is_transient(name: &HeaderName) -> bool {
 }
 
 /// About one message and its hop; RFC 9110 §7.6.1, RFC 9112 §6, RFC 9111 §5.1.
-const MESSAGE_ONLY: [HeaderName; 10] = [
+const MESSAGE_ONLY: [HeaderName; 11] = [
     header::AGE,
     header::CONNECTION,
     header::CONTENT_LENGTH,
     header::DATE,
+    RECORDED,
     HeaderName::from_static("keep-alive"),
     HeaderName::from_static("proxy-connection"),
     header::TE,
@@ -166,7 +211,34 @@ const MESSAGE_ONLY: [HeaderName; 10] = [
     header::UPGRADE,
 ];
 
-const TRANSIENT: [HeaderName; 10] = [
+/// Without effect or harmful behind the content; RFC 9110 §6.5.1.
+const HEADER_ONLY: [HeaderName; 23] = [
+    header::AUTHORIZATION,
+    header::CACHE_CONTROL,
+    header::CONTENT_ENCODING,
+    header::CONTENT_RANGE,
+    header::CONTENT_TYPE,
+    header::COOKIE,
+    header::EXPECT,
+    header::EXPIRES,
+    header::HOST,
+    header::IF_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_NONE_MATCH,
+    header::IF_RANGE,
+    header::IF_UNMODIFIED_SINCE,
+    header::LOCATION,
+    header::MAX_FORWARDS,
+    header::PRAGMA,
+    header::RANGE,
+    header::RETRY_AFTER,
+    header::SET_COOKIE,
+    header::VARY,
+    header::WARNING,
+    header::WWW_AUTHENTICATE,
+];
+
+const TRANSIENT: [HeaderName; 9] = [
     header::ALT_SVC,
     HeaderName::from_static("authentication-info"),
     header::SERVER,
@@ -176,7 +248,6 @@ const TRANSIENT: [HeaderName; 10] = [
     header::VIA,
     header::WWW_AUTHENTICATE,
     HeaderName::from_static("x-request-id"),
-    HeaderName::from_static("idempotent-recorded"),
 ];
 
 const TRANSIENT_PREFIXES: [&str; 4] = ["access-control-", "proxy-", "ratelimit", "x-ratelimit-"];

@@ -31,8 +31,9 @@ impl Config {
                 .is_some_and(|value| self.live_types.iter().any(|live| essence_is(value, live)))
     }
 
-    /// What a store keeps of a response that was gathered to its end: a
-    /// tombstone, if its headers are out of all proportion.
+    /// Everything that is recorded passes here: a response that was gathered to
+    /// its end, or that a hook supplied. It becomes a tombstone if its headers are
+    /// out of all proportion, or if its status cannot be that of an answer.
     pub(crate) fn completion(
         &self,
         response: &response::Parts,
@@ -40,8 +41,16 @@ impl Config {
         trailers: Option<&HeaderMap>,
         word: Word,
     ) -> Completion {
+        if response.status.is_informational() {
+            return self.tombstone(response.status, word);
+        }
         let kept = self.kept_headers.of(&response.headers, &self.marker);
-        let recorded = encode(response.status, &response.headers, kept, body, trailers);
+        let recorded = encode(
+            response.status,
+            (&response.headers, |name| kept.header(name)),
+            body,
+            (trailers, |name| kept.trailer(name)),
+        );
         if recorded.len() > self.response_limit.saturating_add(HEADER_ROOM) {
             return self.tombstone(response.status, word);
         }

@@ -166,7 +166,7 @@ pub use self::{
     outcome::Outcome,
     policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
     reconcile::{Reconciled, Reconciler},
-    record::RecordedResponse,
+    record::{InterimStatusError, RecordedResponse},
     rejection::{Rejection, RejectionKind},
     scope::{RecordName, Scope},
     service::Idempotency,

@@ -86,7 +86,10 @@ impl fmt::Debug for Reconciler {
 #[derive(Debug)]
 pub enum Reconciled {
     /// It happened, and this was, or stands for, its response: recorded and
-    /// replayed from now on.
+    /// replayed from now on, through the same rules as a handler's response.
+    ///
+    /// Of a response with an interim status (1xx) only the fact is recorded:
+    /// retries get 409 `response-not-replayable`.
     Happened(Response<Bytes>),
     /// It did not happen, and the handler runs again.
     ///

@@ -13,8 +13,9 @@
 
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use thiserror::Error;
 
-use crate::StoreError;
+use crate::{StoreError, headers::remove_message_headers};
 
 /// A response as it is kept and replayed: status, end-to-end headers, body and
 /// trailers; or a tombstone, which says that it was too large or too slow to
@@ -29,7 +30,7 @@ use crate::StoreError;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let found = Response::builder().status(StatusCode::CREATED).body("paid after all".into())?;
-/// let stored = RecordedResponse::new(found).encode();
+/// let stored = RecordedResponse::new(found)?.encode();
 /// assert_eq!(RecordedResponse::decode(stored)?.status(), Some(StatusCode::CREATED));
 /// # Ok(())
 /// # }
@@ -47,6 +48,19 @@ enum Kept {
     Tombstone,
 }
 
+/// A [`RecordedResponse`] needs a final status, and was given an interim one.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("a recorded response needs a status of 200 or more, got {0}")]
+pub struct InterimStatusError(StatusCode);
+
+impl InterimStatusError {
+    /// The status of the response.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.0
+    }
+}
+
 /// Status, headers, body and trailers, complete in memory.
 #[derive(Clone)]
 pub(crate) struct WholeResponse {
@@ -57,16 +71,28 @@ pub(crate) struct WholeResponse {
 }
 
 impl RecordedResponse {
-    /// A response without trailers, to be replayed as it is.
-    #[must_use]
-    pub fn new(response: http::Response<Bytes>) -> Self {
-        let (parts, body) = response.into_parts();
-        Self::whole(WholeResponse {
+    /// A response without trailers, for retries.
+    ///
+    /// Headers that describe one message are left out: `Date`, `Content-Length`,
+    /// `Connection` and the others that [`KeptHeaders`](crate::KeptHeaders) never
+    /// keeps. The settings of the layer that replays it apply to the rest.
+    ///
+    /// # Errors
+    ///
+    /// An [`InterimStatusError`] if the status is below 200, since a client waits
+    /// for another answer after such a one.
+    pub fn new(response: http::Response<Bytes>) -> Result<Self, InterimStatusError> {
+        let (mut parts, body) = response.into_parts();
+        if parts.status.is_informational() {
+            return Err(InterimStatusError(parts.status));
+        }
+        remove_message_headers(&mut parts.headers);
+        Ok(Self::whole(WholeResponse {
             status: parts.status,
             headers: parts.headers,
             body,
             trailers: HeaderMap::new(),
-        })
+        }))
     }
 
     /// It happened, but its response was not kept: retries are answered 409
@@ -109,7 +135,12 @@ impl RecordedResponse {
             body,
             trailers,
         } = response;
-        encode(*status, headers, |_| true, body, Some(trailers))
+        encode(
+            *status,
+            (headers, |_| true),
+            body,
+            (Some(trailers), |_| true),
+        )
     }
 
     /// Reads what [`encode`](Self::encode) made. The body shares the memory of
@@ -148,16 +179,18 @@ impl RecordedResponse {
     }
 }
 
-/// The bytes of a response, with those of its headers that `keeps` tells.
+/// The bytes of a response, with those of its headers and trailers that are kept.
 pub(crate) fn encode(
     status: StatusCode,
-    headers: &HeaderMap,
-    keeps: impl Fn(&HeaderName) -> bool,
+    (headers, keeps_header): (&HeaderMap, impl Fn(&HeaderName) -> bool),
     body: &[u8],
-    trailers: Option<&HeaderMap>,
+    (trailers, keeps_trailer): (Option<&HeaderMap>, impl Fn(&HeaderName) -> bool),
 ) -> Bytes {
-    let headers = || headers.iter().filter(|(name, _)| keeps(name));
-    let trailers = || trailers.into_iter().flatten();
+    let headers = || headers.iter().filter(|(name, _)| keeps_header(name));
+    let trailers = || {
+        let lines = trailers.into_iter().flatten();
+        lines.filter(|(name, _)| keeps_trailer(name))
+    };
     let lines: usize = headers()
         .chain(trailers())
         .map(|(name, value)| LINE + name.as_str().len() + value.len())

@@ -276,7 +276,7 @@ impl Rejection {
     pub(crate) fn not_replayable() -> Self {
         Self::new(
             RejectionKind::ResponseNotReplayable,
-            "The first request with this key did its work, but its response was too large or too long to keep. It is not run again; look up its result.",
+            "The first request with this key did its work, but its response was not kept. It is not run again; look up its result.",
         )
     }
 

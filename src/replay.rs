@@ -1,29 +1,48 @@
 //! A record becomes a response again.
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Response, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 
-use crate::{ResponseBody, record::WholeResponse};
+use crate::{ResponseBody, config::Config, headers::retain, record::WholeResponse};
 
-/// The recorded response, marked as a replay.
-///
-/// Its length and date are left to the server, which knows the connection.
-pub(crate) fn replay<B: Body<Data = Bytes>>(
-    recorded: WholeResponse,
-    marker: &HeaderName,
-) -> Response<ResponseBody<B>> {
-    let mut headers = recorded.headers;
-    headers.insert(marker, HeaderValue::from_static("true"));
-    // hyper sends trailers over HTTP/1.1 only if they were announced.
-    if let Some(announced) = announcement(&recorded.trailers) {
-        headers.insert(header::TRAILER, announced);
+impl Config {
+    /// Everything that is replayed passes here: the recorded response, marked as a
+    /// replay. `None` if its status cannot be that of an answer.
+    ///
+    /// An operator may have recorded it, or a layer with other settings: the rules
+    /// for headers apply once more. Its length and date are left to the server,
+    /// which knows the connection.
+    pub(crate) fn replay<B: Body<Data = Bytes>>(
+        &self,
+        recorded: WholeResponse,
+    ) -> Option<Response<ResponseBody<B>>> {
+        let WholeResponse {
+            status,
+            mut headers,
+            mut body,
+            mut trailers,
+        } = recorded;
+        if status.is_informational() {
+            return None;
+        }
+        let kept = self.kept_headers.of(&headers, &self.marker);
+        retain(&mut headers, |name| kept.header(name));
+        retain(&mut trailers, |name| kept.trailer(name));
+        if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+            body.clear();
+            trailers.clear();
+        }
+        headers.insert(&self.marker, HeaderValue::from_static("true"));
+        // hyper sends trailers over HTTP/1.1 only if they were announced.
+        if let Some(announced) = announcement(&trailers) {
+            headers.insert(header::TRAILER, announced);
+        }
+        let mut response = Response::new(ResponseBody::whole(body, Some(trailers)));
+        *response.status_mut() = status;
+        *response.headers_mut() = headers;
+        Some(response)
     }
-    let body = ResponseBody::whole(recorded.body, Some(recorded.trailers));
-    let mut response = Response::new(body);
-    *response.status_mut() = recorded.status;
-    *response.headers_mut() = headers;
-    response
 }
 
 fn announcement(trailers: &HeaderMap) -> Option<HeaderValue> {

@@ -6,12 +6,11 @@ use http_body::Body;
 use tokio::sync::oneshot;
 
 use crate::{
-    OperationId, Outcome, Rejection, ResponseBody,
+    OperationId, Outcome, Rejection, ResponseBody, StoreError,
     claim::{Found, Seen},
     config::{Config, RECORDED},
     outcome::Notice,
     record::RecordedResponse,
-    replay::replay,
 };
 
 /// What the client gets: a response, or the inner service's own error.
@@ -91,11 +90,9 @@ where
 
     /// The recorded response to the request that made it: no replay.
     pub(crate) fn answer_recorded(&mut self, recorded: Bytes, operation: Option<OperationId>) {
-        match RecordedResponse::decode(recorded).map(RecordedResponse::into_whole) {
-            Ok(Some(whole)) => {
-                let marker = &self.config.marker;
-                let mut response = replay(whole, marker);
-                response.headers_mut().remove(marker);
+        match self.response(recorded) {
+            Ok(Some(mut response)) => {
+                response.headers_mut().remove(&self.config.marker);
                 self.finish(Ok(response), Outcome::Recorded, operation);
             }
             Ok(None) => self.refuse(&Rejection::not_replayable()),
@@ -104,17 +101,22 @@ where
     }
 
     fn replay(&mut self, operation: OperationId, recorded: Bytes) {
-        match RecordedResponse::decode(recorded).map(RecordedResponse::into_whole) {
-            Ok(Some(whole)) => {
-                let response = replay(whole, &self.config.marker);
-                self.finish(Ok(response), Outcome::Replayed, Some(operation));
-            }
+        match self.response(recorded) {
+            Ok(Some(response)) => self.finish(Ok(response), Outcome::Replayed, Some(operation)),
             Ok(None) => self.refuse(&Rejection::not_replayable().about(operation)),
             Err(error) => {
                 Notice::Corrupt.tell(Some(operation));
                 self.refuse(&Rejection::store_unavailable(error.kind()));
             }
         }
+    }
+
+    /// `None` if there is no response that could be replayed.
+    fn response(&self, recorded: Bytes) -> Result<Option<Response<ResponseBody<R>>>, StoreError> {
+        let recorded = RecordedResponse::decode(recorded)?;
+        Ok(recorded
+            .into_whole()
+            .and_then(|whole| self.config.replay(whole)))
     }
 }
 

@@ -228,7 +228,9 @@ async fn streamed(Extension(Run(n)): Extension<Run>, wishes: Wishes) -> Result<R
         fail: wishes.number("fail", u64::MAX)?,
         trailers: wishes.flag("trailers"),
     };
-    let announced = stream.trailers.then_some([(TRAILER, "x-chunks, x-end")]);
+    let announced = stream
+        .trailers
+        .then_some([(TRAILER, "set-cookie, server-timing, x-sum")]);
     let media_type = wishes.text("type").unwrap_or("text/plain").to_owned();
     let body = Body::new(StreamBody::new(stream.frames()));
     let headers = [(CONTENT_TYPE, parse::<HeaderValue>("type", &media_type)?)];
@@ -257,8 +259,10 @@ impl Chunks {
                 Ok(Frame::data(Bytes::from(text)))
             } else if sent == plan.chunks && plan.trailers {
                 let mut trailers = HeaderMap::new();
-                trailers.insert("x-chunks", HeaderValue::from(plan.chunks));
-                trailers.insert("x-end", HeaderValue::from_static("clean"));
+                let secret = HeaderValue::from_static("session=secret; HttpOnly");
+                trailers.insert(SET_COOKIE, secret);
+                trailers.insert("server-timing", HeaderValue::from_static("db;dur=53"));
+                trailers.insert("x-sum", HeaderValue::from(plan.chunks));
                 Ok(Frame::trailers(trailers))
             } else {
                 return None;

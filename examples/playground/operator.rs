@@ -91,7 +91,7 @@ async fn resolve(
         "happened" => {
             let response = Response::new("resolved by an operator\n".into());
             Resolution::Happened {
-                response: RecordedResponse::new(response).encode(),
+                response: RecordedResponse::new(response).map_err(mistaken)?.encode(),
                 at_least: Duration::from_secs(24 * 3600),
             }
         }

@@ -34,7 +34,9 @@ on_each_store! {
 async fn rule_73_a_record_that_cannot_be_read_is_503_and_never_absent(place: &Place) {
     let store = place.open().await;
     let probe = Probe::counting();
-    let sound = RecordedResponse::new(http::Response::new(Bytes::from_static(b"hello"))).encode();
+    let sound = RecordedResponse::new(http::Response::new(Bytes::from_static(b"hello")))
+        .unwrap()
+        .encode();
     let altered = |index: usize, to: u8| {
         let mut bytes = sound.to_vec();
         bytes[index] = to;

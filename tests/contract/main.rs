@@ -15,6 +15,7 @@ mod extractors;
 mod faults;
 mod fidelity;
 mod identity;
+mod headers;
 mod life;
 mod operator;
 mod processes;

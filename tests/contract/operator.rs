@@ -55,7 +55,7 @@ async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place
         .header("location", "/payments/7")
         .body("paid after all".into())
         .unwrap();
-    let happened = happened(&RecordedResponse::new(found));
+    let happened = happened(&RecordedResponse::new(found).unwrap());
     // Of another claim than the one that was seen, nothing is said.
     let other = Fence::new(seen.get() + 1);
     let resolved = store.resolve(&named("K"), other, &happened).await.unwrap();

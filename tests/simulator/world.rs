@@ -191,7 +191,7 @@ async fn operator(world: Arc<World>) {
                 record.fence.get(),
             );
             let response = Response::new(Bytes::from(said));
-            let response = RecordedResponse::new(response).encode();
+            let response = RecordedResponse::new(response).unwrap().encode();
             let happened = (digest(&response), LEASE);
             let at_least = LEASE;
             (Resolution::Happened { response, at_least }, Some(happened))

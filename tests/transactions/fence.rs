@@ -127,7 +127,9 @@ async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: S
         other.post(key).await.assert_problem(409, "outcome-unknown");
         let resolution = match key {
             "happened" => Resolution::Happened {
-                response: RecordedResponse::new(Response::new("it had happened".into())).encode(),
+                response: RecordedResponse::new(Response::new("it had happened".into()))
+                    .unwrap()
+                    .encode(),
                 at_least: std::time::Duration::from_secs(3600),
             },
             _ => Resolution::DidNotHappen,

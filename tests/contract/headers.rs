@@ -1,0 +1,305 @@
+//! Rules 62 to 68 for every way into the record and out of it.
+
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use tower_idempotency::{
+    KeptHeaders, Reconciled, Reconciler, RecordedResponse, Recovery, Store,
+    store::{Claim, Claimed, Completion, RecordState, Settlement},
+};
+
+use crate::{
+    api::{Answer, Api, fingerprint, keyed, named, record, required},
+    client::{Http2, Wire, post},
+    probe::{Failure, Probe, chunks_and_trailers},
+    stores::{Place, memory, on_each_store},
+};
+
+on_each_store! {
+    rule_68_trailers_pass_the_rules_of_headers
+    rule_62_an_operators_response_passes_the_rules_of_headers
+    rule_62_stored_bytes_pass_the_rules_when_they_are_replayed
+    rule_69_a_stored_interim_status_is_not_replayed
+}
+
+/// Lines of which a replay has the last one alone.
+const LINES: [(&str, &str); 14] = [
+    ("connection", "close, x-hop"),
+    ("content-length", "4096"),
+    ("date", "Fri, 31 Dec 1999 23:59:59 GMT"),
+    ("age", "77"),
+    ("keep-alive", "timeout=5"),
+    ("trailer", "x-none"),
+    ("transfer-encoding", "chunked"),
+    ("x-hop", "s3cr3t"),
+    ("set-cookie", "session=s3cr3t"),
+    ("server-timing", "s3cr3t"),
+    ("www-authenticate", "s3cr3t"),
+    ("idempotent-replayed", "s3cr3t"),
+    ("idempotent-recorded", "false"),
+    ("x-own", "kept"),
+];
+
+fn lines() -> HeaderMap {
+    let lines = LINES.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+    HeaderMap::from_iter(lines)
+}
+
+fn response() -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from_static(b"done"));
+    *response.headers_mut() = lines();
+    response
+}
+
+/// A replay over real connections, with the one line that is kept.
+async fn replays_the_kept_line(api: &Api, key: &str) {
+    let server = api.serve().await;
+    let mut wire = Wire::open(&server).await;
+    let request = post(
+        "/count",
+        &format!("Idempotency-Key: {key}\r\nTE: trailers\r\n"),
+        "{\"amount\":1}",
+    );
+    for _ in 0..2 {
+        // The connection is in step.
+        let replay = wire.ask(&request).await;
+        assert_eq!((replay.status, &*replay.body), (200, &b"done"[..]));
+        assert_eq!(replay.values("idempotent-replayed"), [b"true"]);
+        assert!(!replay.text("date").unwrap().contains("1999"));
+        let others: Vec<_> = replay
+            .lines
+            .iter()
+            .filter(|(name, _)| !HOPS.contains(&name.as_str()))
+            .collect();
+        assert_eq!(others, [&("x-own".to_owned(), b"kept".to_vec())]);
+    }
+    let replay = Http2::open(&server).await.ask(keyed(key).0).await;
+    assert!(replay.is_replay());
+    assert_eq!(
+        (replay.status, &*replay.body),
+        (StatusCode::OK, &b"done"[..])
+    );
+    for (name, value) in LINES {
+        let is_kept = replay.headers.get(name).is_some_and(|kept| kept == value);
+        assert_eq!(is_kept, name == "x-own", "{name}");
+    }
+}
+
+/// Lines of the server's own, or of the marker.
+const HOPS: [&str; 5] = [
+    "content-length",
+    "date",
+    "idempotent-replayed",
+    "trailer",
+    "transfer-encoding",
+];
+
+async fn completed_with(store: &impl Store, key: &str, response: Bytes) {
+    let hour = Duration::from_secs(3600);
+    let claim = Claim::new(fingerprint(keyed(key)).await, hour, hour);
+    let claimed = store.claim(&named(key), &claim).await.unwrap();
+    assert!(matches!(claimed, Claimed::Acquired(_)));
+    let completion = Completion::new(response, hour, hour);
+    let completed = store.complete(&named(key), claim.token, &completion).await;
+    assert_eq!(completed.unwrap(), Settlement::Applied);
+}
+
+fn holds_secret(bytes: &[u8]) -> bool {
+    bytes.windows(6).any(|bytes| bytes == b"s3cr3t")
+}
+
+async fn rule_68_trailers_pass_the_rules_of_headers(place: &Place) {
+    let probe = Probe::answering(|run| {
+        let mut trailers = lines();
+        trailers.insert(header::CONTENT_TYPE, HeaderValue::from_static("s3cr3t"));
+        trailers.insert(header::LOCATION, HeaderValue::from_static("s3cr3t"));
+        let mut response = run.created();
+        let hop = HeaderValue::from_static("x-hop");
+        response.headers_mut().insert(header::CONNECTION, hop);
+        *response.body_mut() = chunks_and_trailers(&["do", "ne"], trailers);
+        response
+    });
+    let store = place.open().await;
+    // Set-Cookie is no trailer, even where cookies are kept.
+    for (key, kept) in [
+        ("K", KeptHeaders::all_but_transient()),
+        ("L", KeptHeaders::all_but_transient().cookies()),
+        ("M", KeptHeaders::only(["x-own".parse().unwrap()])),
+    ] {
+        let api = Api::new(required(store.clone()).kept_headers(kept), &probe);
+        let first = api.send(keyed(key)).await;
+        assert_eq!(first.trailers.unwrap()["set-cookie"], "session=s3cr3t");
+        let RecordState::Completed { response } = record(&store, key).await.unwrap().state else {
+            panic!("it is not recorded");
+        };
+        assert!(!holds_secret(&response));
+        let server = api.serve().await;
+        let replay = Http2::open(&server).await.ask(keyed(key).0).await;
+        assert!(replay.is_replay());
+        let kept = HeaderMap::from_iter([("x-own".parse().unwrap(), "kept".parse().unwrap())]);
+        assert_eq!((&*replay.body, replay.trailers), (&b"done"[..], Some(kept)));
+        let lines = format!("Idempotency-Key: {key}\r\nTE: trailers\r\n");
+        let request = post("/count", &lines, "{\"amount\":1}");
+        let replay = Wire::open(&server).await.ask(request).await;
+        assert_eq!(replay.trailers, [("x-own".to_owned(), b"kept".to_vec())]);
+        assert_eq!(replay.text("trailer").as_deref(), Some("x-own"));
+    }
+    // Trailers can be chosen, as headers can.
+    let none = KeptHeaders::only([header::LOCATION]);
+    let api = Api::new(required(store).kept_headers(none), &probe);
+    api.send(keyed("N")).await;
+    assert_eq!(api.send(keyed("N")).await.trailers, None);
+}
+
+async fn rule_62_an_operators_response_passes_the_rules_of_headers(place: &Place) {
+    let store = place.open().await;
+    let supplied = RecordedResponse::new(response()).unwrap().encode();
+    // What no layer keeps is not even stored.
+    for name in ["x-hop", "idempotent-recorded", "content-length", "1999"] {
+        let stored = String::from_utf8_lossy(&supplied);
+        assert!(!stored.contains(name), "{name}");
+    }
+    completed_with(&store, "K", supplied).await;
+    let probe = Probe::counting();
+    replays_the_kept_line(&Api::new(required(store.clone()), &probe), "K").await;
+    // The settings of the layer decide about the rest.
+    let kept = KeptHeaders::all_but_transient()
+        .cookies()
+        .but("x-own".parse().unwrap());
+    let api = Api::new(required(store).kept_headers(kept), &probe);
+    let replay = api.send(keyed("K")).await;
+    assert_eq!(replay.header("set-cookie"), Some("session=s3cr3t"));
+    assert_eq!(replay.header("x-own"), None);
+    assert_eq!(probe.runs(), 0);
+}
+
+/// The bytes of a record as no version of the layer writes them, with any status,
+/// headers and trailers.
+fn bytes_of(status: u16, headers: &HeaderMap, trailers: &HeaderMap) -> Bytes {
+    let mut bytes = BytesMut::new();
+    bytes.put_u16_le(status);
+    for lines in [headers, trailers] {
+        bytes.put_u16_le(u16::try_from(lines.len()).unwrap());
+        for (name, value) in lines {
+            bytes.put_u16_le(u16::try_from(name.as_str().len()).unwrap());
+            bytes.put_slice(name.as_str().as_bytes());
+            bytes.put_u32_le(u32::try_from(value.len()).unwrap());
+            bytes.put_slice(value.as_bytes());
+        }
+    }
+    bytes.put_slice(b"done");
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(&[1, 0]);
+    checksum.update(&bytes);
+    let checksum = checksum.finalize().to_le_bytes();
+    [b"ti\x01\0", &checksum[..], &bytes].concat().into()
+}
+
+async fn rule_62_stored_bytes_pass_the_rules_when_they_are_replayed(place: &Place) {
+    let store = place.open().await;
+    completed_with(&store, "K", bytes_of(200, &lines(), &HeaderMap::new())).await;
+    completed_with(&store, "L", bytes_of(200, &lines(), &lines())).await;
+    let probe = Probe::counting();
+    let api = Api::new(required(store), &probe);
+    replays_the_kept_line(&api, "K").await;
+    replays_the_kept_line(&api, "L").await;
+    let trailers = api.send(keyed("L")).await.trailers.unwrap();
+    let names: Vec<_> = trailers.keys().map(header::HeaderName::as_str).collect();
+    assert_eq!(names, ["x-own"]);
+    assert_eq!(probe.runs(), 0);
+}
+
+async fn rule_69_a_stored_interim_status_is_not_replayed(place: &Place) {
+    let store = place.open().await;
+    let probe = Probe::counting();
+    let api = Api::new(required(store.clone()), &probe);
+    let server = api.serve().await;
+    let mut wire = Wire::open(&server).await;
+    for status in [100, 101, 103, 199] {
+        let key = format!("K{status}");
+        let stored = bytes_of(status, &HeaderMap::new(), &HeaderMap::new());
+        completed_with(&store, &key, stored).await;
+        let lines = format!("Idempotency-Key: {key}\r\n");
+        let refused = wire.ask(post("/count", &lines, "{\"amount\":1}")).await;
+        assert_eq!(
+            (refused.status, &*refused.problem()),
+            (409, "response-not-replayable")
+        );
+    }
+    assert_eq!(probe.runs(), 0);
+}
+
+#[test]
+fn rule_69_an_operators_response_needs_a_final_status() {
+    for status in [100, 101, 103, 199] {
+        let status = StatusCode::from_u16(status).unwrap();
+        let mut interim = response();
+        *interim.status_mut() = status;
+        let error = RecordedResponse::new(interim).unwrap_err();
+        assert_eq!(error.status(), status);
+        assert!(error.to_string().contains(&status.to_string()), "{error}");
+    }
+    assert!(RecordedResponse::new(response()).is_ok());
+}
+
+/// A layer whose hook answers this for a lost run.
+fn reconciled(status: u16) -> (Api, Probe) {
+    let probe = Probe::running(|_| async { Err(Failure("lost")) });
+    let hook = Reconciler::new(move |_| async move {
+        let mut found = response();
+        *found.status_mut() = StatusCode::from_u16(status).unwrap();
+        Reconciled::Happened(found)
+    });
+    let builder = required(memory()).recovery(Recovery::Reconcile(hook));
+    (Api::new(builder, &probe), probe)
+}
+
+#[tokio::test]
+async fn rule_62_a_hooks_response_passes_the_rules_of_headers() {
+    let (api, probe) = reconciled(200);
+    assert!(api.respond(keyed("K").0).await.is_err());
+    replays_the_kept_line(&api, "K").await;
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_69_a_hooks_interim_status_leaves_a_tombstone() {
+    let (api, probe) = reconciled(101);
+    assert!(api.respond(keyed("K").0).await.is_err());
+    for _ in 0..2 {
+        api.send(keyed("K"))
+            .await
+            .assert_problem(409, "response-not-replayable");
+    }
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_67_a_stored_body_of_a_204_is_not_replayed() {
+    let store = memory();
+    let mut trailers = HeaderMap::new();
+    trailers.insert("x-own", HeaderValue::from_static("kept"));
+    let api = Api::new(required(store.clone()), &Probe::counting());
+    let server = api.serve().await;
+    for status in [204, 304] {
+        let key = format!("K{status}");
+        completed_with(&store, &key, bytes_of(status, &HeaderMap::new(), &trailers)).await;
+        let replay = Http2::open(&server).await.ask(keyed(&key).0).await;
+        assert_empty(&replay, status);
+        assert_empty(&api.send(keyed(&key)).await, status);
+        let mut wire = Wire::open(&server).await;
+        let lines = format!("Idempotency-Key: {key}\r\n");
+        for _ in 0..2 {
+            let request = post("/count", &lines, "{\"amount\":1}");
+            assert_eq!(wire.ask(request).await.status, status);
+        }
+    }
+}
+
+#[track_caller]
+fn assert_empty(replay: &Answer, status: u16) {
+    assert!(replay.is_replay());
+    assert_eq!((replay.status.as_u16(), replay.body.len()), (status, 0));
+    assert_eq!((&replay.trailers, replay.header("trailer")), (&None, None));
+}
