@@ -80,6 +80,51 @@
 //! replay too; what stands inside runs once. A second layer on the same request
 //! notices and passes.
 //!
+//! A layer that catches panics stands **outside**. The idempotency layer catches
+//! the panic of a handler itself: it answers 500 `handler-panicked`, and the
+//! outcome is unknown. A layer inside turns the panic into an ordinary 500 first.
+//! That is the handler's word that it did not do its work, so the key is released
+//! and a retry runs the handler again.
+//!
+//! ```
+//! # use std::convert::Infallible;
+//! # use bytes::Bytes;
+//! # use http::{Request, Response, StatusCode};
+//! # use http_body_util::Full;
+//! # use tower::{ServiceBuilder, ServiceExt, service_fn};
+//! # use tower_idempotency::{IdempotencyLayer, MemoryStore, RequestBody, Scope};
+//! use tower_http::catch_panic::CatchPanicLayer;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! async fn pay(_: Request<RequestBody<Full<Bytes>>>) -> Result<Response<Full<Bytes>>, Infallible> {
+//!     panic!("after the card was charged")
+//! }
+//!
+//! let idempotency = IdempotencyLayer::required(MemoryStore::new(), |_| {
+//!     Some(Scope::single_tenant())
+//! })
+//! .build()?;
+//! let service = ServiceBuilder::new()
+//!     .layer(CatchPanicLayer::new())
+//!     .layer(idempotency)
+//!     .service(service_fn(pay));
+//!
+//! let request = || {
+//!     Request::post("/payments")
+//!         .header("idempotency-key", "8e03978e-40d5-43dd-bc93-6894a57f9324")
+//!         .body(Full::<Bytes>::default())
+//! };
+//! let first = service.clone().oneshot(request()?).await?;
+//! assert_eq!(first.status(), StatusCode::INTERNAL_SERVER_ERROR);
+//!
+//! // The handler does not run again: 409 `outcome-unknown`.
+//! let retry = service.oneshot(request()?).await?;
+//! assert_eq!(retry.status(), StatusCode::CONFLICT);
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! - In **axum**, `Router::layer` and `MethodRouter::layer` take it as it is;
 //!   `route_layer` keeps the 404s of unknown paths out. Inside one
 //!   `ServiceBuilder`, a `from_fn` middleware directly below needs

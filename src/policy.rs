@@ -79,6 +79,9 @@ impl Dispositions {
     ///
     /// After [`Operation::effects_begin`] each of the released responses leaves
     /// the outcome unknown. This is the default of a layer.
+    ///
+    /// A panic that a layer inside of this one turned into a 500 counts as that
+    /// 500. See [where the layer stands](crate#where-the-layer-stands).
     pub fn standard() -> Self {
         Self::preset(Preset::Standard)
     }
@@ -199,6 +202,9 @@ pub(crate) enum Conclusion {
 
 /// What a retry gets when nobody knows whether the operation happened: after a
 /// panic, an error of the inner service, a broken response body, a dead process.
+///
+/// A panic reaches the layer only if no layer inside catches it before. See
+/// [where the layer stands](crate#where-the-layer-stands).
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Recovery {

@@ -16,6 +16,7 @@ mod faults;
 mod fidelity;
 mod identity;
 mod headers;
+mod layers;
 mod life;
 mod operator;
 mod processes;
