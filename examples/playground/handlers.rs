@@ -95,7 +95,6 @@ fn router(runs: Runs, orders: Orders) -> Router {
         .route("/say/{word}", post(say))
         .route("/order", post(orders::order).layer(Extension(orders)))
         .route("/operation", post(operation))
-        .route("/json", post(json_count))
         .route_layer(middleware::from_fn_with_state(runs.clone(), runs::note))
         .merge(counters(runs.clone()))
         .merge(documents(runs))
@@ -109,14 +108,6 @@ async fn count(Extension(Run(n)): Extension<Run>) -> Response {
         (HeaderName::from_static("x-run"), n.to_string()),
     ];
     (StatusCode::CREATED, headers, Json(json!({ "n": n }))).into_response()
-}
-
-/// As `/count`, for a JSON body. Another body releases the key.
-async fn json_count(
-    run: Extension<Run>,
-    OrRelease(Json(_)): OrRelease<Json<serde_json::Value>>,
-) -> Response {
-    count(run).await
 }
 
 async fn slow(run: Extension<Run>, wishes: Wishes) -> Result<Response, Mistake> {
@@ -145,7 +136,7 @@ async fn echo(headers: HeaderMap, body: Bytes) -> Response {
     response
 }
 
-/// As `/count`, for a JSON document. What the extractor refuses is no run.
+/// As `/count`, for a JSON body. Another body releases the key, and is no run.
 fn documents(runs: Runs) -> Router {
     Router::new()
         .route("/json", post(document))
@@ -155,7 +146,7 @@ fn documents(runs: Runs) -> Router {
 async fn document(
     State(runs): State<Runs>,
     account: Option<Extension<Account>>,
-    Json(_): Json<serde_json::Value>,
+    OrRelease(Json(_)): OrRelease<Json<serde_json::Value>>,
 ) -> Response {
     let account = account.as_ref().map_or("-", |account| account.as_str());
     match runs.add("/json", account) {

@@ -34,7 +34,7 @@ use axum::{Router, error_handling::HandleErrorLayer, middleware};
 use http::StatusCode;
 use tokio::{net::TcpListener, time::Instant};
 use tower::ServiceBuilder;
-use tower_http::timeout::TimeoutLayer;
+use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 use tower_idempotency::{IdempotencyLayer, SharedStore, Sweeper};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
@@ -89,8 +89,8 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Everything but the operator's window runs behind a timeout, if there is one,
-/// the authentication and the layer.
+/// Everything but the operator's window runs behind a timeout and a body limit, if
+/// they are set, the authentication and the layer.
 fn app(
     settings: &Settings,
     layer: &IdempotencyLayer<SharedStore>,
@@ -114,6 +114,9 @@ fn app(
         .nest("/v2", counters)
         .fallback_service(everything_else)
         .layer(middleware::from_fn(caller::authenticate));
+    if let Some(limit) = settings.outer_body_limit {
+        app = app.layer(RequestBodyLimitLayer::new(limit));
+    }
     if let Some(bound) = settings.timeout {
         app = app.layer(TimeoutLayer::with_status_code(
             StatusCode::GATEWAY_TIMEOUT,

@@ -20,6 +20,7 @@
 //! | `STORE_FAILURE` | `refuse`, `run` | `refuse` |
 //! | `STORE_TIMEOUT_MS` | how long the layer waits for an answer of the store | the layer's |
 //! | `BODY_LIMIT`, `RESPONSE_LIMIT` | bytes | the layer's |
+//! | `OUTER_BODY_LIMIT` | bytes, a limit outside of the layer | none |
 //! | `TIMEOUT_MS` | a timeout outside of the layer, answered 504 | none |
 //! | `SWEEP_MS` | the time between two sweeps | no sweeps |
 //! | `GRACE_MS` | how long a stop may take | 25000 |
@@ -42,6 +43,7 @@ pub(crate) struct Settings {
     pub(crate) is_pooled: bool,
     pub(crate) pages: Option<u32>,
     pub(crate) runs: Option<PathBuf>,
+    pub(crate) outer_body_limit: Option<usize>,
     pub(crate) timeout: Option<Duration>,
     pub(crate) sweep: Option<Duration>,
     pub(crate) grace: Duration,
@@ -78,6 +80,7 @@ impl Settings {
             is_pooled: choice("POOLER", &[("0", false), ("1", true)])?,
             pages: read("SQLITE_PAGES", number)?,
             runs: read("RUNS", |path| Ok(PathBuf::from(path)))?,
+            outer_body_limit: read("OUTER_BODY_LIMIT", number)?,
             timeout: read("TIMEOUT_MS", milliseconds)?,
             sweep: read("SWEEP_MS", milliseconds)?,
             grace: read("GRACE_MS", milliseconds)?.unwrap_or(Duration::from_secs(25)),
