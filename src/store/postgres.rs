@@ -7,6 +7,7 @@ mod looks;
 mod members;
 mod removals;
 mod schema;
+mod server;
 mod session;
 mod settlements;
 mod statements;
@@ -61,7 +62,10 @@ use crate::{Fence, RecordName, Token};
 /// [schema](PostgresStoreBuilder::schema) of the store's tables. It must talk to the server
 /// directly, or to a pooler in session mode; one in transaction mode would lose
 /// these settings, unless the store is
-/// [`pooler_safe`](PostgresStoreBuilder::pooler_safe).
+/// [`pooler_safe`](PostgresStoreBuilder::pooler_safe). Connecting fails where it
+/// notices such a pooler.
+///
+/// It needs PostgreSQL 12 or later.
 ///
 /// # Tables
 ///
@@ -137,9 +141,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// If `url` is not a PostgreSQL address, the server cannot be reached or
-    /// refuses the role, if it is a standby, or if the table of records is
-    /// `UNLOGGED`.
+    /// If `url` is not a PostgreSQL address, or for one of the reasons of
+    /// [`PostgresStoreBuilder::connect`].
     pub async fn connect(url: &str) -> Result<Self, StoreError> {
         let options: PgConnectOptions = url.parse().map_err(failure)?;
         Self::builder(options).connect().await

@@ -131,12 +131,16 @@ pub(crate) struct Pooler {
 
 impl Pooler {
     pub(crate) async fn before(server: &Server) -> Self {
+        Self::with_mode(server, "transaction").await
+    }
+
+    pub(crate) async fn with_mode(server: &Server, mode: &str) -> Self {
         let port = free_port();
         let settings = server.directory.join("pgbouncer.ini");
         let text = format!(
             "[databases]\n* = host=127.0.0.1 port={} user=postgres\n[pgbouncer]\n\
              listen_addr = 127.0.0.1\nlisten_port = {port}\nunix_socket_dir =\n\
-             auth_type = any\npool_mode = transaction\ndefault_pool_size = 8\n\
+             auth_type = any\npool_mode = {mode}\ndefault_pool_size = 8\n\
              server_login_retry = 1\nignore_startup_parameters = extra_float_digits\n",
             server.port
         );

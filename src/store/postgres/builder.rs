@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, SqlSafeStr as _,
+    AssertSqlSafe, SqlSafeStr as _,
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 use tokio::sync::Semaphore;
@@ -12,9 +12,9 @@ use super::{
     PostgresStore,
     claims::Claims,
     connections::Connections,
-    failure,
     looks::Looks,
     schema::{Schema, Statements},
+    server::{self, Wanted},
     session::{self, LOCAL_PLANS, Patience},
     settlements::Settlements,
 };
@@ -162,7 +162,10 @@ impl PostgresStoreBuilder {
     ///
     /// # Errors
     ///
-    /// - The server cannot be reached, refuses the role, or is a standby.
+    /// - The server cannot be reached, refuses the role, is a standby, or is older
+    ///   than PostgreSQL 12.
+    /// - A pooler gives each transaction another server connection, and the store is
+    ///   not [`pooler_safe`](Self::pooler_safe).
     /// - The table of records is `UNLOGGED`.
     /// - The name of the schema is empty or longer than 63 bytes, or none was given
     ///   and the role's `search_path` has no schema that exists.
@@ -177,8 +180,11 @@ impl PostgresStoreBuilder {
             lock: Duration::ZERO,
             ..patience
         };
-        let schema = self.schema.map(Schema::named).transpose()?;
-        let (schema, sql) = check_server(options.clone(), schema, self.acquire_timeout).await?;
+        let wanted = Wanted {
+            schema: self.schema.map(Schema::named).transpose()?,
+            pooler_safe,
+        };
+        let (schema, sql) = check_server(options.clone(), wanted, self.acquire_timeout).await?;
         let sql = Arc::new(sql);
         let (for_transactions, for_calls) = (Arc::clone(&sql), Arc::clone(&sql));
         let transactions = PgPoolOptions::new()
@@ -248,28 +254,16 @@ impl fmt::Debug for PostgresStoreBuilder {
 }
 
 /// Says why a server is unfit; a pool would only try it again until it gives up
-/// without a reason. Otherwise the schema of the store, and its statements.
+/// without a reason.
 async fn check_server(
     options: PgConnectOptions,
-    schema: Option<Schema>,
+    wanted: Wanted,
     patience: Duration,
 ) -> Result<(Schema, Statements), StoreError> {
     sql::detached(async move {
-        tokio::time::timeout(patience, async {
-            let mut connection = options.connect().await.map_err(failure)?;
-            let schema = match schema {
-                Some(schema) => schema,
-                None => session::find_schema(&mut connection).await?,
-            };
-            let sql = Statements::of(&schema);
-            session::refuse_unfit(&mut connection, &sql.unfit)
-                .await
-                .map_err(failure)?;
-            connection.close().await.map_err(failure)?;
-            Ok((schema, sql))
-        })
-        .await
-        .map_err(|_| StoreError::timed_out())?
+        tokio::time::timeout(patience, server::inspect(&options, wanted))
+            .await
+            .map_err(|_| StoreError::timed_out())?
     })
     .await
 }

@@ -2,13 +2,9 @@
 
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, PgConnection, Row as _, SqlStr, query, raw_sql};
+use sqlx::{PgConnection, Row as _, SqlStr, query, raw_sql};
 
-use super::{
-    failure,
-    schema::{Schema, Statements},
-};
-use crate::store::StoreError;
+use super::schema::Statements;
 
 /// How long the server puts up with this session.
 #[derive(Clone, Copy, Debug)]
@@ -92,21 +88,6 @@ pub(super) async fn prefer_names(connection: &mut PgConnection) -> Result<(), sq
     raw_sql(PLANS).fetch_all(connection).await.map(drop)
 }
 
-/// The schema where a new session of the role finds the table of records, or
-/// where it would make it.
-pub(super) async fn find_schema(connection: &mut PgConnection) -> Result<Schema, StoreError> {
-    // A simple query, which is safe behind any pooler.
-    let found = raw_sql(AssertSqlSafe(format!(
-        "BEGIN; {AS_NEW}; {FIND_SCHEMA}; ROLLBACK"
-    )))
-    .fetch_one(connection)
-    .await
-    .map_err(failure)?;
-    let name: Option<String> = found.try_get("schema").map_err(failure)?;
-    let name = name.ok_or_else(|| StoreError::unavailable(NO_SCHEMA))?;
-    Schema::named(name)
-}
-
 pub(super) async fn refuse_unfit(
     connection: &mut PgConnection,
     unfit: &SqlStr,
@@ -132,20 +113,9 @@ SELECT pg_is_in_recovery() AS standby,
              AND class.relpersistence = 'u'
        ) AS unlogged";
 
-const FIND_SCHEMA: &str = "
-SELECT COALESCE(
-    (SELECT namespace.nspname
-     FROM pg_catalog.pg_class AS class
-         JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
-     WHERE class.oid = to_regclass('idempotency_records')),
-    current_schema())::text AS schema";
-
-const NO_SCHEMA: &str = "the role's search_path has no schema that exists: \
-    name one with `PostgresStoreBuilder::schema`";
-
 /// The settings that decide what a name means, and who asks, as a new session has
 /// them. A pooler does not undo what another client has changed.
-const AS_NEW: &str = "SET LOCAL role TO DEFAULT; SET LOCAL search_path TO DEFAULT";
+pub(super) const AS_NEW: &str = "SET LOCAL role TO DEFAULT; SET LOCAL search_path TO DEFAULT";
 
 /// As in [`SESSION`].
 const DURABLE: &str = "SELECT set_config('synchronous_commit',

@@ -1,0 +1,124 @@
+//! A new database for each test.
+
+use std::{
+    panic::{AssertUnwindSafe, resume_unwind},
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use tower_idempotency::{
+    Fingerprint, Key, PostgresStore, RecordName, Scope, StoreError,
+    sqlx::{
+        AssertSqlSafe, ConnectOptions as _, Connection as _, Decode, PgConnection, Postgres, Type,
+        postgres::PgConnectOptions, query_scalar, raw_sql,
+    },
+    store::{Claim, Claimed, Completion, PostgresStoreBuilder},
+};
+
+/// A new database, directly and through the pooler.
+pub(crate) struct Database {
+    pub(crate) options: PgConnectOptions,
+    pub(crate) pooler: PgConnectOptions,
+}
+
+impl Database {
+    pub(crate) fn builder(&self) -> PostgresStoreBuilder {
+        PostgresStore::builder(self.options.clone())
+    }
+
+    pub(crate) async fn run(&self, statements: &str) {
+        let mut connection: PgConnection = self.options.connect().await.unwrap();
+        run_on(&mut connection, statements).await;
+        connection.close().await.unwrap();
+    }
+
+    pub(crate) async fn ask<T>(&self, question: &str) -> T
+    where
+        T: Send + Unpin,
+        for<'r> T: Decode<'r, Postgres> + Type<Postgres>,
+    {
+        self.asks(question).await.pop().unwrap()
+    }
+
+    pub(crate) async fn asks<T>(&self, question: &str) -> Vec<T>
+    where
+        T: Send + Unpin,
+        for<'r> T: Decode<'r, Postgres> + Type<Postgres>,
+    {
+        let mut connection: PgConnection = self.options.connect().await.unwrap();
+        query_scalar(AssertSqlSafe(question.to_owned()))
+            .fetch_all(&mut connection)
+            .await
+            .unwrap()
+    }
+}
+
+/// Runs a test against a new database, which is dropped whatever comes of it.
+pub(crate) async fn with_database(test: impl AsyncFnOnce(&Database)) {
+    let options = |variable| -> PgConnectOptions {
+        std::env::var(variable)
+            .unwrap_or_else(|_| panic!("{variable} is not set; ./tests/run starts what it names"))
+            .parse()
+            .unwrap()
+    };
+    let (server, pooler) = (options("DATABASE_URL"), options("PGBOUNCER_URL"));
+    let name = format!("idempotency_{:016x}", rand::random::<u64>());
+    let database = Database {
+        options: server.clone().database(&name),
+        pooler: pooler.database(&name),
+    };
+    let mut connection: PgConnection = server.connect().await.unwrap();
+    run_on(&mut connection, &format!("CREATE DATABASE {name}")).await;
+    let outcome = AssertUnwindSafe(test(&database)).catch_unwind().await;
+    run_on(
+        &mut connection,
+        &format!("DROP DATABASE {name} WITH (FORCE)"),
+    )
+    .await;
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+}
+
+/// Runs a test with a new role, which is dropped whatever comes of it.
+pub(crate) async fn with_role(database: &Database, test: impl AsyncFnOnce(String)) {
+    let role = format!("role_{:016x}", rand::random::<u64>());
+    database.run(&format!("CREATE ROLE {role}")).await;
+    let outcome = AssertUnwindSafe(test(role.clone())).catch_unwind().await;
+    let drop = format!("DROP OWNED BY {role}; DROP ROLE {role}");
+    database.run(&drop).await;
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+}
+
+pub(crate) async fn run_on(connection: &mut PgConnection, statements: &str) {
+    raw_sql(AssertSqlSafe(statements.to_owned()))
+        .execute(connection)
+        .await
+        .unwrap();
+}
+
+pub(crate) fn told(error: &StoreError) -> String {
+    let source = std::error::Error::source(error).map(ToString::to_string);
+    format!("{error}: {}", source.unwrap_or_default())
+}
+
+pub(crate) fn acquired(answer: Result<Claimed, StoreError>) {
+    let answer = answer.unwrap();
+    assert!(matches!(answer, Claimed::Acquired(_)), "{answer:?}");
+}
+
+pub(crate) fn name(key: &str) -> RecordName {
+    RecordName::new(Scope::single_tenant(), Key::new(key))
+}
+
+pub(crate) fn hour() -> Claim {
+    Claim::new(Fingerprint::from_bytes([1; 40]), HOUR, HOUR)
+}
+
+pub(crate) fn done() -> Completion {
+    Completion::new("done".into(), HOUR, Duration::ZERO)
+}
+
+pub(crate) const HOUR: Duration = Duration::from_secs(3600);
