@@ -482,11 +482,10 @@ impl<B: Batch> Queue<B> {
         let mut load = Load::default();
         if self.batches.is_multiple_of(LATE_TURN) {
             self.load_late(&mut load);
-            self.load_live(&mut load);
-        } else {
-            self.load_live(&mut load);
-            self.load_late(&mut load);
         }
+        // An outcome that becomes late here goes with this batch: there may be no next.
+        self.load_live(&mut load);
+        self.load_late(&mut load);
         let mut taken = load.taken;
         taken.sort_unstable_by(|one, other| one.call.name().cmp(other.call.name()));
         taken
@@ -992,6 +991,22 @@ mod tests {
         said(first).await.unwrap();
         said(live).await.unwrap();
         assert_eq!(trial.made()[1..], [["late outcome", "live"]]);
+    }
+
+    #[tokio::test]
+    async fn f103_no_batch_leaves_an_outcome_behind_that_just_became_late() {
+        let trial = Trial::new(10);
+        for round in 0..LATE_TURN {
+            let first = trial.ask("first").await;
+            let key = format!("outcome {round}");
+            trial.ask(&key).await.abort();
+            let retried = trial.ask(&key).await;
+            trial.open().await;
+            trial.open().await;
+            said(first).await.unwrap();
+            assert!(retried.is_finished(), "left behind in round {round}");
+            assert_eq!(said(retried).await.unwrap(), key);
+        }
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 mod database;
 mod poolers;
 mod schemas;
-// What it starts is of use to more tests than those of one binary.
+// Not every binary uses all of it.
 #[allow(dead_code)]
 #[path = "../chaos/server.rs"]
 mod server;
