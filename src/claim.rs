@@ -1,6 +1,10 @@
 //! Claiming a key, and what the record found there means for the request.
 
-use std::time::Duration;
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderMap, request};
@@ -13,6 +17,7 @@ use crate::{
     jitter::jittered,
     outcome::Notice,
     store::{Claim, Claimed, Grant, Record, RecordState, Release, Settlement, Succession, Witness},
+    withdraw::Withdrawal,
     within::Within,
 };
 
@@ -23,6 +28,8 @@ pub(crate) struct Claimant {
     pub(crate) parts: request::Parts,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
+    /// Set once the answer to a call of this claim got lost.
+    pub(crate) doubt: Option<Doubt>,
 }
 
 /// How a claim ended.
@@ -40,7 +47,7 @@ pub(crate) enum Claiming {
     Found(Seen),
     /// The store did not answer, and may hold the claim all the same; `seen`, if
     /// it had shown a record of the key before.
-    Failed { kind: StoreErrorKind, seen: bool },
+    Failed { error: StoreError, seen: bool },
     /// The record changed under every attempt.
     Contended,
 }
@@ -53,11 +60,18 @@ pub(crate) struct Seen {
 }
 
 pub(crate) enum Found {
-    InProgress { age: Duration, lease_left: Duration },
-    Completed { response: Bytes },
+    InProgress {
+        age: Duration,
+        lease_left: Duration,
+    },
+    Completed {
+        response: Bytes,
+    },
     Unknown,
     OtherRequest,
     OtherScheme,
+    /// The function of an earlier fingerprint panicked.
+    Panicked,
 }
 
 /// What one look at the store brought.
@@ -76,9 +90,19 @@ enum Standing {
 }
 
 /// Claims the key, in rounds, since the record may change between two looks.
-pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Claiming {
+pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &mut Claimant) -> Claiming {
+    let mut tried = Tried::default();
+    let claiming = claim_in_rounds(host, claimant, &mut tried).await;
+    claimant.doubt = Doubt::after(claimant.doubt, tried.doubt);
+    claiming
+}
+
+async fn claim_in_rounds<S: Store>(
+    host: &Host<S>,
+    claimant: &Claimant,
+    tried: &mut Tried,
+) -> Claiming {
     let start = Instant::now();
-    let (mut asking, mut seen) = (None, false);
     let mut outcome = Claiming::Contended;
     for round in 0..ROUNDS {
         if round > 0 {
@@ -88,44 +112,40 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
             0 => host.config.store_timeout,
             _ => host.config.store_timeout.saturating_sub(start.elapsed()),
         };
-        let round = round_of(host, claimant, &mut asking, &mut seen);
-        let round = Within::new(left, round).await;
+        let round = Within::new(left, round_of(host, claimant, tried)).await;
         match round.unwrap_or_else(|| Err(StoreError::timed_out())) {
             Ok(Some(Round::Granted(grant))) => {
                 if start.elapsed() <= host.config.lease / 3 {
-                    return granted(grant, start, asking);
+                    return granted(grant, start, tried.asking);
                 }
                 // Much of the lease is gone already: confirm it before the
                 // handler starts.
                 let since = Instant::now();
                 match renew(host, claimant).await {
-                    Ok(Settlement::Applied) => return granted(grant, since, asking),
+                    Ok(Settlement::Applied) => return granted(grant, since, tried.asking),
                     Ok(Settlement::Superseded) => outcome = Claiming::Contended,
                     // The claim is held, and has to be taken back.
-                    Err(error) if error.kind() == StoreErrorKind::Overloaded => {
-                        let kind = StoreErrorKind::TimedOut;
-                        return Claiming::Failed { kind, seen: true };
+                    Err(error) => {
+                        tried.doubt = tried.doubt.or(Some(Doubt::Claim));
+                        return Claiming::Failed { error, seen: true };
                     }
-                    Err(error) => return failed(&error, seen),
                 }
             }
             Ok(Some(Round::Found(seen))) => return Claiming::Found(seen),
             Ok(None) => outcome = Claiming::Contended,
-            // What an earlier round has left in doubt stays in doubt.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    StoreErrorKind::Full | StoreErrorKind::Overloaded
-                ) && matches!(outcome, Claiming::Failed { .. }) =>
-            {
-                return outcome;
-            }
             Err(error) => {
-                outcome = failed(&error, seen);
                 let passing = matches!(
                     error.kind(),
                     StoreErrorKind::Unavailable | StoreErrorKind::TimedOut
                 );
+                if passing {
+                    tried.doubt = Doubt::after(tried.doubt, tried.unanswered.take());
+                }
+                // A busy or full store says nothing about the round before it.
+                if passing || !matches!(outcome, Claiming::Failed { .. }) {
+                    let seen = tried.seen;
+                    outcome = Claiming::Failed { error, seen };
+                }
                 if !passing || start.elapsed() >= host.config.store_timeout {
                     return outcome;
                 }
@@ -133,6 +153,36 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &Claimant) -> Clai
         }
     }
     outcome
+}
+
+/// What the rounds of one claim have found out.
+#[derive(Default)]
+struct Tried {
+    asking: Option<Asking>,
+    /// Whether the store has shown a record of the key.
+    seen: bool,
+    /// The call that is on its way.
+    unanswered: Option<Doubt>,
+    /// The last call whose answer got lost.
+    doubt: Option<Doubt>,
+}
+
+/// A call that may be granted although its answer got lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Doubt {
+    Claim,
+    Reclaim(Fence, Succession),
+}
+
+impl Doubt {
+    /// A record that was to be claimed again is there: a first claim in doubt adds
+    /// nothing to it.
+    fn after(earlier: Option<Self>, later: Option<Self>) -> Option<Self> {
+        match (earlier, later) {
+            (Some(Self::Reclaim(..)), Some(Self::Claim)) | (_, None) => earlier,
+            _ => later,
+        }
+    }
 }
 
 fn granted(grant: Grant, since: Instant, asking: Option<Asking>) -> Claiming {
@@ -157,17 +207,19 @@ struct Asking {
 async fn round_of<S: Store>(
     host: &Host<S>,
     claimant: &Claimant,
-    asking: &mut Option<Asking>,
-    was_seen: &mut bool,
+    tried: &mut Tried,
 ) -> Result<Option<Round>, StoreError> {
     let Claimant { name, claim, .. } = claimant;
     let config = &host.config;
-    let record = match host.store.claim(name, claim).await? {
+    tried.unanswered = Some(Doubt::Claim);
+    let claimed = host.store.claim(name, claim).await?;
+    tried.unanswered = None;
+    let record = match claimed {
         Claimed::Acquired(grant) => return Ok(Some(Round::Granted(grant))),
         Claimed::Occupied(record) => record,
         Claimed::Vanished => return Ok(None),
     };
-    *was_seen = true;
+    tried.seen = true;
     let seen = |found| {
         Round::Found(Seen {
             operation: record.operation,
@@ -179,10 +231,12 @@ async fn round_of<S: Store>(
         Standing::Free(succession) => {
             if succession == Succession::Reconcile {
                 let may_run = record.takeovers + 1 < config.attempts;
-                *asking = Some(Asking { may_run });
+                tried.asking = Some(Asking { may_run });
             }
             let reclaimed = host.store.reclaim(name, record.fence, succession, claim);
+            tried.unanswered = Some(Doubt::Reclaim(record.fence, succession));
             let granted = reclaimed.await?;
+            tried.unanswered = None;
             let was_open = matches!(
                 record.state,
                 RecordState::Unknown | RecordState::InProgress { .. }
@@ -196,8 +250,16 @@ async fn round_of<S: Store>(
             Ok(Settlement::Superseded) => None,
             // The next round asks what became of it.
             Ok(Settlement::Applied) if matches!(config.recovery, Recovery::Reconcile(_)) => None,
+            Ok(Settlement::Applied) => Some(seen(Found::Unknown)),
             // Written down or not, it is what this request has seen.
-            Ok(Settlement::Applied) | Err(_) => Some(seen(Found::Unknown)),
+            Err(error) => {
+                config.warnings.warn(
+                    "an unknown outcome is not recorded yet: a lapsed lease shows it as well",
+                    Some(&error),
+                    Some(record.operation),
+                );
+                Some(seen(Found::Unknown))
+            }
         },
         Standing::Taken(found) => Some(seen(found)),
     })
@@ -237,12 +299,17 @@ async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Settleme
         .await
 }
 
-fn failed(error: &StoreError, seen: bool) -> Claiming {
-    let kind = error.kind();
-    Claiming::Failed { kind, seen }
-}
-
 impl Claimant {
+    /// What takes the claim back, if it may be in the store.
+    pub(crate) fn withdrawal<S: Store>(&self, host: &Arc<Host<S>>) -> Option<Withdrawal<S>> {
+        self.doubt.map(|doubt| Withdrawal {
+            host: Arc::clone(host),
+            name: self.name.clone(),
+            claim: self.claim,
+            doubt,
+        })
+    }
+
     /// The one place where records are compared with requests. A mismatch wins
     /// over every live state but "free for any request".
     fn judge(&self, config: &Config, record: &Record) -> Standing {
@@ -253,12 +320,17 @@ impl Claimant {
         if !in_progress && record.expires_in.is_none() {
             return Standing::Free(Succession::Expired);
         }
-        let same = config.fingerprinter.matches(
-            record.fingerprint,
-            self.claim.fingerprint,
-            &self.parts,
-            &self.body,
-        );
+        let same = || {
+            config.fingerprinter.matches(
+                record.fingerprint,
+                self.claim.fingerprint,
+                &self.parts,
+                &self.body,
+            )
+        };
+        let Ok(same) = catch_unwind(AssertUnwindSafe(same)) else {
+            return Standing::Taken(Found::Panicked);
+        };
         if matches!(record.state, RecordState::Released(Release::Freed)) && same != Some(true) {
             return Standing::Free(Succession::Replace);
         }

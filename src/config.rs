@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::{
     Disconnect, Dispositions, KeptHeaders, KeySyntax, Recovery, Scope, StoreFailure,
-    fingerprint::Fingerprinter, policy::Requirement, rejection::Renderer,
+    fingerprint::Fingerprinter, log::Warnings, policy::Requirement, rejection::Renderer,
 };
 
 pub(crate) type ScopeFn = Arc<dyn Fn(&request::Parts) -> Option<Scope> + Send + Sync>;
@@ -49,6 +49,7 @@ pub(crate) struct Config {
     pub(crate) late_time: Duration,
     pub(crate) late_bytes: usize,
     pub(crate) renderer: Renderer,
+    pub(crate) warnings: Warnings,
 }
 
 /// A setting that cannot be: says which, its limit, and what was got.
@@ -141,6 +142,15 @@ impl Config {
                 format!(
                     "{:?} is shorter than three heartbeats of {:?}",
                     self.lease, self.heartbeat
+                ),
+            ));
+        }
+        if self.lease < self.store_timeout.saturating_mul(2) {
+            return Err(BuildError::new(
+                "store_timeout",
+                format!(
+                    "{:?} is longer than half of the lease of {:?}",
+                    self.store_timeout, self.lease
                 ),
             ));
         }

@@ -24,6 +24,7 @@ use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
 use tower::Service;
 
+use self::turn::Turn;
 use crate::{
     Operation, Outcome, RecordName, Rejection, RequestBody, ResponseBody, Store, Word,
     admission::Noticed,
@@ -32,11 +33,13 @@ use crate::{
     host::{Host, Share},
     lease::Heartbeats,
     policy::Disconnect,
+    rejection::Callback,
     reply::{Answer, Client, Reply, say_unrecorded},
     settle::{Ending, Owned},
     store::{Claim, Grant},
     transaction::Transacted,
     upload::{Guarded, Upload},
+    withdraw::Withdrawal,
 };
 
 /// Answers a guarded request. The body is read here, so that a client which
@@ -63,9 +66,11 @@ where
     Upload::new(uploaded, body, move |body, trailers, buffered| async move {
         let config = &host.config;
         let refuse = |rejection: Rejection| Ok(config.refuse_at_once(&rejection));
-        let fingerprint = match config.fingerprinter.current(&parts, &body) {
-            Ok(fingerprint) => fingerprint,
-            Err(fault) => return refuse(Rejection::body_invalid(fault.0)),
+        let fingerprint = || config.fingerprinter.current(&parts, &body);
+        let fingerprint = match catch_unwind(AssertUnwindSafe(fingerprint)) {
+            Ok(Ok(fingerprint)) => fingerprint,
+            Ok(Err(fault)) => return refuse(Rejection::body_invalid(fault.0)),
+            Err(_) => return refuse(Rejection::callback_panicked(Callback::Fingerprint)),
         };
         let place = match host.permit() {
             Ok(place) => place,
@@ -77,6 +82,7 @@ where
             parts,
             body,
             trailers,
+            doubt: None,
         });
         let (client, answer) = oneshot::channel();
         detach(run(
@@ -106,11 +112,15 @@ fn detach(task: impl Future<Output = ()> + Send + 'static) {
         return;
     }
     #[cfg(feature = "tracing")]
-    let task = {
-        use tracing::instrument::{Instrument as _, WithSubscriber as _};
-        task.in_current_span().with_current_subscriber()
-    };
+    let task = tracing::Instrument::in_current_span(task);
     // Polled again at once, with a waker of its own.
+    spawn(task);
+}
+
+/// Runs `task` beside its caller, with the caller's subscriber.
+fn spawn(task: impl Future<Output = ()> + Send + 'static) {
+    #[cfg(feature = "tracing")]
+    let task = tracing::instrument::WithSubscriber::with_current_subscriber(task);
     tokio::spawn(task);
 }
 
@@ -142,20 +152,31 @@ where
             place: Some(place),
             buffered: Some(buffered),
         };
-        let Some((inner, granted)) = exchange.claim(inner, &mut claimant).await else {
-            return;
-        };
-        let owned = Owned::new(&host, &claimant, granted.map(|(grant, _)| grant));
-        let request = exchange.passed_on(*claimant);
-        match granted {
-            Some((grant, since)) => {
+        match exchange.claim(inner, &mut claimant).await {
+            Turn::Run {
+                inner,
+                grant,
+                since,
+            } => {
+                let owned = Owned::new(&host, &claimant, grant);
+                let request = exchange.passed_on(*claimant);
                 exchange
                     .run_guarded(&owned, grant, since, inner, request)
                     .await;
             }
-            None => {
+            Turn::RunUnguarded { inner } => {
+                let withdrawal = claimant.withdrawal(&host);
+                let request = exchange.passed_on(*claimant);
                 Box::pin(exchange.run_unguarded(inner, request)).await;
-                Box::pin(exchange.withdraw(&owned)).await;
+                exchange.withdraw(withdrawal);
+            }
+            Turn::Over(over) => {
+                let withdrawal = claimant.withdrawal(&host);
+                // What the request holds is free before its client is answered.
+                drop(claimant);
+                exchange.buffered = None;
+                exchange.conclude(over);
+                exchange.withdraw(withdrawal);
             }
         }
     }
@@ -252,13 +273,20 @@ where
                 (Transacted::Committed { response }, answered) => {
                     Box::pin(self.reply_committed(owned, answered, response)).await;
                 }
-                (Transacted::Superseded, _) => Box::pin(self.answer_as_loser(owned)).await,
-                (Transacted::Unknown, _) => {
+                // A response that is not sent is dropped: its body may hold what
+                // others wait for.
+                (Transacted::Superseded, answered) => {
+                    drop(answered);
+                    Box::pin(self.answer_as_loser(owned)).await;
+                }
+                (Transacted::Unknown, answered) => {
+                    drop(answered);
                     operation.log_failure();
                     Box::pin(self.lose_commit(owned)).await;
                 }
                 (Transacted::Aborted, Ok(Ok(response))) if claims_success(response.status()) => {
                     let said = response.extensions().get::<Word>().copied();
+                    drop(response);
                     let word = said.unwrap_or_default().or(operation.word());
                     operation.log_failure();
                     Box::pin(self.deny_success(owned, operation, word)).await;
@@ -311,9 +339,11 @@ impl<S: Store, R: Body, E> Exchange<'_, S, R, E> {
         owned.settle_late(ending, self.place.take()).await;
     }
 
-    async fn withdraw(&mut self, owned: &Owned<'_, S>) {
-        self.buffered = None;
-        owned.withdraw(self.place.take()).await;
+    /// Starts the withdrawal on a task that holds the request's name and claim only.
+    fn withdraw(&mut self, withdrawal: Option<Withdrawal<S>>) {
+        if let Some(withdrawal) = withdrawal {
+            spawn(withdrawal.run(self.place.take()));
+        }
     }
 }
 

@@ -68,7 +68,12 @@ impl<S> Host<S> {
     /// the flag first and counts the permits then. So a request that is not
     /// counted sees the flag and does not run.
     pub(crate) fn permit(&self) -> Result<Share, Rejection> {
-        let permit = self.running.take(1).ok_or_else(Rejection::overloaded)?;
+        let permit = self.running.take(1).ok_or_else(|| {
+            Rejection::overloaded(
+                "request refused with 503 overloaded: the requests that claim, wait or run \
+                 have reached `in_flight`",
+            )
+        })?;
         match self.is_draining() {
             true => Err(Rejection::draining()),
             false => Ok(permit),

@@ -16,6 +16,7 @@ use crate::{
     },
     fingerprint::Fingerprinter,
     host::Host,
+    log::Warnings,
     policy::Requirement,
     rejection::Renderer,
 };
@@ -148,6 +149,7 @@ pub struct IdempotencyBuilder<S> {
     fingerprinting: Fingerprinting,
     earlier: Vec<Fingerprinting>,
     heartbeat: Option<Duration>,
+    store_timeout: Option<Duration>,
     documentation: Option<String>,
 }
 
@@ -158,6 +160,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             fingerprinting: Fingerprinting::bytes(),
             earlier: Vec::new(),
             heartbeat: None,
+            store_timeout: None,
             documentation: None,
             config: Config {
                 requirement,
@@ -194,6 +197,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 late_time: LATE_TIME,
                 late_bytes: LATE_BYTES,
                 renderer: Renderer::standard(),
+                warnings: Warnings::default(),
             },
         }
     }
@@ -420,9 +424,11 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// How long one call to the store may take. Defaults to 5 s.
+    /// How long one call to the store may take: at most half of the lease, so that
+    /// a heartbeat that fails can be tried again before the lease lapses. Defaults
+    /// to 5 s, or to a third of a lease that is shorter than 15 s.
     pub fn store_timeout(mut self, bound: Duration) -> Self {
-        self.config.store_timeout = bound;
+        self.store_timeout = Some(bound);
         self
     }
 
@@ -471,6 +477,9 @@ impl<S: Store> IdempotencyBuilder<S> {
     pub fn build(self) -> Result<IdempotencyLayer<S>, BuildError> {
         let mut config = self.config;
         config.heartbeat = self.heartbeat.unwrap_or(config.lease / 3);
+        config.store_timeout = self
+            .store_timeout
+            .unwrap_or_else(|| STORE_TIMEOUT.min(config.lease / 3));
         for (setting, form) in std::iter::once(("fingerprint", &self.fingerprinting)).chain(
             self.earlier
                 .iter()

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     fmt, mem,
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -14,7 +15,10 @@ use tokio::{
     time::{self, Instant},
 };
 
-use crate::{Operation, Store, host::Host, operation::WeakOperation, store::Settlement};
+use crate::{
+    Operation, Store, StoreError, host::Host, operation::WeakOperation, store::Settlement,
+    transaction::Transacted,
+};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
 /// store, so that a claim whose answer got lost can be recognised.
@@ -296,22 +300,63 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
         time::sleep_until(next.min(last)).await;
         let asked = Instant::now();
         if asked >= last {
-            return lease.lose();
+            lose(&operation).await;
+            return;
         }
-        if asked >= until {
-            lease.lose();
+        if asked >= until && !lease.is_lost() && !lose(&operation).await {
+            return;
         }
         let renewed = host.store.renew(name, token, config.lease);
-        next = match time::timeout(config.store_timeout, renewed).await {
+        let mut renewed = pin!(time::timeout(config.store_timeout, renewed));
+        // A renewal that hangs does not hide the end of the lease.
+        let lapses = async {
+            match lease.is_lost() {
+                true => std::future::pending().await,
+                false => time::sleep_until(until).await,
+            }
+        };
+        let answered = tokio::select! {
+            biased;
+            answered = &mut renewed => answered,
+            () = lapses => {
+                if !lose(&operation).await {
+                    return;
+                }
+                renewed.await
+            }
+        };
+        let failure = match answered {
             Ok(Ok(Settlement::Applied)) => {
                 until = asked + config.lease;
-                asked + config.heartbeat
+                next = asked + config.heartbeat;
+                continue;
             }
-            Ok(Ok(Settlement::Superseded)) => return lease.lose(),
-            // The store may be back before the lease lapses: ask more often.
-            Ok(Err(_)) | Err(_) => Instant::now() + config.heartbeat / 4,
+            Ok(Ok(Settlement::Superseded)) => {
+                lose(&operation).await;
+                return;
+            }
+            Ok(Err(error)) => error,
+            Err(_) => StoreError::timed_out(),
         };
+        config.warnings.warn(
+            "a lease could not be renewed: it is tried again, and lost if that fails until it lapses",
+            Some(&failure),
+            Some(operation.id()),
+        );
+        // The store may be back before the lease lapses: ask more often.
+        next = Instant::now() + config.heartbeat / 4;
     }
+}
+
+/// Marks the lease as lost, unless the operation has committed its own
+/// transaction: its claim has ended then, and its record is completed. Returns
+/// whether the lease is lost.
+async fn lose(operation: &Operation) -> bool {
+    let committed = matches!(operation.transacted().await, Transacted::Committed { .. });
+    if !committed {
+        operation.lease().lose();
+    }
+    !committed
 }
 
 /// The ended leases that are never worth a walk.

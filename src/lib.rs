@@ -175,6 +175,7 @@ mod keeping;
 mod headers;
 mod record;
 mod settle;
+mod withdraw;
 mod replay;
 mod reply;
 mod body;

@@ -1,15 +1,16 @@
 //! Warnings for operators, at most one of a kind in [`INTERVAL`].
 
 use std::{
+    collections::HashMap,
     error::Error,
     sync::{
-        OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use crate::OperationId;
+use crate::{OperationId, StoreError};
 
 /// Limits how often one kind of event is logged.
 ///
@@ -51,6 +52,27 @@ impl LogLimit {
             self.suppressed.fetch_add(1, Ordering::Relaxed);
             None
         }
+    }
+}
+
+/// The warnings of one layer: each message is limited apart from the others, and
+/// so is each kind of its cause.
+#[derive(Debug, Default)]
+pub(crate) struct Warnings(Mutex<HashMap<(&'static str, &'static str), Arc<LogLimit>>>);
+
+impl Warnings {
+    pub(crate) fn warn(
+        &self,
+        message: &'static str,
+        error: Option<&StoreError>,
+        operation: Option<OperationId>,
+    ) {
+        let kind = error.map_or("", |error| error.kind().name());
+        let limit = {
+            let mut limits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(limits.entry((message, kind)).or_default())
+        };
+        warn(&limit, message, error.map(|error| error as _), operation);
     }
 }
 

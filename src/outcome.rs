@@ -83,6 +83,9 @@ pub(crate) enum Notice {
     RecordedLate,
     /// A late write was given up: the outcome stays unknown.
     GaveUpRecording,
+    /// A claim in doubt was not taken back: if it is in the store, its lease
+    /// lapses there.
+    GaveUpWithdrawing,
     /// An outcome that was still unknown has expired, and its key runs again.
     UnknownExpired,
     /// A live response ended, and a tombstone stands for it.
@@ -108,6 +111,7 @@ impl Notice {
             Self::Corrupt => "corrupt",
             Self::RecordedLate => "recorded_late",
             Self::GaveUpRecording => "gave_up_recording",
+            Self::GaveUpWithdrawing => "gave_up_withdrawing",
             Self::UnknownExpired => "unknown_expired",
             Self::Tombstone => "tombstone",
             Self::LiveBroken => "live_broken",

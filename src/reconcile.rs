@@ -125,7 +125,7 @@ pub(crate) async fn reconcile<S: Store>(
     since: Instant,
     may_run: bool,
 ) -> Result<Reconciliation, StoreError> {
-    let owned = Owned::new(host, claimant, Some(grant));
+    let owned = Owned::new(host, claimant, grant);
     let config = Arc::clone(&host.config);
     let operation = Operation::new(config, owned.name.clone(), owned.token, grant, since);
     let heartbeats = Heartbeats::start(host, &operation);

@@ -1,13 +1,18 @@
 //! Why a request was refused, as problem details (RFC 9457).
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
 use crate::{
-    OperationId, StoreErrorKind, body_error::BodyError, key::KeyFault,
+    OperationId, StoreError, StoreErrorKind, body_error::BodyError, key::KeyFault, log::Warnings,
     upload::LEAST_BYTES_PER_SECOND,
 };
 
@@ -22,6 +27,10 @@ pub struct Rejection {
     detail: String,
     retry_after: Option<u64>,
     operation: Option<OperationId>,
+    /// What an operator finds in the log, where the text for the client would say
+    /// too much.
+    warning: Option<&'static str>,
+    cause: Option<StoreError>,
 }
 
 /// The kinds of [`Rejection`]; each is one problem type.
@@ -63,6 +72,9 @@ pub enum RejectionKind {
     RolledBack,
     /// 500: the handler panicked; the outcome is unknown.
     HandlerPanicked,
+    /// 500: a function that the layer was built with panicked: the scope, a key's
+    /// validator, the fingerprint or another one.
+    CallbackPanicked,
     /// 500: the layer runs outside a Tokio runtime.
     RuntimeMissing,
 }
@@ -88,6 +100,7 @@ impl RejectionKind {
             Self::Draining => "draining",
             Self::RolledBack => "rolled-back",
             Self::HandlerPanicked => "handler-panicked",
+            Self::CallbackPanicked => "callback-panicked",
             Self::RuntimeMissing => "runtime-missing",
         }
     }
@@ -110,6 +123,7 @@ impl RejectionKind {
             Self::Draining => "The service is shutting down",
             Self::RolledBack => "The transaction was rolled back",
             Self::HandlerPanicked => "The handler failed",
+            Self::CallbackPanicked => "The request could not be handled",
             Self::RuntimeMissing => "The service is not set up correctly",
         }
     }
@@ -129,9 +143,10 @@ impl RejectionKind {
             Self::StoreUnavailable | Self::Overloaded | Self::Draining => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
-            Self::RolledBack | Self::HandlerPanicked | Self::RuntimeMissing => {
-                StatusCode::INTERNAL_SERVER_ERROR
-            }
+            Self::RolledBack
+            | Self::HandlerPanicked
+            | Self::CallbackPanicked
+            | Self::RuntimeMissing => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 }
@@ -178,6 +193,11 @@ impl Rejection {
         Self::new(
             RejectionKind::CallerUnknown,
             "The key cannot be told apart from other callers' keys, because this request names no caller. Nothing ran.",
+        )
+        .warning(
+            "request refused with 403 caller-unknown: the scope function returned None. \
+             Authentication must stand outside of the idempotency layer, and leave what the \
+             function reads in the request",
         )
     }
 
@@ -256,6 +276,7 @@ impl Rejection {
             )
         }
         .retry_after(1)
+        .warning("request answered with 503: it is not known whether its transaction was committed")
     }
 
     pub(crate) fn rolled_back() -> Self {
@@ -264,6 +285,7 @@ impl Rejection {
             "The transaction of this request was rolled back: nothing was done. The same request may be sent again with the same key.",
         )
         .retry_after(1)
+        .warning("the handler answered as if its transaction was committed, but it was rolled back: 500 rolled-back")
     }
 
     pub(crate) fn rolled_back_after_effects() -> Self {
@@ -271,6 +293,7 @@ impl Rejection {
             RejectionKind::RolledBack,
             "The transaction of this request was not committed, but the request may have done other work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
         )
+        .warning("the handler answered as if its transaction was committed, but it was rolled back after other effects: 500 rolled-back, and the outcome is unknown")
     }
 
     pub(crate) fn not_replayable() -> Self {
@@ -280,8 +303,8 @@ impl Rejection {
         )
     }
 
-    pub(crate) fn store_unavailable(kind: StoreErrorKind) -> Self {
-        let reason = match kind {
+    pub(crate) fn store_unavailable(error: &StoreError) -> Self {
+        let reason = match error.kind() {
             StoreErrorKind::Unavailable | StoreErrorKind::TimedOut => {
                 "It cannot be told whether this request was sent before"
             }
@@ -296,6 +319,10 @@ impl Rejection {
             ),
         )
         .retry_after(1)
+        .caused(
+            "request refused with 503 store-unavailable: the store did not answer",
+            error,
+        )
     }
 
     pub(crate) fn scheme_unknown() -> Self {
@@ -304,6 +331,7 @@ impl Rejection {
             "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later.",
         )
         .retry_after(1)
+        .warning("request refused with 503: its record was made with another fingerprint setting. Name that setting with `earlier_fingerprint`")
     }
 
     pub(crate) fn contended() -> Self {
@@ -312,14 +340,16 @@ impl Rejection {
             "Too many requests with this key arrived at once; this one did not run. Send it again with the same key.",
         )
         .retry_after(1)
+        .warning("request refused with 503: the record of its key changed under every attempt to claim it")
     }
 
-    pub(crate) fn overloaded() -> Self {
+    pub(crate) fn overloaded(warning: &'static str) -> Self {
         Self::new(
             RejectionKind::Overloaded,
             "Too many requests with idempotency keys are in progress here. This one did not run; send it again with the same key.",
         )
         .retry_after(1)
+        .warning(warning)
     }
 
     pub(crate) fn draining() -> Self {
@@ -328,6 +358,7 @@ impl Rejection {
             "This process is shutting down. This request did not run; send it again with the same key.",
         )
         .retry_after(1)
+        .warning("request refused with 503: this process drains")
     }
 
     pub(crate) fn handler_panicked() -> Self {
@@ -335,12 +366,45 @@ impl Rejection {
             RejectionKind::HandlerPanicked,
             "The request failed in the middle of its work, and it is not known how much of it was done. Sending the same key again is safe.",
         )
+        .warning("the handler panicked: the request is answered with 500, and its outcome is unknown")
+    }
+
+    /// Before the run nothing is claimed.
+    pub(crate) fn callback_panicked(callback: Callback) -> Self {
+        Self::new(
+            RejectionKind::CallbackPanicked,
+            "The service failed before this request ran. Nothing ran, and the key is unused.",
+        )
+        .warning(callback.warning())
+    }
+
+    /// After the run its outcome is unknown.
+    pub(crate) fn dispositions_panicked() -> Self {
+        Self::new(
+            RejectionKind::CallbackPanicked,
+            "The service failed after this request ran, and its response was lost. Sending the same key again is safe.",
+        )
+        .warning(Callback::Dispositions.warning())
+    }
+
+    fn renderer_panicked(retry_after: Option<u64>) -> Self {
+        Self {
+            retry_after,
+            ..Self::new(
+                RejectionKind::CallbackPanicked,
+                "The request was refused, and the service failed to say why. Sending the same key again is safe.",
+            )
+        }
+        .warning(Callback::Renderer.warning())
     }
 
     pub(crate) fn runtime_missing() -> Self {
         Self::new(
             RejectionKind::RuntimeMissing,
             "The idempotency layer needs a Tokio runtime and is not called in one. Nothing ran.",
+        )
+        .warning(
+            "request refused with 500: the idempotency layer is called outside of a Tokio runtime",
         )
     }
 
@@ -356,6 +420,27 @@ impl Rejection {
             detail: detail.into(),
             retry_after: None,
             operation: None,
+            warning: None,
+            cause: None,
+        }
+    }
+
+    fn warning(mut self, warning: &'static str) -> Self {
+        self.warning = Some(warning);
+        self
+    }
+
+    fn caused(self, warning: &'static str, cause: &StoreError) -> Self {
+        Self {
+            cause: Some(cause.clone()),
+            ..self.warning(warning)
+        }
+    }
+
+    /// Logs what an operator has to know, if anything.
+    pub(crate) fn log(&self, warnings: &Warnings) {
+        if let Some(warning) = self.warning {
+            warnings.warn(warning, self.cause.as_ref(), self.operation);
         }
     }
 
@@ -424,6 +509,33 @@ impl Rejection {
     }
 }
 
+/// A function that the application gave to the layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Callback {
+    /// The scope, `guard_if`, or a key's validator.
+    Admission,
+    Fingerprint,
+    Dispositions,
+    Renderer,
+}
+
+impl Callback {
+    fn warning(self) -> &'static str {
+        match self {
+            Self::Admission => {
+                "the scope function, `guard_if` or the key's validator panicked: the request is refused with 500"
+            }
+            Self::Fingerprint => {
+                "the fingerprint function panicked: the request is refused with 500"
+            }
+            Self::Dispositions => {
+                "the function of `Dispositions::by` panicked: the request is answered with 500, and its outcome is unknown"
+            }
+            Self::Renderer => "the function of `render` panicked: the refusal is answered with 500",
+        }
+    }
+}
+
 /// How refusals look.
 #[derive(Clone)]
 pub(crate) struct Renderer {
@@ -443,11 +555,18 @@ impl Renderer {
         }
     }
 
-    pub(crate) fn render(&self, rejection: &Rejection) -> Response<Bytes> {
+    pub(crate) fn render(&self, rejection: &Rejection, warnings: &Warnings) -> Response<Bytes> {
+        let custom = |render: &CustomRenderer| {
+            catch_unwind(AssertUnwindSafe(|| render(rejection))).unwrap_or_else(|_| {
+                let panicked = Rejection::renderer_panicked(rejection.retry_after);
+                panicked.log(warnings);
+                Some(self.problem(&panicked))
+            })
+        };
         let mut response = self
             .custom
             .as_ref()
-            .and_then(|render| render(rejection))
+            .and_then(custom)
             .filter(|response| is_final(response.status()))
             .unwrap_or_else(|| self.problem(rejection));
         let headers = response.headers_mut();

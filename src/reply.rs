@@ -11,6 +11,7 @@ use crate::{
     config::{Config, RECORDED},
     outcome::Notice,
     record::RecordedResponse,
+    rejection::Callback,
 };
 
 /// What the client gets: a response, or the inner service's own error.
@@ -84,6 +85,9 @@ where
                 return self.refuse(&Rejection::key_reused(self.config.mismatch));
             }
             Found::OtherScheme => return self.refuse(&Rejection::scheme_unknown()),
+            Found::Panicked => {
+                return self.refuse(&Rejection::callback_panicked(Callback::Fingerprint));
+            }
         };
         self.refuse(&rejection.about(operation));
     }
@@ -96,7 +100,7 @@ where
                 self.finish(Ok(response), Outcome::Recorded, operation);
             }
             Ok(None) => self.refuse(&Rejection::not_replayable()),
-            Err(error) => self.refuse(&Rejection::store_unavailable(error.kind())),
+            Err(error) => self.refuse(&Rejection::store_unavailable(&error)),
         }
     }
 
@@ -106,7 +110,7 @@ where
             Ok(None) => self.refuse(&Rejection::not_replayable().about(operation)),
             Err(error) => {
                 Notice::Corrupt.tell(Some(operation));
-                self.refuse(&Rejection::store_unavailable(error.kind()));
+                self.refuse(&Rejection::store_unavailable(&error).about(operation));
             }
         }
     }
@@ -126,8 +130,9 @@ impl Config {
         &self,
         rejection: &Rejection,
     ) -> Response<ResponseBody<R>> {
+        rejection.log(&self.warnings);
         self.renderer
-            .render(rejection)
+            .render(rejection, &self.warnings)
             .map(|body| ResponseBody::whole(body, None))
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     fmt, mem,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     task::{Context, Poll},
 };
@@ -12,8 +13,8 @@ use http_body::Body;
 use tower::Service;
 
 use crate::{
-    RequestBody, ResponseBody, ResponseFuture, Store, admission::Admission, body_error::BoxError,
-    discard::waits_for_continue, flow, host::Host,
+    Rejection, RequestBody, ResponseBody, ResponseFuture, Store, admission::Admission,
+    body_error::BoxError, discard::waits_for_continue, flow, host::Host, rejection::Callback,
 };
 
 /// A service whose guarded requests are safe to retry. Made by an
@@ -53,7 +54,12 @@ where
             return self.ignore(request);
         }
         let (parts, body) = request.into_parts();
-        match self.host.admit(&parts, &body) {
+        // A panic of the application's functions is this request's alone.
+        let admitted = catch_unwind(AssertUnwindSafe(|| self.host.admit(&parts, &body)));
+        let admitted = admitted.unwrap_or_else(|_| {
+            Admission::Refused(Rejection::callback_panicked(Callback::Admission))
+        });
+        match admitted {
             Admission::Ignored => self.ignore(Request::from_parts(parts, body)),
             Admission::Refused(rejection) => {
                 if !waits_for_continue(&parts.headers) {

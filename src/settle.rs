@@ -30,13 +30,13 @@ pub(crate) enum Ending {
 }
 
 impl<'a, S: Store> Owned<'a, S> {
-    /// The claim as it was granted; no grant where its answer got lost.
-    pub(crate) fn new(host: &'a Host<S>, claimant: &Claimant, grant: Option<Grant>) -> Self {
+    /// The claim as it was granted.
+    pub(crate) fn new(host: &'a Host<S>, claimant: &Claimant, grant: Grant) -> Self {
         Self {
             host,
             name: claimant.name.clone(),
             token: claimant.claim.token,
-            operation: grant.map(|grant| grant.operation),
+            operation: Some(grant.operation),
             fingerprint: claimant.claim.fingerprint,
         }
     }
@@ -95,10 +95,18 @@ impl<'a, S: Store> Owned<'a, S> {
                     Notice::LostOwnership.tell(self.operation);
                     return;
                 }
-                Err(_) => {}
+                Err(error) => self.warn_late(&error),
             }
         }
         Notice::GaveUpRecording.tell(self.operation);
+    }
+
+    pub(crate) fn warn_late(&self, error: &StoreError) {
+        self.host.config.warnings.warn(
+            "an outcome is not recorded yet: it is tried again in the background",
+            Some(error),
+            self.operation,
+        );
     }
 
     /// What the claim that superseded this one has to say; `None` if there is
@@ -120,34 +128,6 @@ impl<'a, S: Store> Owned<'a, S> {
                     _ => Found::Unknown,
                 },
             }))
-    }
-
-    /// Takes back a claim that was given up before anything ran, and may or may
-    /// not have reached the store. A claim that is still on its way when it is
-    /// not found is found by the second look. The request gives its `place`
-    /// among the running back.
-    pub(crate) async fn withdraw(&self, place: Option<Share>) {
-        let taken = self.host.late.take(1);
-        drop(place);
-        let Some(_task) = taken else {
-            return;
-        };
-        let end = Instant::now() + self.host.config.late_time;
-        let nothing_ran = Ending::Released(Release::Bound);
-        let mut pause = FIRST_PAUSE;
-        let mut absent = 0;
-        while Instant::now() < end {
-            match self.settle(&nothing_ran).await {
-                Ok(Settlement::Applied) => return,
-                Ok(Settlement::Superseded) if absent == 1 => return,
-                Ok(Settlement::Superseded) => {
-                    absent += 1;
-                    pause = self.host.config.store_timeout;
-                }
-                Err(_) => pause = (pause * 2).min(LONGEST_PAUSE),
-            }
-            time::sleep(jittered(pause)).await;
-        }
     }
 }
 

@@ -178,7 +178,10 @@ impl<N> Open<N> {
             match read {
                 ControlFlow::Continue(length) => {
                     if !self.buffered.grow(length) {
-                        return Poll::Ready(Err(Rejection::overloaded()));
+                        return Poll::Ready(Err(Rejection::overloaded(
+                            "request refused with 503 overloaded: the request bodies held in \
+                             memory have reached `buffered_bytes`",
+                        )));
                     }
                 }
                 ControlFlow::Break(End::Clean) => return Poll::Ready(Ok(())),

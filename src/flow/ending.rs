@@ -1,9 +1,13 @@
 //! The end of a run: what became of it is written down, and only then its client
 //! gets an answer.
 
-use std::pin::{Pin, pin};
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::{Pin, pin},
+};
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{Response, response};
 use http_body::Body;
 
@@ -122,7 +126,10 @@ where
         match owned.settle(&Ending::Unknown).await {
             Ok(Settlement::Applied) => {}
             Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
-            Err(_) => self.settle_late(owned, &Ending::Unknown).await,
+            Err(error) => {
+                owned.warn_late(&error);
+                self.settle_late(owned, &Ending::Unknown).await;
+            }
         }
     }
 
@@ -140,7 +147,13 @@ where
             let said = parts.extensions.remove::<Word>().unwrap_or_default();
             let word = said.or(operation.word());
             let config = &owned.host.config;
-            match config.dispositions.conclude(&parts, word, operation) {
+            let conclusion = || config.dispositions.conclude(&parts, word, operation);
+            let Ok(conclusion) = catch_unwind(AssertUnwindSafe(conclusion)) else {
+                drop((parts, body));
+                let response = config.refuse(&Rejection::dispositions_panicked());
+                return Box::pin(self.lose(owned, Ok(response))).await;
+            };
+            match conclusion {
                 Conclusion::Release(release) => {
                     let response = Response::from_parts(parts, ResponseBody::streamed(body));
                     let ending = Ending::Released(release);
@@ -176,7 +189,15 @@ where
                 Gathered::Outgrown { read }
             } else {
                 let (limit, within) = (config.response_limit, config.response_time);
-                gather(body.as_mut(), limit, within).await
+                let gathered = gather(body.as_mut(), limit, within);
+                match AssertUnwindSafe(gathered).catch_unwind().await {
+                    Ok(gathered) => gathered,
+                    Err(_panic) => {
+                        drop((parts, body));
+                        let response = config.refuse(&Rejection::handler_panicked());
+                        return Box::pin(self.lose(owned, Ok(response))).await;
+                    }
+                }
             };
             match gathered {
                 Gathered::Whole { data, trailers } => {
@@ -227,7 +248,10 @@ where
         match owned.settle(&ending).await {
             Ok(Settlement::Applied) => {}
             Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
-            Err(_) => self.settle_late(owned, &ending).await,
+            Err(error) => {
+                owned.warn_late(&error);
+                self.settle_late(owned, &ending).await;
+            }
         }
     }
 
@@ -244,9 +268,7 @@ where
         match owned.winner().await {
             Ok(Some(seen)) => self.reply.answer(seen),
             Ok(None) => self.reply.refuse(&Rejection::outcome_unknown()),
-            Err(error) => self
-                .reply
-                .refuse(&Rejection::store_unavailable(error.kind())),
+            Err(error) => self.reply.refuse(&Rejection::store_unavailable(&error)),
         }
     }
 
@@ -266,7 +288,8 @@ where
                     self.reply.finish(answer, outcome, owned.operation);
                 }
                 Ok(Settlement::Superseded) => Box::pin(self.answer_as_loser(owned)).await,
-                Err(_) => {
+                Err(error) => {
+                    owned.warn_late(&error);
                     let mut outcome = outcome;
                     if let (Ok(response), Ending::Completed(_)) = (&mut answer, ending) {
                         say_unrecorded(response);

@@ -1,6 +1,8 @@
 //! The request's turn: it claims its key, waits for the owner before it, or asks
 //! what became of that one; or it gets its answer without running.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{Request, Response};
 use http_body::Body;
@@ -14,9 +16,32 @@ use crate::{
     config::Config,
     outcome::Notice,
     reconcile::{Reconciliation, reconcile},
-    settle::Owned,
     store::Grant,
 };
+
+/// How the request's turn ended.
+pub(super) enum Turn<I, E> {
+    /// It may run, under the claim that was granted.
+    Run {
+        inner: I,
+        grant: Grant,
+        since: Instant,
+    },
+    /// It may run without a claim.
+    RunUnguarded { inner: I },
+    /// It does not run.
+    Over(Over<E>),
+}
+
+/// The answer to a request that does not run.
+pub(super) enum Over<E> {
+    Seen(Seen),
+    Refused(Rejection),
+    /// The inner service failed before it could be called.
+    Unready(E),
+    /// The client left while it waited.
+    Left,
+}
 
 impl<S, R, E> Exchange<'_, S, R, E>
 where
@@ -25,13 +50,9 @@ where
     R::Error: Send,
     E: Send + 'static,
 {
-    /// Claims the key, and waits for its owner if the layer waits. `None` if
-    /// the request has been answered; no grant if it may run unguarded.
-    pub(super) async fn claim<I, B>(
-        &mut self,
-        mut inner: I,
-        claimant: &mut Claimant,
-    ) -> Option<(I, Option<(Grant, Instant)>)>
+    /// Claims the key, and waits for its owner if the layer waits. A request that
+    /// does not run holds nothing of the inner service when this returns.
+    pub(super) async fn claim<I, B>(&mut self, mut inner: I, claimant: &mut Claimant) -> Turn<I, E>
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Clone,
     {
@@ -39,63 +60,77 @@ where
         let mut wait_until = None;
         loop {
             let seen = match claim::claim(host, claimant).await {
-                Claiming::Granted { grant, since } => return Some((inner, Some((grant, since)))),
+                Claiming::Granted { grant, since } => {
+                    return Turn::Run {
+                        inner,
+                        grant,
+                        since,
+                    };
+                }
                 Claiming::Found(seen) => seen,
                 Claiming::Asking {
                     grant,
                     since,
                     may_run,
                 } => {
-                    let granted = Box::pin(self.reconcile(claimant, grant, since, may_run)).await?;
-                    return Some((inner, Some(granted)));
+                    let asked = Box::pin(self.reconcile(claimant, grant, since, may_run)).await;
+                    return match asked {
+                        Ok((grant, since)) => Turn::Run {
+                            inner,
+                            grant,
+                            since,
+                        },
+                        Err(over) => Turn::Over(over),
+                    };
                 }
-                Claiming::Contended => {
-                    self.reply.refuse(&Rejection::contended());
-                    return None;
-                }
+                Claiming::Contended => return Turn::Over(Over::Refused(Rejection::contended())),
                 // What has been seen of the key is no longer in doubt: its work may
                 // have been done.
-                Claiming::Failed { kind, seen: false }
-                    if wait_until.is_none() && host.config.runs_unguarded(kind) =>
+                Claiming::Failed { error, seen: false }
+                    if wait_until.is_none() && host.config.runs_unguarded(error.kind()) =>
                 {
-                    return Some((inner, None));
+                    host.config.warnings.warn(
+                        "the store did not answer a claim: the request runs unguarded",
+                        Some(&error),
+                        None,
+                    );
+                    return Turn::RunUnguarded { inner };
                 }
-                Claiming::Failed { kind, .. } => {
-                    Box::pin(self.refuse_failed(claimant, kind)).await;
-                    return None;
+                Claiming::Failed { error, .. } => {
+                    if error.kind() == StoreErrorKind::Corrupt {
+                        Notice::Corrupt.tell(None);
+                    }
+                    return Turn::Over(Over::Refused(Rejection::store_unavailable(&error)));
                 }
             };
             let is_running = matches!(seen.found, Found::InProgress { .. });
             if !is_running || host.config.wait.is_zero() {
-                self.reply.answer(seen);
-                return None;
+                return Turn::Over(Over::Seen(seen));
             }
             // Waiting holds no place of the inner service.
             inner = unready(inner);
             let until = *wait_until.get_or_insert_with(|| Instant::now() + host.config.wait);
-            if !Box::pin(self.wait(claimant, seen, until)).await {
-                return None;
+            if let Some(over) = Box::pin(self.wait(claimant, seen, until)).await {
+                return Turn::Over(over);
             }
-            if let Err(error) = inner.ready().await {
-                self.reply.finish(Err(error), Outcome::Unready, None);
-                return None;
+            if let Some(over) = Box::pin(self.ready(&mut inner, until)).await {
+                return Turn::Over(over);
             }
         }
     }
 
-    /// Asks what became of the operation. `None` if the request has been
-    /// answered.
+    /// Asks what became of the operation.
     async fn reconcile(
         &mut self,
         claimant: &mut Claimant,
         grant: Grant,
         since: Instant,
         may_run: bool,
-    ) -> Option<(Grant, Instant)> {
+    ) -> Result<(Grant, Instant), Over<E>> {
         let host = self.host;
+        let unknown = || Over::Refused(Rejection::outcome_unknown().about(grant.operation));
         let Recovery::Reconcile(reconciler) = &host.config.recovery else {
-            self.reply.refuse(&Rejection::outcome_unknown());
-            return None;
+            return Err(unknown());
         };
         match reconcile(host, reconciler, claimant, grant, since, may_run).await {
             Ok(Reconciliation::Run {
@@ -104,67 +139,91 @@ where
                 since,
             }) => {
                 claimant.claim = claim;
-                return Some((grant, since));
+                Ok((grant, since))
             }
-            Ok(Reconciliation::Happened) => match claim::look(host, claimant).await {
-                Ok(Some(seen)) => self.reply.answer(seen),
-                Ok(None) => self.reply.refuse(&Rejection::contended()),
-                Err(error) => {
-                    let rejection = Rejection::store_unavailable(error.kind());
-                    self.reply.refuse(&rejection);
-                }
-            },
-            Ok(Reconciliation::Unknown) | Err(_) => {
-                let rejection = Rejection::outcome_unknown().about(grant.operation);
-                self.reply.refuse(&rejection);
+            Ok(Reconciliation::Happened) => Err(match claim::look(host, claimant).await {
+                Ok(Some(seen)) => Over::Seen(seen),
+                Ok(None) => Over::Refused(Rejection::contended()),
+                Err(error) => Over::Refused(Rejection::store_unavailable(&error)),
+            }),
+            Ok(Reconciliation::Unknown) => Err(unknown()),
+            Err(error) => {
+                host.config.warnings.warn(
+                    "what a `Reconciler` found out could not be recorded: the outcome stays unknown",
+                    Some(&error),
+                    Some(grant.operation),
+                );
+                Err(unknown())
             }
         }
-        None
     }
 
-    /// Waits until the key can be claimed; false if the request has been
-    /// answered, or nobody is left to answer.
-    async fn wait(&mut self, claimant: &Claimant, mut seen: Seen, until: Instant) -> bool {
+    /// Waits until the key can be claimed; otherwise returns the answer.
+    async fn wait(
+        &mut self,
+        claimant: &Claimant,
+        mut seen: Seen,
+        until: Instant,
+    ) -> Option<Over<E>> {
         let host = self.host;
         let Some(mut place) = host.waiters.enter(&claimant.name) else {
-            self.reply.answer(seen);
-            return false;
+            return Some(Over::Seen(seen));
         };
         loop {
             let heard = place.listen();
             match claim::look(host, claimant).await {
-                Ok(None) => return true,
+                Ok(None) => return None,
                 Ok(Some(now)) => seen = now,
                 // Without an answer the last one stands, until the bound.
-                Err(_) => {}
+                Err(error) => host.config.warnings.warn(
+                    "a record could not be read: the request waits on",
+                    Some(&error),
+                    Some(seen.operation),
+                ),
             }
             let is_running = matches!(seen.found, Found::InProgress { .. });
             let is_over = Instant::now() >= until || host.is_draining();
             if !is_running || is_over {
-                self.reply.answer(seen);
-                return false;
+                return Some(Over::Seen(seen));
             }
             tokio::select! {
                 biased;
                 () = heard => {}
                 () = time::sleep_until(until) => {}
                 () = host.drained() => {}
-                () = self.reply.left() => {
-                    self.reply.abandon(None);
-                    return false;
-                }
+                () = self.reply.left() => return Some(Over::Left),
             }
         }
     }
 
-    /// Answers 503, then takes back what may have been claimed.
-    async fn refuse_failed(&mut self, claimant: &Claimant, kind: StoreErrorKind) {
-        if kind == StoreErrorKind::Corrupt {
-            Notice::Corrupt.tell(None);
+    /// Waits for the inner service, no longer than for the owner before it, and at
+    /// least for [`SHORTEST_READY`]. Returns the answer if it is not ready then.
+    async fn ready<I, B>(&mut self, inner: &mut I, until: Instant) -> Option<Over<E>>
+    where
+        I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E>,
+    {
+        let until = until.max(Instant::now() + SHORTEST_READY);
+        tokio::select! {
+            biased;
+            ready = time::timeout_at(until, inner.ready()) => match ready {
+                Ok(Ok(_)) => None,
+                Ok(Err(error)) => Some(Over::Unready(error)),
+                Err(_) => Some(Over::Refused(Rejection::overloaded(
+                    "request refused with 503 overloaded: after it had waited for another \
+                     request, the inner service was not ready within `wait`",
+                ))),
+            },
+            () = self.reply.left() => Some(Over::Left),
         }
-        self.reply.refuse(&Rejection::store_unavailable(kind));
-        if matches!(kind, StoreErrorKind::Unavailable | StoreErrorKind::TimedOut) {
-            self.withdraw(&Owned::new(self.host, claimant, None)).await;
+    }
+
+    /// Answers a request that does not run.
+    pub(super) fn conclude(&mut self, over: Over<E>) {
+        match over {
+            Over::Seen(seen) => self.reply.answer(seen),
+            Over::Refused(rejection) => self.reply.refuse(&rejection),
+            Over::Unready(error) => self.reply.finish(Err(error), Outcome::Unready, None),
+            Over::Left => self.reply.abandon(None),
         }
     }
 }
@@ -178,6 +237,9 @@ impl Config {
         self.store_failure == StoreFailure::RunUnguarded && cannot_answer
     }
 }
+
+/// The shortest time that an inner service is given to become ready.
+const SHORTEST_READY: Duration = Duration::from_secs(1);
 
 /// Gives the readiness of `inner` back: a clone has none.
 fn unready<I: Clone>(inner: I) -> I {

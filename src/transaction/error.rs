@@ -17,7 +17,7 @@ use sqlx::error::DatabaseError;
 use super::Transacted;
 use crate::{
     OperationId, Rejection, StoreError,
-    log::{self, LogLimit},
+    log::{self, LogLimit, Warnings},
     rejection::Renderer,
 };
 
@@ -215,7 +215,7 @@ impl CommitError {
     #[must_use]
     pub fn into_http(self) -> Response<Full<Bytes>> {
         self.log(None);
-        let response = Renderer::standard().render(&self.rejection());
+        let response = Renderer::standard().render(&self.rejection(), &Warnings::default());
         response.map(Full::new)
     }
 

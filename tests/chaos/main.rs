@@ -65,9 +65,9 @@ impl World {
         let seat = |recovery: &str| {
             let settings = [
                 ("PORT", "0"),
-                ("LEASE_MS", "600"),
+                ("LEASE_MS", "800"),
                 ("WAIT_MS", "500"),
-                ("STORE_TIMEOUT_MS", "1000"),
+                ("STORE_TIMEOUT_MS", "400"),
                 ("RECOVERY", recovery),
                 // More breaks in a row here than a bound on poison is made for.
                 ("ATTEMPTS", "100"),

@@ -1,16 +1,29 @@
 //! What a failing store, a crashed owner or a slow neighbour may not cost the
 //! requests of others: permits, memory, keys.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
+use axum::body::Body;
+use bytes::Bytes;
+use http::Method;
+use tokio::time::{Instant, timeout};
+use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
-    Store as _,
-    store::{Claim, Claimed, RecordState},
+    MemoryStore, Reconciled, Reconciler, Recovery, Scope, SharedStore, Store as _,
+    store::{Claim, Claimed, RecordState, Release, Settlement},
 };
 
 use crate::{
-    api::{Api, fingerprint, keyed, named, record, required},
-    probe::Probe,
+    api::{Answer, Api, ask, fingerprint, keyed, named, record, required, send, settle},
+    client::Http2,
+    faulty::{Call, Fault, Faulty},
+    probe::{Gate, Probe},
     stores::{Place, on_each_store},
 };
 
@@ -45,4 +58,303 @@ async fn rule_72_a_crashed_claim_binds_its_key_until_it_expires(place: &Place) {
     let state = record(&store, "M").await.unwrap().state;
     assert!(matches!(state, RecordState::Unknown), "{state:?}");
     assert_eq!(probe.runs(), 1);
+}
+
+/// Counts the owners of a body that are left.
+struct Tracked(Arc<AtomicUsize>);
+
+impl AsRef<[u8]> for Tracked {
+    fn as_ref(&self) -> &[u8] {
+        b"{}"
+    }
+}
+
+impl Drop for Tracked {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f101_a_refused_claim_frees_the_inner_service_and_the_body() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks_down(&Fault::Fails);
+    let layer = required(SharedStore::new(faulty)).build().unwrap();
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .concurrency_limit(1)
+        .service(Probe::counting());
+    let left = Arc::new(AtomicUsize::new(1));
+    let body = Bytes::from_owner(Tracked(Arc::clone(&left)));
+    send(service.clone(), keyed("K").body(body))
+        .await
+        .assert_problem(503, "store-unavailable");
+    assert_eq!(left.load(Ordering::SeqCst), 0, "the body is kept");
+    // The store is still down: the claim is being withdrawn.
+    let get = send(service, ask("/count").method(Method::GET));
+    let get = timeout(Duration::from_secs(1), get).await;
+    get.expect("the permit is kept").assert_live(201);
+}
+
+#[tokio::test(start_paused = true)]
+async fn f102_a_claim_that_lands_late_is_withdrawn() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(
+        Call::Claim,
+        ..=1,
+        Fault::LandsLater(Duration::from_secs(12)),
+    );
+    let store = SharedStore::new(faulty);
+    let probe = Probe::counting();
+    let api = Api::new(required(store.clone()), &probe);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    // The claim has landed, and its lease would have lapsed.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(probe.runs(), 0);
+    api.send(keyed("K")).await.assert_run(1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn f102_a_claim_that_lands_after_a_long_outage_is_withdrawn() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(
+        Call::Claim,
+        ..=1,
+        Fault::LandsLater(Duration::from_secs(300)),
+    );
+    for call in [Call::Claim, Call::Release, Call::Read] {
+        faulty.breaks(call, .., Fault::Hangs);
+    }
+    let store = SharedStore::new(faulty.clone());
+    let api = Api::new(required(store), &Probe::counting());
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    tokio::time::sleep(Duration::from_secs(299)).await;
+    faulty.heals();
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    api.send(keyed("K")).await.assert_run(1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
+    let faulty = Faulty::over(MemoryStore::new());
+    let store = SharedStore::new(faulty.clone());
+    let probe = Probe::statuses(&[500, 201]);
+    let api = Api::new(required(store.clone()), &probe);
+    api.send(keyed("K")).await.assert_live(500);
+    let state = record(&store, "K").await.unwrap().state;
+    assert!(
+        matches!(state, RecordState::Released(Release::Bound)),
+        "{state:?}"
+    );
+
+    faulty.breaks(
+        Call::Reclaim,
+        ..=1,
+        Fault::LandsLater(Duration::from_secs(12)),
+    );
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(probe.runs(), 1);
+    api.send(keyed("K")).await.assert_run(2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
+    let faulty = Faulty::over(MemoryStore::new());
+    let store = SharedStore::new(faulty.clone());
+    let probe = Probe::statuses(&[504, 201]);
+    let asks = Recovery::Reconcile(Reconciler::new(|_| async { Reconciled::StillUnknown }));
+    let api = Api::new(required(store.clone()).recovery(asks), &probe);
+    api.send(keyed("K")).await.assert_live(504);
+    // The claim that is to ask is granted, but its answer is lost.
+    faulty.breaks(Call::Reclaim, .., Fault::LosesItsAnswer);
+    faulty.breaks(Call::Claim, 3.., Fault::Fails);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    faulty.heals();
+    let state = record(&store, "K").await.unwrap().state;
+    assert!(matches!(state, RecordState::Unknown), "{state:?}");
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_lost_before_a_contended_one_is_withdrawn() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Claim, ..=1, Fault::LosesItsAnswer);
+    faulty.breaks(Call::Claim, 2..=8, Fault::Vanishes);
+    let api = Api::new(required(SharedStore::new(faulty)), &Probe::counting());
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    settle().await;
+    api.send(keyed("K")).await.assert_run(1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn f105_the_lease_is_lost_at_its_end_while_a_renewal_hangs() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Renew, .., Fault::Hangs);
+    let probe = Probe::running(|run| async move {
+        let start = Instant::now();
+        run.operation().lost().await;
+        let mut response = run.created();
+        *response.body_mut() = start.elapsed().as_secs().to_string().into();
+        Ok(response)
+    });
+    let builder = required(SharedStore::new(faulty))
+        .lease(Duration::from_secs(30))
+        .store_timeout(Duration::from_secs(15));
+    let answer = Api::new(builder, &probe).send(keyed("K")).await;
+    assert_eq!(answer.body, "30");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_is_refused_if_the_inner_service_is_not_ready() {
+    let store = MemoryStore::new();
+    let hour = Duration::from_secs(3600);
+    let claim = Claim::new(fingerprint(keyed("K")).await, hour, hour);
+    store.claim(&named("K"), &claim).await.unwrap();
+    let gate = Gate::closed();
+    let layer = required(SharedStore::new(store.clone()))
+        .wait(Duration::from_secs(20))
+        .build()
+        .unwrap();
+    let service = ServiceBuilder::new()
+        .layer(layer)
+        .concurrency_limit(1)
+        .service(Probe::behind(&gate));
+    let waiter = tokio::spawn(send(service.clone(), keyed("K")));
+    settle().await;
+    // Takes the only permit and keeps it.
+    let busy = tokio::spawn(send(service.clone(), keyed("L")));
+    gate.arrival().await;
+    let released = store
+        .release(&named("K"), claim.token, Release::Bound)
+        .await;
+    assert_eq!(released.unwrap(), Settlement::Applied);
+    let refused = timeout(Duration::from_secs(60), waiter).await;
+    let refused = refused.expect("the waiter hangs").unwrap();
+    refused.assert_problem(503, "overloaded");
+    gate.open();
+    busy.await.unwrap().assert_live(201);
+}
+
+/// A layer whose functions panic, one at a time.
+async fn asked_with_a_panic(in_which: &'static str, ready: &Probe, store: &SharedStore) -> Answer {
+    let panics = move |name| assert!(in_which != name, "as the test wants it");
+    let builder = tower_idempotency::IdempotencyLayer::required(store.clone(), move |_| {
+        panics("scope");
+        Scope::new("acme")
+    })
+    .guard_if(move |_| {
+        panics("guard_if");
+        true
+    })
+    .key_syntax(tower_idempotency::KeySyntax::compat().validate(move |_| {
+        panics("validate");
+        true
+    }))
+    .fingerprint(tower_idempotency::Fingerprinting::custom(
+        "test",
+        move |_, body| {
+            panics("fingerprint");
+            body.to_vec()
+        },
+    ))
+    .dispositions(tower_idempotency::Dispositions::standard().by(move |_| {
+        panics("dispositions");
+        None
+    }))
+    .render(move |_| {
+        panics("render");
+        None
+    });
+    let service = builder.build().unwrap().layer(ready.clone());
+    Answer::of(service.oneshot(keyed("K").0).await.unwrap()).await
+}
+
+#[tokio::test]
+async fn rule_49_a_panic_before_the_run_is_500_and_claims_nothing() {
+    for function in ["scope", "guard_if", "validate", "fingerprint"] {
+        let store = SharedStore::new(MemoryStore::new());
+        let probe = Probe::counting();
+        asked_with_a_panic(function, &probe, &store)
+            .await
+            .assert_problem(500, "callback-panicked");
+        assert!(record(&store, "K").await.is_none(), "{function}");
+        assert_eq!(probe.runs(), 0, "{function}");
+    }
+}
+
+#[tokio::test]
+async fn rule_49_a_panic_after_the_run_leaves_the_outcome_unknown() {
+    let store = SharedStore::new(MemoryStore::new());
+    let probe = Probe::counting();
+    asked_with_a_panic("dispositions", &probe, &store)
+        .await
+        .assert_problem(500, "callback-panicked");
+    let state = record(&store, "K").await.unwrap().state;
+    assert!(matches!(state, RecordState::Unknown), "{state:?}");
+    assert_eq!(probe.runs(), 1);
+    // The refusal of the next one cannot be rendered.
+    asked_with_a_panic("render", &probe, &store)
+        .await
+        .assert_problem(500, "callback-panicked");
+    asked_with_a_panic("none", &probe, &store)
+        .await
+        .assert_problem(409, "outcome-unknown");
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_49_a_panicking_body_leaves_the_outcome_unknown() {
+    let store = SharedStore::new(MemoryStore::new());
+    let probe = Probe::answering(|run| {
+        let (parts, body) = run.created().into_parts();
+        let body = http_body_util::BodyExt::map_frame(body, |_| panic!("as the test wants it"));
+        http::Response::from_parts(parts, Body::new(body))
+    });
+    let api = Api::new(required(store.clone()), &probe);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(500, "handler-panicked");
+    let state = record(&store, "K").await.unwrap().state;
+    assert!(matches!(state, RecordState::Unknown), "{state:?}");
+}
+
+#[tokio::test]
+async fn rule_49_a_panic_leaves_the_other_streams_alone() {
+    let gate = Gate::closed();
+    let probe = Probe::behind(&gate);
+    let builder = tower_idempotency::IdempotencyLayer::required(
+        SharedStore::new(MemoryStore::new()),
+        |parts| {
+            let caller = parts.headers["x-account"].to_str().unwrap();
+            assert_ne!(caller, "panics", "as the test wants it");
+            Scope::new(caller)
+        },
+    );
+    let server = Api::new(builder, &probe).serve().await;
+    let http2 = Http2::open(&server).await;
+    let mut other = http2.clone();
+    let running = tokio::spawn(async move { other.ask(keyed("K").0).await });
+    gate.arrival().await;
+    let mut http2 = http2;
+    http2
+        .ask(keyed("K").from("panics").0)
+        .await
+        .assert_problem(500, "callback-panicked");
+    gate.open();
+    running.await.unwrap().assert_live(201);
 }

@@ -59,7 +59,9 @@ on_each_store! {
 
 /// A layer for many requests at once on a machine with little to spare.
 fn patient(store: impl Store) -> IdempotencyBuilder<SharedStore> {
-    required(SharedStore::new(store)).store_timeout(Duration::from_secs(60))
+    required(SharedStore::new(store))
+        .lease(Duration::from_secs(120))
+        .store_timeout(Duration::from_secs(60))
 }
 
 async fn all<T>(asked: Vec<JoinHandle<T>>) -> Vec<T> {

@@ -46,6 +46,10 @@ pub(crate) enum Fault {
     IsLate(Duration),
     /// It is done once the gate lets it pass.
     Waits(Gate),
+    /// There is never an answer; a claim or a reclaim is done after this time.
+    LandsLater(Duration),
+    /// A claim finds that the record in its way has just gone.
+    Vanishes,
     /// The row cannot be read.
     IsCorrupt,
     /// There is no room.
@@ -151,15 +155,23 @@ impl<S> Faulty<S> {
         call: Call,
         done: impl Future<Output = Result<T, StoreError>> + Send,
     ) -> Result<T, StoreError> {
+        Self::under(self.next_fault(call), done).await
+    }
+
+    async fn under<T>(
+        fault: Option<Fault>,
+        done: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
         let lost = || Err(StoreError::unavailable("as the test wants it"));
-        match self.next_fault(call) {
+        match fault {
             None => done.await,
             Some(Fault::Fails) => lost(),
             Some(Fault::LosesItsAnswer) => {
                 let _ = done.await;
                 lost()
             }
-            Some(Fault::Hangs) => std::future::pending().await,
+            Some(Fault::Hangs | Fault::LandsLater(_)) => std::future::pending().await,
+            Some(Fault::Vanishes) => unreachable!("only claims vanish"),
             Some(Fault::HangsAfterwards) => {
                 let _ = done.await;
                 std::future::pending().await
@@ -179,7 +191,7 @@ impl<S> Faulty<S> {
     }
 }
 
-impl<S: Store> Store for Faulty<S> {
+impl<S: Store + Clone> Store for Faulty<S> {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let done = async {
             if self.has_vanished() {
@@ -187,7 +199,19 @@ impl<S: Store> Store for Faulty<S> {
             }
             self.inner.claim(name, claim).await
         };
-        self.around(Call::Claim, done).await
+        let fault = self.next_fault(Call::Claim);
+        match fault {
+            Some(Fault::Vanishes) => return Ok(Claimed::Vanished),
+            Some(Fault::LandsLater(delay)) => {
+                let (inner, name, claim) = (self.inner.clone(), name.clone(), *claim);
+                tokio::spawn(async move {
+                    tokio::time::sleep(delay).await;
+                    inner.claim(&name, &claim).await
+                });
+            }
+            _ => {}
+        }
+        Self::under(fault, done).await
     }
 
     async fn reclaim(
@@ -198,7 +222,15 @@ impl<S: Store> Store for Faulty<S> {
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let done = self.inner.reclaim(name, seen, succession, claim);
-        self.around(Call::Reclaim, done).await
+        let fault = self.next_fault(Call::Reclaim);
+        if let Some(Fault::LandsLater(delay)) = fault {
+            let (inner, name, claim) = (self.inner.clone(), name.clone(), *claim);
+            tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                inner.reclaim(&name, seen, succession, &claim).await
+            });
+        }
+        Self::under(fault, done).await
     }
 
     async fn renew(

@@ -430,8 +430,9 @@ fn rule_77_durations_that_cannot_be_are_refused_by_name() {
         ] {
             refuses(set(required(memory()), duration), setting);
         }
-        set(required(memory()), Duration::from_secs(10))
+        set(required(memory()), Duration::from_secs(30))
             .heartbeat(SECOND)
+            .store_timeout(SECOND)
             .lease(3 * SECOND)
             .build()
             .unwrap();

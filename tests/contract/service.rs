@@ -269,7 +269,9 @@ async fn a_response_is_recorded_before_its_client_is_answered() {
     let faulty = Faulty::over(MemoryStore::new());
     let gate = Gate::closed();
     faulty.breaks(Call::Complete, .., Fault::Waits(gate.clone()));
-    let patient = required(SharedStore::new(faulty)).store_timeout(Duration::from_secs(600));
+    let patient = required(SharedStore::new(faulty))
+        .lease(Duration::from_secs(120))
+        .store_timeout(Duration::from_secs(60));
     let probe = Probe::counting();
     let api = Api::new(patient, &probe);
     let owner = api.spawn(keyed("K"));
@@ -299,7 +301,9 @@ async fn what_a_response_body_holds_is_given_back_before_the_recording() {
             frame
         })))
     });
-    let patient = required(SharedStore::new(faulty)).store_timeout(Duration::from_secs(600));
+    let patient = required(SharedStore::new(faulty))
+        .lease(Duration::from_secs(120))
+        .store_timeout(Duration::from_secs(60));
     let owner = Api::new(patient, &probe).spawn(keyed("K"));
     gate.arrival().await;
     // The test's own, and the handler's for its next run.
@@ -314,7 +318,7 @@ async fn a_slow_claim_that_a_busy_store_does_not_confirm_is_taken_back() {
     faulty.breaks(Call::Claim, ..=1, Fault::IsLate(Duration::from_secs(11)));
     faulty.breaks(Call::Renew, ..=1, Fault::IsOverloaded);
     let probe = Probe::counting();
-    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(60));
+    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
     let api = Api::new(patient, &probe);
     api.send(keyed("K"))
         .await
@@ -333,7 +337,7 @@ async fn a_claim_that_took_long_is_confirmed_before_the_handler_starts() {
         assert_eq!(calls.count(Call::Renew), 1);
         run.created()
     });
-    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(60));
+    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
     Api::new(patient, &probe)
         .send(keyed("K"))
         .await
