@@ -90,6 +90,47 @@ impl<S: Store> IdempotencyLayer<S> {
     /// the runtime ends: a request whose client has left still runs on a task
     /// that the server does not wait for. What has not ended by then is left to
     /// its lease. Dropping the future stops the waiting alone.
+    ///
+    /// The server's own graceful shutdown and `drain` share one deadline: each
+    /// with a time of its own may take twice as long as the orchestrator waits.
+    ///
+    /// ```
+    /// # use std::future::IntoFuture;
+    /// # use axum::{Router, http::StatusCode, routing::post};
+    /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
+    /// use std::time::Duration;
+    /// use tokio::{net::TcpListener, sync::oneshot, time::{Instant, timeout_at}};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let idempotency =
+    /// #     IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant())).build()?;
+    /// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(idempotency.clone()));
+    /// # let (sent, stop_signal) = oneshot::channel::<()>();
+    /// let listener = TcpListener::bind("127.0.0.1:0").await?;
+    /// # let address = listener.local_addr()?;
+    /// let (stop, stopped) = oneshot::channel::<()>();
+    /// let server = axum::serve(listener, app).with_graceful_shutdown(async {
+    ///     let _ = stopped.await;
+    /// });
+    /// let server = tokio::spawn(server.into_future());
+    /// # use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    /// # let mut client = tokio::net::TcpStream::connect(address).await?;
+    /// # client.write_all(b"POST / HTTP/1.1\r\nhost: localhost\r\nidempotency-key: k\r\n\r\n").await?;
+    /// # let mut status = [0; 12];
+    /// # client.read_exact(&mut status).await?;
+    /// # assert_eq!(&status, b"HTTP/1.1 201");
+    /// # drop((sent, client));
+    ///
+    /// stop_signal.await.ok(); // Ctrl-C or SIGTERM
+    /// drop(stop);
+    /// let deadline = Instant::now() + Duration::from_secs(25);
+    /// let _ = timeout_at(deadline, server).await;
+    /// let drained = idempotency.drain(deadline - Instant::now()).await;
+    /// assert_eq!(drained.left(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub async fn drain(&self, grace: Duration) -> Drained {
         Drained {
             left: self.host.drain(grace).await,

@@ -139,11 +139,83 @@
 //! and from the first time that anything has to be waited for it goes on in a task
 //! of its own, in the caller's tracing span, but without its task-locals.
 //!
+//! # Browsers
+//!
+//! Browsers send the key to another origin, and show the layer's headers to a
+//! script, only if CORS allows it. Allow `Idempotency-Key`, and expose
+//! `Idempotent-Replayed`, `Idempotent-Recorded` and `Retry-After`. The CORS layer
+//! stands outside, so that it answers preflight requests itself and adds its
+//! headers to refusals and replays too. The layer records no `Access-Control-*`
+//! header.
+//!
+//! ```
+//! # use axum::{Router, body::Body, routing::post};
+//! # use http::{Request, StatusCode};
+//! # use tower::ServiceExt;
+//! # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
+//! use http::{
+//!     HeaderName, HeaderValue, Method,
+//!     header::{CONTENT_TYPE, RETRY_AFTER},
+//! };
+//! use tower_http::cors::CorsLayer;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let idempotency =
+//! #     IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant())).build()?;
+//! # let pay = async || StatusCode::CREATED;
+//! let cors = CorsLayer::new()
+//!     .allow_origin(HeaderValue::from_static("https://shop.example"))
+//!     .allow_methods([Method::POST])
+//!     .allow_headers([CONTENT_TYPE, HeaderName::from_static("idempotency-key")])
+//!     .expose_headers([
+//!         RETRY_AFTER,
+//!         HeaderName::from_static("idempotent-replayed"),
+//!         HeaderName::from_static("idempotent-recorded"),
+//!     ]);
+//! let app = Router::new()
+//!     .route("/payments", post(pay))
+//!     .layer(idempotency)
+//!     .layer(cors); // the outermost
+//! # let request = |method: &str| {
+//! #     Request::builder()
+//! #         .uri("/payments")
+//! #         .method(method)
+//! #         .header("origin", "https://shop.example")
+//! # };
+//! # let preflight = request("OPTIONS")
+//! #     .header("access-control-request-method", "POST")
+//! #     .header("access-control-request-headers", "idempotency-key");
+//! # let response = app.clone().oneshot(preflight.body(Body::empty())?).await?;
+//! # assert_eq!(response.status(), StatusCode::OK);
+//! # let allowed = response.headers()["access-control-allow-headers"].to_str()?;
+//! # assert!(allowed.contains("idempotency-key"));
+//! # for (key, status, replayed) in [
+//! #     ("key", StatusCode::CREATED, false),
+//! #     ("key", StatusCode::CREATED, true),
+//! #     ("", StatusCode::BAD_REQUEST, false),
+//! # ] {
+//! #     let request = request("POST").header("idempotency-key", key);
+//! #     let response = app.clone().oneshot(request.body(Body::empty())?).await?;
+//! #     assert_eq!(response.status(), status);
+//! #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+//! #     let exposed = response.headers().get_all("access-control-expose-headers");
+//! #     assert_eq!(exposed.iter().count(), 1);
+//! #     let exposed = response.headers()["access-control-expose-headers"].to_str()?;
+//! #     for name in ["idempotent-replayed", "idempotent-recorded", "retry-after"] {
+//! #         assert!(exposed.contains(name));
+//! #     }
+//! #     assert_eq!(response.headers()["access-control-allow-origin"], "https://shop.example");
+//! # }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Features
 //!
 //! | feature | brings | default |
 //! |---|---|---|
-//! | `axum` | the [`Operation`] extractor; original paths of nested routers count | yes |
+//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease); original paths of nested routers count | yes |
 //! | `tracing` | one event for each outcome | yes |
 //! | `metrics` | one counter for each outcome, through the `metrics` facade | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |

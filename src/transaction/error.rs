@@ -212,6 +212,65 @@ impl CommitError {
     ///
     /// The response is `application/problem+json` with the error's
     /// [`status`](Self::status) and `Retry-After`. It shows nothing of the cause.
+    ///
+    /// ```
+    /// # use tower::{Layer, ServiceExt, service_fn};
+    /// # use tower_idempotency::{IdempotencyLayer, Scope, sqlx::{self, Connection}};
+    /// use bytes::Bytes;
+    /// use http::{Request, Response};
+    /// use http_body_util::Full;
+    /// use tower_idempotency::{
+    ///     CommitError, Committed, Operation, RequestBody, SqliteStore, sqlx::query,
+    /// };
+    ///
+    /// async fn handle(
+    ///     store: SqliteStore,
+    ///     request: Request<RequestBody<Full<Bytes>>>,
+    /// ) -> Response<Full<Bytes>> {
+    ///     let Some(operation) = request.extensions().get::<Operation>() else {
+    ///         return Response::new(Full::from("an order needs a key"));
+    ///     };
+    ///     match order(&store, operation).await {
+    ///         Ok(committed) => committed.into_http(),
+    ///         Err(error) => error.into_http(),
+    ///     }
+    /// }
+    ///
+    /// async fn order(store: &SqliteStore, operation: &Operation) -> Result<Committed, CommitError> {
+    ///     let mut transaction = store.begin(operation).await?;
+    ///     query("INSERT INTO orders (item) VALUES ('pen')")
+    ///         .execute(&mut *transaction)
+    ///         .await?;
+    ///     let response = Response::new(Full::from("ordered"));
+    ///     store.commit(operation, transaction, response).await
+    /// }
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let file = std::env::temp_dir().join(format!("into-http-{}.db", std::process::id()));
+    /// # let _ = std::fs::remove_file(&file);
+    /// # let store = SqliteStore::open(&file).await?;
+    /// # let mut shop = sqlx::SqliteConnection::connect(file.to_str().unwrap()).await?;
+    /// # let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()));
+    /// # let service = layer.build()?.layer(service_fn(move |request| {
+    /// #     let store = store.clone();
+    /// #     async { Ok::<_, std::convert::Infallible>(handle(store, request).await) }
+    /// # }));
+    /// # for status in [500, 200, 200] {
+    /// #     let request = Request::post("/").header("idempotency-key", "k").body(Full::default())?;
+    /// #     let response = service.clone().oneshot(request).await?;
+    /// #     assert_eq!(response.status(), status);
+    /// #     if status == 500 {
+    /// #         assert_eq!(response.headers()["content-type"], "application/problem+json");
+    /// #         // The table was missing.
+    /// #         query("CREATE TABLE orders (item TEXT)").execute(&mut shop).await?;
+    /// #     }
+    /// # }
+    /// # let orders: i64 = sqlx::query_scalar("SELECT count(*) FROM orders").fetch_one(&mut shop).await?;
+    /// # assert_eq!(orders, 1);
+    /// # std::fs::remove_file(&file)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn into_http(self) -> Response<Full<Bytes>> {
         self.log(None);

@@ -14,6 +14,7 @@ mod log;
 mod mounted;
 mod process;
 mod proxy;
+mod readme;
 mod response;
 mod rollback;
 mod service;
