@@ -218,6 +218,14 @@ impl Row {
         }
     }
 
+    /// From when on a sweep has something to do with this record.
+    pub(crate) fn due(&self) -> Due {
+        match self.state {
+            State::InProgress { lease_until } => Due::Marking(self.expires_at.max(lease_until)),
+            _ => Due::Removal(self.expires_at),
+        }
+    }
+
     pub(crate) fn fence(&self) -> Fence {
         self.fence
     }
@@ -265,6 +273,15 @@ impl Row {
     fn has_lapsed(&self, now: Moment) -> bool {
         matches!(self.state, State::InProgress { lease_until } if lease_until < now)
     }
+}
+
+/// When a sweep is due, and for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Due {
+    /// It becomes unknown after this moment.
+    Marking(Moment),
+    /// It is removed after this moment.
+    Removal(Moment),
 }
 
 /// What a sweep does with a record.

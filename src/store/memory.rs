@@ -5,11 +5,12 @@ use std::{
     cmp::Reverse,
     fmt,
     hash::{BuildHasher as _, RandomState},
+    mem,
     time::Duration,
 };
 
 use hashbrown::HashTable;
-use tokio::time::Instant;
+use tokio::{task::yield_now, time::Instant};
 
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release, Resolution,
@@ -17,7 +18,7 @@ use super::{
 };
 use crate::{
     Fence, RecordName, Token,
-    protocol::{Moment, Row, Sweep},
+    protocol::{Due, Moment, Row, Sweep},
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 
@@ -25,9 +26,10 @@ use crate::{
 ///
 /// Clones share their records. The clock is Tokio's, so that a test with a
 /// paused clock decides when a lease lapses or a record expires. The store is
-/// bounded, and never makes room by evicting a record, since an evicted record
-/// is work done twice: when it is full, new keys are refused with 503 until
-/// something expires. A completed record takes about 370 bytes beside what is
+/// bounded. When it is full, expired records give way, with or without a
+/// [`Sweeper`](crate::Sweeper); if there is none, new keys are refused with 503. It
+/// never evicts a record that has not expired, since an evicted record is work done
+/// twice. A completed record takes about 370 bytes beside what is
 /// kept of its response; `benches/RESULTS.md` says what was measured.
 ///
 /// ```
@@ -43,7 +45,7 @@ pub struct MemoryStore {
 }
 
 struct Inner {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Shard]>,
     hasher: RandomState,
     start: Instant,
     fences: AtomicU64,
@@ -51,10 +53,23 @@ struct Inner {
     bytes: AtomicUsize,
     most_records: usize,
     most_bytes: usize,
+    /// The shard in which room was found last.
+    emptied: AtomicUsize,
 }
 
+#[derive(Default)]
+struct Shard {
+    table: Mutex<Table>,
+    removal: Bound,
+    marking: Bound,
+}
+
+/// A moment in nanoseconds before which no record of a shard is due. Written under
+/// the lock of the table, and read without it.
+struct Bound(AtomicU64);
+
 /// A shard that grows reads no name again, and moves little under its lock.
-type Shard = HashTable<Slot>;
+type Table = HashTable<Slot>;
 
 struct Slot {
     hash: u64,
@@ -79,7 +94,7 @@ impl MemoryStore {
     pub fn bounded(records: usize, bytes: usize) -> Self {
         Self {
             inner: Arc::new(Inner {
-                shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+                shards: (0..SHARDS).map(|_| Shard::default()).collect(),
                 hasher: RandomState::new(),
                 start: Instant::now(),
                 fences: AtomicU64::new(1),
@@ -87,6 +102,7 @@ impl MemoryStore {
                 bytes: AtomicUsize::new(0),
                 most_records: records,
                 most_bytes: bytes,
+                emptied: AtomicUsize::new(0),
             }),
         }
     }
@@ -115,10 +131,10 @@ impl Inner {
 
     /// The shard of a name, and the name's hash, whose other bits choose the
     /// place in it.
-    fn shard(&self, name: &RecordName) -> (MutexGuard<'_, Shard>, u64) {
+    fn shard(&self, name: &RecordName) -> (&Shard, u64) {
         let hash = self.hasher.hash_one(name);
         let shard = &self.shards[(hash >> 20) as usize % self.shards.len()];
-        (lock(shard), hash)
+        (shard, hash)
     }
 
     /// One transition of a record that may exist, under its lock.
@@ -127,9 +143,14 @@ impl Inner {
         name: &RecordName,
         apply: impl FnOnce(&mut Row) -> Settlement,
     ) -> Settlement {
-        let (mut shard, hash) = self.shard(name);
-        let slot = shard.find_mut(hash, |slot| slot.is(hash, name));
-        slot.map_or(Settlement::Superseded, |slot| apply(&mut slot.entry.row))
+        let (shard, hash) = self.shard(name);
+        let mut table = shard.lock();
+        let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
+            return Settlement::Superseded;
+        };
+        let settlement = apply(&mut slot.entry.row);
+        shard.lower(slot.entry.row.due());
+        settlement
     }
 
     /// One transition after which the record may keep a response: refused if
@@ -138,44 +159,142 @@ impl Inner {
     fn transition_that_keeps(
         &self,
         name: &RecordName,
-        apply: impl FnOnce(&mut Row) -> Settlement,
+        apply: impl Fn(&mut Row) -> Settlement,
     ) -> Result<Settlement, StoreError> {
-        let (mut shard, hash) = self.shard(name);
-        let Some(slot) = shard.find_mut(hash, |slot| slot.is(hash, name)) else {
-            return Ok(Settlement::Superseded);
-        };
-        let row = &mut slot.entry.row;
-        let mut next = row.clone();
-        let settlement = apply(&mut next);
-        self.admit_bytes(next.kept_bytes() - row.kept_bytes())?;
-        *row = next;
-        Ok(settlement)
+        let (shard, hash) = self.shard(name);
+        loop {
+            let mut table = shard.lock();
+            let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
+                return Ok(Settlement::Superseded);
+            };
+            let row = &mut slot.entry.row;
+            let mut next = row.clone();
+            let settlement = apply(&mut next);
+            if take(
+                &self.bytes,
+                next.kept_bytes() - row.kept_bytes(),
+                self.most_bytes,
+            ) {
+                *row = next;
+                shard.lower(row.due());
+                return Ok(settlement);
+            }
+            drop(table);
+            if !self.make_room() {
+                return Err(StoreError::full("the bound on bytes of the memory store"));
+            }
+        }
     }
 
-    /// Takes one of the places for records; dropped from the count by `forget`.
-    fn admit(&self) -> Result<(), StoreError> {
-        self.records
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |records| {
-                (records < self.most_records).then_some(records + 1)
-            })
-            .map(drop)
-            .map_err(|_| StoreError::full("the bound on records of the memory store"))
+    /// Removes the expired records of one shard. Returns whether there were any.
+    ///
+    /// Takes one lock, and none if nothing has expired: to refuse a key costs a
+    /// look at each shard's bound.
+    fn make_room(&self) -> bool {
+        let first = self.emptied.load(Ordering::Relaxed);
+        for index in (first..first + self.shards.len()).map(|index| index % self.shards.len()) {
+            let now = self.now();
+            let shard = &self.shards[index];
+            if !shard.removal.is_past(now) {
+                continue;
+            }
+            let removed = self.sweep(shard, |row| match row.due() {
+                Due::Removal(_) => row.sweep(Duration::ZERO, now),
+                Due::Marking(_) => Sweep::Kept,
+            });
+            if removed > 0 {
+                self.emptied.store(index, Ordering::Relaxed);
+                return true;
+            }
+        }
+        false
     }
 
-    fn admit_bytes(&self, bytes: usize) -> Result<(), StoreError> {
-        self.bytes
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |kept| {
-                kept.checked_add(bytes)
-                    .filter(|sum| *sum <= self.most_bytes)
-            })
-            .map(drop)
-            .map_err(|_| StoreError::full("the bound on bytes of the memory store"))
+    /// Does with each record of a shard what `sweep` says. Returns how many records
+    /// were removed.
+    fn sweep(&self, shard: &Shard, mut sweep: impl FnMut(&mut Row) -> Sweep) -> usize {
+        let mut table = shard.lock();
+        let (mut removal, mut marking) = (Moment::MAX, Moment::MAX);
+        let (mut records, mut bytes) = (0, 0);
+        table.retain(|Slot { entry, .. }| {
+            let row = &mut entry.row;
+            if let Sweep::Due { .. } = sweep(row) {
+                records += 1;
+                bytes += row.kept_bytes();
+                return false;
+            }
+            match row.due() {
+                Due::Removal(at) => removal = removal.min(at),
+                Due::Marking(at) => marking = marking.min(at),
+            }
+            true
+        });
+        shard.removal.set(removal);
+        shard.marking.set(marking);
+        self.give_back(records, bytes);
+        records
     }
 
     fn give_back(&self, records: usize, bytes: usize) {
         self.records.fetch_sub(records, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
+}
+
+impl Shard {
+    /// No table is left in a state that a panic could have torn: transitions are
+    /// assignments.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Under the lock of the table.
+    fn lower(&self, due: Due) {
+        match due {
+            Due::Removal(at) => self.removal.lower(at),
+            Due::Marking(at) => self.marking.lower(at),
+        }
+    }
+
+    fn is_due(&self, now: Moment) -> bool {
+        self.removal.is_past(now) || self.marking.is_past(now)
+    }
+}
+
+impl Bound {
+    fn set(&self, at: Moment) {
+        self.0.store(nanos(at), Ordering::Relaxed);
+    }
+
+    fn lower(&self, at: Moment) {
+        let at = nanos(at);
+        if at < self.0.load(Ordering::Relaxed) {
+            self.0.store(at, Ordering::Relaxed);
+        }
+    }
+
+    fn is_past(&self, now: Moment) -> bool {
+        self.0.load(Ordering::Relaxed) < nanos(now)
+    }
+}
+
+impl Default for Bound {
+    fn default() -> Self {
+        Self(AtomicU64::new(u64::MAX))
+    }
+}
+
+fn nanos(at: Moment) -> u64 {
+    at.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// Takes `more` of a bound. Returns false if that is not left.
+fn take(taken: &AtomicUsize, more: usize, most: usize) -> bool {
+    taken
+        .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
+            taken.checked_add(more).filter(|sum| *sum <= most)
+        })
+        .is_ok()
 }
 
 impl Slot {
@@ -185,27 +304,30 @@ impl Slot {
     }
 }
 
-/// No shard is left in a state that a panic could have torn: transitions are
-/// assignments.
-fn lock(shard: &Mutex<Shard>) -> MutexGuard<'_, Shard> {
-    shard.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Store for MemoryStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let inner = &*self.inner;
-        let (mut shard, hash) = inner.shard(name);
-        let now = inner.now();
-        if let Some(slot) = shard.find(hash, |slot| slot.is(hash, name)) {
-            return Ok(Claimed::Occupied(slot.entry.row.snapshot(now)));
+        let (shard, hash) = inner.shard(name);
+        loop {
+            let mut table = shard.lock();
+            let now = inner.now();
+            if let Some(slot) = table.find(hash, |slot| slot.is(hash, name)) {
+                return Ok(Claimed::Occupied(slot.entry.row.snapshot(now)));
+            }
+            if take(&inner.records, 1, inner.most_records) {
+                let row = Row::claimed(claim, inner.next_fence(), now);
+                let grant = row.grant();
+                shard.lower(row.due());
+                let name = name.clone();
+                let entry = Box::new(Entry { name, row });
+                table.insert_unique(hash, Slot { hash, entry }, |slot| slot.hash);
+                return Ok(Claimed::Acquired(grant));
+            }
+            drop(table);
+            if !inner.make_room() {
+                return Err(StoreError::full("the bound on records of the memory store"));
+            }
         }
-        inner.admit()?;
-        let row = Row::claimed(claim, inner.next_fence(), now);
-        let grant = row.grant();
-        let name = name.clone();
-        let entry = Box::new(Entry { name, row });
-        shard.insert_unique(hash, Slot { hash, entry }, |slot| slot.hash);
-        Ok(Claimed::Acquired(grant))
     }
 
     async fn reclaim(
@@ -216,13 +338,15 @@ impl Store for MemoryStore {
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let inner = &*self.inner;
-        let (mut shard, hash) = inner.shard(name);
-        let Some(slot) = shard.find_mut(hash, |slot| slot.is(hash, name)) else {
+        let (shard, hash) = inner.shard(name);
+        let mut table = shard.lock();
+        let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
             return Ok(None);
         };
         let row = &mut slot.entry.row;
         let bytes = row.kept_bytes();
         let grant = row.reclaim(seen, succession, claim, inner.next_fence(), inner.now());
+        shard.lower(row.due());
         inner.give_back(0, bytes - row.kept_bytes());
         Ok(grant)
     }
@@ -283,7 +407,8 @@ impl Store for MemoryStore {
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         let inner = &*self.inner;
         let (shard, hash) = inner.shard(name);
-        let slot = shard.find(hash, |slot| slot.is(hash, name));
+        let table = shard.lock();
+        let slot = table.find(hash, |slot| slot.is(hash, name));
         Ok(slot.map(|slot| slot.entry.row.snapshot(inner.now())))
     }
 
@@ -298,7 +423,7 @@ impl Store for MemoryStore {
         let now = inner.now();
         let mut chosen = Vec::new();
         for shard in &inner.shards {
-            let shard = lock(shard);
+            let shard = shard.lock();
             chosen.extend(
                 shard
                     .iter()
@@ -314,8 +439,9 @@ impl Store for MemoryStore {
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
         let inner = &*self.inner;
-        let (mut shard, hash) = inner.shard(name);
-        match shard.find_entry(hash, |slot| slot.is(hash, name)) {
+        let (shard, hash) = inner.shard(name);
+        let mut table = shard.lock();
+        match table.find_entry(hash, |slot| slot.is(hash, name)) {
             Ok(found) if found.get().entry.row.fence() == seen => {
                 let (slot, _) = found.remove();
                 inner.give_back(1, slot.entry.row.kept_bytes());
@@ -332,26 +458,33 @@ impl Store for MemoryStore {
     ) -> Result<Purged, StoreError> {
         let inner = &*self.inner;
         let mut purged = Purged::default();
+        let mut has_swept = false;
         for shard in &inner.shards {
             let now = inner.now();
-            lock(shard).retain(|Slot { entry, .. }| {
-                let row = &mut entry.row;
+            if purged.touched() >= u64::from(limit) {
+                break;
+            }
+            if !shard.is_due(now) {
+                continue;
+            }
+            // Requests go on between the shards.
+            if mem::replace(&mut has_swept, true) {
+                yield_now().await;
+            }
+            inner.sweep(shard, |row| {
                 if purged.touched() >= u64::from(limit) {
-                    return true;
+                    return Sweep::Kept;
                 }
-                match row.sweep(unknown_retention, now) {
-                    Sweep::Kept => true,
-                    Sweep::MarkedUnknown => {
-                        purged.marked_unknown += 1;
-                        true
-                    }
+                let swept = row.sweep(unknown_retention, now);
+                match swept {
+                    Sweep::Kept => {}
+                    Sweep::MarkedUnknown => purged.marked_unknown += 1,
                     Sweep::Due { unknown } => {
                         purged.removed += 1;
                         purged.removed_unknown += u64::from(unknown);
-                        inner.give_back(1, row.kept_bytes());
-                        false
                     }
                 }
+                swept
             });
         }
         Ok(purged)

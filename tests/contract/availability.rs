@@ -15,8 +15,8 @@ use http::Method;
 use tokio::time::{Instant, timeout};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
-    MemoryStore, Reconciled, Reconciler, Recovery, Scope, SharedStore, Store as _,
-    store::{Claim, Claimed, RecordState, Release, Settlement},
+    MemoryStore, Reconciled, Reconciler, Recovery, Scope, SharedStore, Store as _, StoreErrorKind,
+    store::{Claim, Claimed, RecordState, Release, Settlement, Witness},
 };
 
 use crate::{
@@ -358,3 +358,98 @@ async fn rule_49_a_panic_leaves_the_other_streams_alone() {
     gate.open();
     running.await.unwrap().assert_live(201);
 }
+
+#[tokio::test(start_paused = true)]
+async fn f108_expired_records_give_way_in_a_full_memory_store() {
+    let store = MemoryStore::bounded(10, 1 << 20);
+    let probe = Probe::counting();
+    let minute = Duration::from_secs(60);
+    let builder = required(SharedStore::new(store.clone())).retention(minute);
+    let api = Api::new(builder, &probe);
+    for number in 0..10 {
+        api.send(keyed(&format!("K{number}")))
+            .await
+            .assert_live(201);
+    }
+    api.send(keyed("L"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    tokio::time::sleep(2 * minute).await;
+    // No sweeper runs.
+    for number in 0..10 {
+        api.send(keyed(&format!("L{number}")))
+            .await
+            .assert_live(201);
+    }
+    assert_eq!(store.len(), 10);
+    api.send(keyed("M"))
+        .await
+        .assert_problem(503, "store-unavailable");
+}
+
+#[tokio::test(start_paused = true)]
+async fn f108_only_expired_records_give_way() {
+    let store = MemoryStore::bounded(3, 1 << 20);
+    let minute = Duration::from_secs(60);
+    let claim = async |key: &str, lease| {
+        let claim = Claim::new(fingerprint(keyed(key)).await, lease, minute);
+        let claimed = store.claim(&named(key), &claim).await;
+        claimed.map(|_| claim.token)
+    };
+    // In progress, crashed, and of an unknown outcome.
+    claim("K", 10 * minute).await.unwrap();
+    claim("L", minute).await.unwrap();
+    let token = claim("M", minute).await.unwrap();
+    let owner = Witness::Owner(token);
+    let marked = store.mark_unknown(&named("M"), owner, 10 * minute).await;
+    assert_eq!(marked.unwrap(), Settlement::Applied);
+    tokio::time::sleep(5 * minute).await;
+    let full = claim("N", minute).await.unwrap_err();
+    assert_eq!(full.kind(), StoreErrorKind::Full);
+    tokio::time::sleep(6 * minute).await;
+    claim("N", minute).await.unwrap();
+    assert!(store.read(&named("M")).await.unwrap().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn f108_expired_responses_give_way_in_a_full_memory_store() {
+    let store = MemoryStore::bounded(100, 3_000);
+    let probe = Probe::answering(|_| http::Response::new(Body::from("x".repeat(1_000))));
+    let minute = Duration::from_secs(60);
+    let builder = required(SharedStore::new(store)).retention(minute);
+    let api = Api::new(builder, &probe);
+    api.send(keyed("K")).await.assert_live(200);
+    api.send(keyed("L")).await.assert_live(200);
+    let unrecorded = api.send(keyed("M")).await;
+    assert_eq!(unrecorded.header("idempotent-recorded"), Some("false"));
+    tokio::time::sleep(2 * minute).await;
+    api.send(keyed("N")).await.assert_live(200);
+}
+
+#[tokio::test]
+async fn purging_a_memory_store_lets_other_tasks_run() {
+    let store = MemoryStore::new();
+    let print = fingerprint(keyed("K")).await;
+    for number in 0..10_000 {
+        let name = named(&number.to_string());
+        let claim = Claim::new(print, HOUR, Duration::ZERO);
+        store.claim(&name, &claim).await.unwrap();
+        let released = store.release(&name, claim.token, Release::Bound).await;
+        assert_eq!(released.unwrap(), Settlement::Applied);
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let others = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&others);
+    let other = tokio::spawn(async move {
+        loop {
+            counted.fetch_add(1, Ordering::SeqCst);
+            tokio::task::yield_now().await;
+        }
+    });
+    let purged = store.purge_expired(u32::MAX, HOUR).await.unwrap();
+    other.abort();
+    assert_eq!(purged.removed, 10_000);
+    assert!(others.load(Ordering::SeqCst) > 100);
+}
+
+const HOUR: Duration = Duration::from_secs(3600);
