@@ -13,6 +13,7 @@ use tokio::time::{self, Instant};
 use crate::{
     Fence, OperationId, RecordName, Recovery, Store, StoreError, StoreErrorKind,
     config::Config,
+    fingerprint::{BodyFault, Comparison, Mismatch},
     host::Host,
     jitter::jittered,
     outcome::Notice,
@@ -25,6 +26,8 @@ use crate::{
 pub(crate) struct Claimant {
     pub(crate) name: RecordName,
     pub(crate) claim: Claim,
+    /// The fault of a body that cannot be compared.
+    pub(crate) body_fault: Option<BodyFault>,
     pub(crate) parts: request::Parts,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
@@ -45,6 +48,8 @@ pub(crate) enum Claiming {
     },
     /// It may not, because of the record that is there.
     Found(Seen),
+    /// It may not whatever the store says, and no record answers it.
+    Barred(Bar),
     /// The store did not answer, and may hold the claim all the same; `seen`, if
     /// it had shown a record of the key before.
     Failed { error: StoreError, seen: bool },
@@ -68,10 +73,17 @@ pub(crate) enum Found {
         response: Bytes,
     },
     Unknown,
-    OtherRequest,
+    OtherRequest(Box<Mismatch>),
     OtherScheme,
     /// The function of an earlier fingerprint panicked.
     Panicked,
+}
+
+/// Why a request may not run, whatever the store says. It gets what the record
+/// answers without a run.
+#[derive(Clone, Copy)]
+pub(crate) enum Bar {
+    BodyInvalid(BodyFault),
 }
 
 /// What one look at the store brought.
@@ -91,6 +103,9 @@ enum Standing {
 
 /// Claims the key, in rounds, since the record may change between two looks.
 pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &mut Claimant) -> Claiming {
+    if let Some(bar) = claimant.bar() {
+        return Box::pin(barred(host, claimant, bar)).await;
+    }
     let mut tried = Tried::default();
     let claiming = claim_in_rounds(host, claimant, &mut tried).await;
     claimant.doubt = Doubt::after(claimant.doubt, tried.doubt);
@@ -265,6 +280,46 @@ async fn round_of<S: Store>(
     })
 }
 
+/// What the record that is there answers to a request that must not claim.
+async fn barred<S: Store>(host: &Host<S>, claimant: &Claimant, bar: Bar) -> Claiming {
+    let start = Instant::now();
+    for _ in 0..ROUNDS {
+        let record = match host.timely(host.store.read(&claimant.name)).await {
+            Ok(Some(record)) => record,
+            Ok(None) => return Claiming::Barred(bar),
+            // Such a body is refused with or without a record.
+            Err(_) => return Claiming::Barred(bar),
+        };
+        let found = match claimant.judge(&host.config, &record) {
+            Standing::Mine(grant) => {
+                return Claiming::Granted {
+                    grant,
+                    since: start,
+                };
+            }
+            Standing::Free(Succession::Retry | Succession::Replace | Succession::Expired) => {
+                return Claiming::Barred(bar);
+            }
+            Standing::Taken(Found::OtherRequest(mismatch)) if mismatch.is_of_body_alone() => {
+                return Claiming::Barred(bar);
+            }
+            Standing::Taken(found) => found,
+            Standing::Free(Succession::Rerun | Succession::Reconcile) => Found::Unknown,
+            Standing::Free(Succession::TakeOver) | Standing::Lapsed => {
+                match mark_lapsed(host, &claimant.name, record.fence).await {
+                    Ok(Settlement::Superseded) => continue,
+                    Ok(Settlement::Applied) | Err(_) => Found::Unknown,
+                }
+            }
+        };
+        return Claiming::Found(Seen {
+            operation: record.operation,
+            found,
+        });
+    }
+    Claiming::Contended
+}
+
 /// What the record that is there now means for the request; `None` if the key
 /// can be claimed.
 pub(crate) async fn look<S: Store>(
@@ -310,6 +365,11 @@ impl Claimant {
         })
     }
 
+    /// Why the request may not run now, if so.
+    fn bar(&self) -> Option<Bar> {
+        self.body_fault.map(Bar::BodyInvalid)
+    }
+
     /// The one place where records are compared with requests. A mismatch wins
     /// over every live state but "free for any request".
     fn judge(&self, config: &Config, record: &Record) -> Standing {
@@ -320,34 +380,31 @@ impl Claimant {
         if !in_progress && record.expires_in.is_none() {
             return Standing::Free(Succession::Expired);
         }
-        let same = || {
-            config.fingerprinter.matches(
-                record.fingerprint,
-                self.claim.fingerprint,
+        let compare = || {
+            config.fingerprinter.compare(
+                &record.fingerprint,
+                &self.claim.fingerprint,
                 &self.parts,
                 &self.body,
             )
         };
-        let Ok(same) = catch_unwind(AssertUnwindSafe(same)) else {
+        let Ok(compared) = catch_unwind(AssertUnwindSafe(compare)) else {
             return Standing::Taken(Found::Panicked);
         };
-        if matches!(record.state, RecordState::Released(Release::Freed)) && same != Some(true) {
-            return Standing::Free(Succession::Replace);
-        }
+        let is_freed = matches!(record.state, RecordState::Released(Release::Freed));
         // A crashed claim binds its key until it expires, whether it was swept or
         // not.
-        let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
-        if lapsed && record.expires_in.is_none() {
-            match same {
-                None => return Standing::Lapsed,
-                Some(false) => return Standing::Free(Succession::Expired),
-                Some(true) => {}
+        let is_over = matches!(record.state, RecordState::InProgress { lease_left: None })
+            && record.expires_in.is_none();
+        match compared {
+            Comparison::Same => {}
+            _ if is_freed => return Standing::Free(Succession::Replace),
+            Comparison::SchemeUnknown if is_over => return Standing::Lapsed,
+            Comparison::SchemeUnknown => return Standing::Taken(Found::OtherScheme),
+            Comparison::Different(_) if is_over => return Standing::Free(Succession::Expired),
+            Comparison::Different(mismatch) => {
+                return Standing::Taken(Found::OtherRequest(Box::new(mismatch)));
             }
-        }
-        match same {
-            None => return Standing::Taken(Found::OtherScheme),
-            Some(false) => return Standing::Taken(Found::OtherRequest),
-            Some(true) => {}
         }
         let rerun =
             matches!(config.recovery, Recovery::Rerun) && record.takeovers + 1 < config.attempts;

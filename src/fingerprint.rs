@@ -3,46 +3,67 @@
 mod json;
 mod media_type;
 mod multipart;
+mod parts;
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderName, header, request};
+use http::{HeaderMap, HeaderName, HeaderValue, Uri, header, request, uri::PathAndQuery};
 use sha2::{Digest as _, Sha256};
 
-use self::json::Selection;
+pub(crate) use self::parts::Mismatch;
+pub use self::parts::RequestPart;
+use self::{
+    json::Selection,
+    media_type::MediaType,
+    parts::{BodyForm, Parted, Place, Prints},
+};
 
-/// The digest that says whether a request with a used key is the same request
-/// again, with the id of the scheme that made it.
+/// Says whether a request with a used key is the same request again.
+///
+/// It holds the id of the scheme that made it, a digest of the request, and four
+/// bytes for each part of the request. With those, a mismatch can name the parts
+/// that differ. Stores keep the bytes and never look into them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Fingerprint([u8; 40]);
+pub struct Fingerprint([u8; Self::LENGTH]);
 
 impl Fingerprint {
+    /// How many bytes a fingerprint has: 84.
+    pub const LENGTH: usize = PRINTS_START + parts::PRINTS_LENGTH;
+
     /// The fingerprint that a store kept.
     #[must_use]
-    pub fn from_bytes(bytes: [u8; 40]) -> Self {
+    pub fn from_bytes(bytes: [u8; Self::LENGTH]) -> Self {
         Self(bytes)
     }
 
     /// The bytes for a store to keep.
     #[must_use]
-    pub fn as_bytes(&self) -> &[u8; 40] {
+    pub fn as_bytes(&self) -> &[u8; Self::LENGTH] {
         &self.0
     }
 
-    fn new(scheme: Scheme, digest: impl AsRef<[u8]>) -> Self {
-        let mut bytes = [0; 40];
-        bytes[..8].copy_from_slice(&scheme.0);
-        bytes[8..].copy_from_slice(digest.as_ref());
+    fn new(scheme: Scheme, digest: [u8; 32], prints: &Prints) -> Self {
+        let mut bytes = [0; Self::LENGTH];
+        bytes[..DIGEST_START].copy_from_slice(&scheme.0);
+        bytes[DIGEST_START..PRINTS_START].copy_from_slice(&digest);
+        bytes[PRINTS_START..].copy_from_slice(prints.as_bytes());
         Self(bytes)
     }
 
     pub(crate) fn scheme(&self) -> Scheme {
-        let mut id = [0; 8];
-        id.copy_from_slice(&self.0[..8]);
+        let mut id = [0; DIGEST_START];
+        id.copy_from_slice(&self.0[..DIGEST_START]);
         Scheme(id)
     }
+
+    fn prints(&self) -> Prints {
+        Prints::from_slice(&self.0[PRINTS_START..])
+    }
 }
+
+const DIGEST_START: usize = 8;
+const PRINTS_START: usize = DIGEST_START + 32;
 
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,14 +74,38 @@ impl fmt::Debug for Fingerprint {
 /// Identifies how a fingerprint was made: two layers with the same settings
 /// agree on it, whatever process or version they run in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Scheme([u8; 8]);
+pub(crate) struct Scheme([u8; DIGEST_START]);
 
 /// What makes two requests the same request.
 ///
 /// Every form but [`custom`](Self::custom) covers the method, the original path
-/// and query, the media type and the body; the `Authorization`, `User-Agent`,
-/// `Date`, `Signature` or tracing headers never count. All parts are
-/// length-prefixed and hashed with SHA-256.
+/// and query, the media type, the content encoding and the body. The
+/// `Authorization`, `User-Agent`, `Date`, `Signature` and tracing headers never
+/// count. All parts are length-prefixed and hashed with SHA-256. A mismatch names
+/// the parts that were compared and those that differ; see
+/// [`Rejection::differs`](crate::Rejection::differs).
+///
+/// # Media type and content encoding
+///
+/// The spelling of a media type does not count: case, white space, quotes and the
+/// order of its parameters. Nor does `charset=utf-8` on `application/json` and
+/// `+json` types. A body with a `Content-Encoding` other than `identity` is
+/// compared coded, byte for byte, in every form.
+///
+/// # Path
+///
+/// With the feature `axum`, the path is the one before nested routers shortened
+/// it: `axum::extract::OriginalUri` of **axum 0.8**. Routers of another version of
+/// axum keep the original path in a type that this crate does not know. With
+/// those, and without the feature, let the layer stand outside of nested routers,
+/// or use [`custom`](Self::custom) with a function that reads that type.
+///
+/// # Authority
+///
+/// The authority (the `Host` header, `:authority` over HTTP/2) does not count: a
+/// retry may reach the service under another name. Add it with
+/// [`authority`](Self::authority), or make it part of the
+/// [`Scope`](crate::Scope), if one service answers for several hosts.
 ///
 /// ```
 /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
@@ -95,6 +140,7 @@ pub(crate) struct Scheme([u8; 8]);
 pub struct Fingerprinting {
     form: Form,
     headers: Vec<HeaderName>,
+    authority: bool,
 }
 
 #[derive(Clone)]
@@ -115,11 +161,14 @@ impl Fingerprinting {
     }
 
     /// JSON bodies count by structure: the order of members and white space do
-    /// not matter, the spelling of numbers does (`1` is not `1.0`). Other media
-    /// types count byte for byte.
+    /// not matter, the spelling of numbers does (`1` is not `1.0`). Strings are
+    /// compared unescaped; half a surrogate pair (`"\ud800"`) equals itself. Other
+    /// media types count byte for byte, and so do bodies with a content encoding.
     ///
-    /// A body that says it is JSON and is not, has a duplicate member, or nests
-    /// deeper than 64 levels is answered 400 `body-invalid`.
+    /// Every document that the grammar of RFC 8259 allows is accepted, however
+    /// deep it is, except one with two members of the same name in an object.
+    /// Such a body, and one that says it is JSON and is not, is answered 400
+    /// `body-invalid`.
     #[must_use]
     pub fn json() -> Self {
         Self::of(Form::Json(Selection::All))
@@ -134,7 +183,8 @@ impl Fingerprinting {
     }
 
     /// As [`json`](Self::json), but the values at these JSON Pointers (RFC
-    /// 6901) do not count, present or absent.
+    /// 6901) do not count, present or absent. The index of an element is that in
+    /// the document, with the elements that do not count.
     #[must_use]
     pub fn json_without<P: Into<String>>(pointers: impl IntoIterator<Item = P>) -> Self {
         Self::of(Form::Json(Selection::without(pointers)))
@@ -142,7 +192,7 @@ impl Fingerprinting {
 
     /// `multipart/form-data` bodies count part by part, so that a new boundary
     /// does not matter; the order, headers and content of the parts do. Other
-    /// media types count byte for byte.
+    /// media types count byte for byte, and so do bodies with a content encoding.
     ///
     /// A body that cannot be taken apart is answered 400 `body-invalid`.
     #[must_use]
@@ -164,8 +214,11 @@ impl Fingerprinting {
         })
     }
 
-    /// This request header counts too; absent is different from empty.
-    /// Defaults to none.
+    /// This request header counts too; absent is different from empty. Has no
+    /// effect on [`custom`](Self::custom). Defaults to none.
+    ///
+    /// A mismatch names each of the first four headers by itself. From the fifth
+    /// on, headers are named together with another one.
     #[must_use]
     pub fn header(mut self, name: HeaderName) -> Self {
         self.headers.push(name);
@@ -174,10 +227,23 @@ impl Fingerprinting {
         self
     }
 
+    /// The authority counts too: `:authority` over HTTP/2, over HTTP/1.1 the
+    /// authority of an absolute request target, else the `Host` header. Has no
+    /// effect on [`custom`](Self::custom). Defaults to not counting.
+    ///
+    /// Case does not matter, nor do user information and the ports 80 and 443: a
+    /// request over HTTP/1.1 does not tell which of the two is the default.
+    #[must_use]
+    pub fn authority(mut self) -> Self {
+        self.authority = true;
+        self
+    }
+
     fn of(form: Form) -> Self {
         Self {
             form,
             headers: Vec::new(),
+            authority: false,
         }
     }
 
@@ -192,20 +258,34 @@ impl Fingerprinting {
         }
     }
 
-    fn describe(&self) -> String {
-        let form = match &self.form {
-            Form::Bytes => "bytes/1".to_owned(),
-            Form::Json(selection) => format!("json/1 {selection:?}"),
-            Form::Multipart => "multipart/1".to_owned(),
-            Form::Custom { scheme, .. } => format!("custom {scheme:?}"),
-        };
-        format!("{form} {:?}", self.headers)
-    }
-
+    /// The name of the form changes with its meaning, so that no record is
+    /// compared under a meaning that it was not made with.
     fn scheme(&self) -> Scheme {
-        let digest = Sha256::digest(self.describe());
-        let mut id = [0; 8];
-        id.copy_from_slice(&digest[..8]);
+        let mut framed = Framed::default();
+        match &self.form {
+            Form::Bytes => framed.field(b"bytes/2"),
+            Form::Json(selection) => {
+                let (kind, pointers) = selection.spelled();
+                framed.field(b"json/2");
+                framed.field(kind.as_bytes());
+                framed.count(pointers.len());
+                for pointer in pointers {
+                    framed.field(pointer.as_bytes());
+                }
+            }
+            Form::Multipart => framed.field(b"multipart/2"),
+            Form::Custom { scheme, .. } => {
+                framed.field(b"custom/2");
+                framed.field(scheme.as_bytes());
+            }
+        }
+        framed.count(self.headers.len());
+        for name in &self.headers {
+            framed.field(name.as_str().as_bytes());
+        }
+        framed.count(usize::from(self.authority));
+        let mut id = [0; DIGEST_START];
+        id.copy_from_slice(&framed.digest()[..DIGEST_START]);
         Scheme(id)
     }
 }
@@ -218,7 +298,17 @@ impl Default for Fingerprinting {
 
 impl fmt::Debug for Fingerprinting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Fingerprinting({})", self.describe())
+        let mut shown = f.debug_struct("Fingerprinting");
+        match &self.form {
+            Form::Bytes => shown.field("form", &"bytes"),
+            Form::Json(selection) => shown.field("form", &"json").field("values", selection),
+            Form::Multipart => shown.field("form", &"multipart"),
+            Form::Custom { scheme, .. } => shown.field("form", &"custom").field("scheme", scheme),
+        };
+        shown
+            .field("headers", &self.headers)
+            .field("authority", &self.authority)
+            .finish()
     }
 }
 
@@ -226,6 +316,14 @@ impl fmt::Debug for Fingerprinting {
 #[derive(Debug)]
 pub(crate) struct Fingerprinter {
     schemes: Vec<(Scheme, Fingerprinting)>,
+}
+
+/// Whether a request is the one that a record was made for.
+pub(crate) enum Comparison {
+    Same,
+    Different(Mismatch),
+    /// The record's scheme is not known here.
+    SchemeUnknown,
 }
 
 impl Fingerprinter {
@@ -247,36 +345,43 @@ impl Fingerprinter {
         Self { schemes }
     }
 
-    /// The request's fingerprint under the scheme in force.
+    /// The request's fingerprint under the scheme in force, and the fault of a
+    /// body that cannot be compared.
     pub(crate) fn current(
         &self,
         parts: &request::Parts,
         body: &Bytes,
-    ) -> Result<Fingerprint, BodyFault> {
+    ) -> (Fingerprint, Option<BodyFault>) {
         let (scheme, settings) = &self.schemes[0];
-        settings.compute(*scheme, parts, body)
+        settings.identify(*scheme, parts, body)
     }
 
-    /// Whether the request is the one that made `recorded`; `None` if its
-    /// scheme is not known here.
-    pub(crate) fn matches(
+    /// Compares the request, whose fingerprint is `current`, with the one that
+    /// made `recorded`.
+    pub(crate) fn compare(
         &self,
-        recorded: Fingerprint,
-        current: Fingerprint,
+        recorded: &Fingerprint,
+        current: &Fingerprint,
         parts: &request::Parts,
         body: &Bytes,
-    ) -> Option<bool> {
-        if recorded.scheme() == current.scheme() {
-            return Some(recorded == current);
+    ) -> Comparison {
+        if recorded == current {
+            return Comparison::Same;
         }
-        self.schemes
-            .iter()
-            .find(|(scheme, _)| *scheme == recorded.scheme())
-            .map(|(scheme, settings)| {
-                settings
-                    .compute(*scheme, parts, body)
-                    .is_ok_and(|again| again == recorded)
-            })
+        let known = |(scheme, _): &&(Scheme, Fingerprinting)| *scheme == recorded.scheme();
+        let Some((scheme, settings)) = self.schemes.iter().find(known) else {
+            return Comparison::SchemeUnknown;
+        };
+        let again = if *scheme == current.scheme() {
+            *current
+        } else {
+            settings.identify(*scheme, parts, body).0
+        };
+        if again == *recorded {
+            Comparison::Same
+        } else {
+            Comparison::Different(settings.difference(recorded, &again, body))
+        }
     }
 }
 
@@ -285,46 +390,145 @@ impl Fingerprinter {
 pub(crate) struct BodyFault(pub(crate) &'static str);
 
 impl Fingerprinting {
-    fn compute(
+    /// The fingerprint of a request. That of a body with a fault equals none
+    /// that was recorded.
+    fn identify(
         &self,
         scheme: Scheme,
         parts: &request::Parts,
         body: &Bytes,
-    ) -> Result<Fingerprint, BodyFault> {
-        let mut framed = Framed::default();
+    ) -> (Fingerprint, Option<BodyFault>) {
+        let mut parted = Parted::default();
         if let Form::Custom { identify, .. } = &self.form {
-            framed.field(&identify(parts, body));
-            return Ok(Fingerprint::new(scheme, framed.digest()));
+            parted.body(
+                BodyForm::Custom,
+                Sha256::digest(identify(parts, body)).into(),
+            );
+            return (parted.fingerprint(scheme), None);
         }
-        framed.field(parts.method.as_str().as_bytes());
-        framed.field(original_target(parts).as_bytes());
-        let by_parts = matches!(self.form, Form::Multipart);
-        framed.count(parts.headers.get_all(header::CONTENT_TYPE).iter().count());
-        for value in parts.headers.get_all(header::CONTENT_TYPE) {
-            framed.field(&media_type::canonical(value.as_bytes(), by_parts));
+        let uri = original_uri(parts);
+        let target = uri.path_and_query();
+        let coding = media_type::coding(&parts.headers);
+        parted.part(Place::Method, parts.method.as_str().as_bytes());
+        parted.part(
+            Place::Path,
+            target.map_or("", PathAndQuery::path).as_bytes(),
+        );
+        parted.list(Place::Query, target.and_then(PathAndQuery::query));
+        let types = parts.headers.get_all(header::CONTENT_TYPE).iter();
+        parted.list(Place::MediaType, types.map(|line| self.counted(line)));
+        parted.part(Place::ContentEncoding, &coding);
+        for (index, name) in self.headers.iter().enumerate() {
+            parted.list(Place::header(index), parts.headers.get_all(name));
         }
-        for name in &self.headers {
-            framed.count(parts.headers.get_all(name).iter().count());
-            for value in parts.headers.get_all(name) {
-                framed.field(value.as_bytes());
-            }
+        if self.authority {
+            parted.list(Place::Authority, authority(uri, parts));
         }
-        match &self.form {
-            Form::Json(selection) if !body.is_empty() && media_type::is_json(&parts.headers) => {
-                framed.field(b"json");
-                json::hash(body, selection, &mut framed)?;
+        let (form, digest) = self.digest(&parts.headers, body, &coding);
+        match digest {
+            Ok(digest) => {
+                parted.body(form, digest);
+                (parted.fingerprint(scheme), None)
             }
-            Form::Multipart if media_type::is_multipart(&parts.headers) => {
-                framed.field(b"parts");
-                multipart::hash(&parts.headers, body, &mut framed)?;
-            }
-            _ => {
-                framed.field(b"bytes");
-                framed.field(body);
-            }
+            Err(fault) => (parted.fingerprint(scheme), Some(fault)),
         }
-        Ok(Fingerprint::new(scheme, framed.digest()))
     }
+
+    /// A media type, as it counts: without a boundary where parts are compared.
+    fn counted<'v>(&self, line: &'v HeaderValue) -> Cow<'v, [u8]> {
+        let media_type = MediaType::parse(line.as_bytes());
+        let by_parts = matches!(self.form, Form::Multipart) && media_type.is_form();
+        if by_parts {
+            media_type.without_boundary().canonical()
+        } else {
+            media_type.canonical()
+        }
+    }
+
+    /// The form in which a body is compared, and its digest.
+    fn digest(
+        &self,
+        headers: &HeaderMap,
+        body: &Bytes,
+        coding: &[u8],
+    ) -> (BodyForm, Result<[u8; 32], BodyFault>) {
+        let media_type = || sole_media_type(headers).filter(|_| coding.is_empty());
+        match &self.form {
+            Form::Json(selection) if !body.is_empty() => {
+                if media_type().is_some_and(|media_type| media_type.is_json()) {
+                    return (BodyForm::Json, json::digest(body, selection));
+                }
+            }
+            Form::Multipart => {
+                if let Some(media_type) = media_type().filter(MediaType::is_form) {
+                    return (BodyForm::Parts, multipart::digest(&media_type, body));
+                }
+            }
+            Form::Json(_) | Form::Bytes | Form::Custom { .. } => {}
+        }
+        (BodyForm::Bytes, Ok(Sha256::digest(body).into()))
+    }
+
+    /// Which parts differ between the request of the record and this one, two
+    /// fingerprints of this scheme.
+    fn difference(&self, recorded: &Fingerprint, current: &Fingerprint, body: &Bytes) -> Mismatch {
+        let (recorded, current) = (recorded.prints(), current.prints());
+        let mut mismatch = Mismatch::default();
+        for (place, part) in self.compared() {
+            let is_same = recorded.at(place) == current.at(place)
+                || (place == Place::Body && self.is_another_form(recorded.at(place), body));
+            if !is_same {
+                mismatch.differs.push(part.clone());
+            }
+            mismatch.compared.push(part);
+        }
+        mismatch
+    }
+
+    /// Whether the record keeps this very body, compared in another form because
+    /// of another media type or content encoding.
+    fn is_another_form(&self, recorded: [u8; 4], body: &Bytes) -> bool {
+        let begins = |digest: [u8; 32]| digest.starts_with(&recorded);
+        match &self.form {
+            Form::Json(selection) => {
+                begins(Sha256::digest(body).into())
+                    || json::digest(body, selection).is_ok_and(begins)
+            }
+            Form::Multipart => begins(Sha256::digest(body).into()),
+            Form::Bytes | Form::Custom { .. } => false,
+        }
+    }
+
+    fn compared(&self) -> Vec<(Place, RequestPart)> {
+        if let Form::Custom { .. } = self.form {
+            return vec![(Place::Body, RequestPart::Custom)];
+        }
+        let headers = self.headers.iter().enumerate();
+        let headers =
+            headers.map(|(index, name)| (Place::header(index), RequestPart::Header(name.clone())));
+        let authority = self
+            .authority
+            .then_some((Place::Authority, RequestPart::Authority));
+        let mut compared = vec![
+            (Place::Method, RequestPart::Method),
+            (Place::Path, RequestPart::Path),
+            (Place::Query, RequestPart::Query),
+            (Place::MediaType, RequestPart::MediaType),
+            (Place::ContentEncoding, RequestPart::ContentEncoding),
+        ];
+        compared.extend(headers);
+        compared.extend(authority);
+        compared.push((Place::Body, RequestPart::Body));
+        compared
+    }
+}
+
+/// The media type of a request that has no more than one.
+fn sole_media_type(headers: &HeaderMap) -> Option<MediaType<'_>> {
+    let mut lines = headers.get_all(header::CONTENT_TYPE).iter();
+    let line = lines.next()?;
+    let is_sole = lines.next().is_none();
+    is_sole.then(|| MediaType::parse(line.as_bytes()))
 }
 
 /// SHA-256 over fields that cannot run into one another.
@@ -337,12 +541,18 @@ impl Framed {
         self.0.update(bytes);
     }
 
-    fn count(&mut self, count: usize) {
-        self.0.update((count as u64).to_le_bytes());
-    }
-
     fn tag(&mut self, tag: u8) {
         self.0.update([tag]);
+    }
+
+    /// A body has up to 256 MiB, and a head much less.
+    fn count(&mut self, count: usize) {
+        self.0.update((count as u32).to_le_bytes());
+    }
+
+    /// Ends a list: no field is as long.
+    fn end(&mut self) {
+        self.0.update(u32::MAX.to_le_bytes());
     }
 
     fn digest(self) -> [u8; 32] {
@@ -350,9 +560,9 @@ impl Framed {
     }
 }
 
-/// The path and query that the client sent. A nested axum router sees a
-/// shortened one; two routers under different prefixes are different requests.
-fn original_target(parts: &request::Parts) -> &str {
+/// The target that the client sent. A nested axum router sees a shortened one;
+/// two routers under different prefixes are different requests.
+fn original_uri(parts: &request::Parts) -> &Uri {
     #[cfg(feature = "axum")]
     let uri = parts
         .extensions
@@ -360,7 +570,32 @@ fn original_target(parts: &request::Parts) -> &str {
         .map_or(&parts.uri, |original| &original.0);
     #[cfg(not(feature = "axum"))]
     let uri = &parts.uri;
-    uri.path_and_query().map_or("", |target| target.as_str())
+    uri
+}
+
+/// The authority that the client sent; several if it sent several `Host` lines.
+fn authority(uri: &Uri, parts: &request::Parts) -> Vec<Vec<u8>> {
+    if let Some(authority) = uri.authority() {
+        return vec![canonical_authority(authority.as_str().as_bytes())];
+    }
+    let lines = parts.headers.get_all(header::HOST).iter();
+    lines
+        .map(|line| canonical_authority(line.as_bytes()))
+        .collect()
+}
+
+/// Host and port in lower case; without user information and a port that may be
+/// the default one.
+fn canonical_authority(authority: &[u8]) -> Vec<u8> {
+    let host = authority
+        .rsplit(|&byte| byte == b'@')
+        .next()
+        .unwrap_or_default();
+    let host = [&b":443"[..], b":80", b":"]
+        .into_iter()
+        .find_map(|port| host.strip_suffix(port))
+        .unwrap_or(host);
+    host.to_ascii_lowercase()
 }
 
 #[cfg(test)]
@@ -369,130 +604,44 @@ mod tests {
 
     use super::*;
 
-    fn fingerprint(
+    fn identified(
         settings: &Fingerprinting,
         uri: &str,
         media_type: &str,
         body: &str,
     ) -> Result<Fingerprint, BodyFault> {
-        let (parts, ()) = Request::post(uri)
-            .header(header::CONTENT_TYPE, media_type)
-            .body(())
-            .unwrap()
-            .into_parts();
-        settings.compute(
-            settings.scheme(),
-            &parts,
-            &Bytes::copy_from_slice(body.as_bytes()),
-        )
-    }
-
-    fn same(settings: &Fingerprinting, one: &str, other: &str) -> bool {
-        let of = |body| fingerprint(settings, "/", "application/json", body).unwrap();
-        of(one) == of(other)
+        let request = Request::post(uri).header(header::CONTENT_TYPE, media_type);
+        let (parts, body) = request.body(body.to_owned().into()).unwrap().into_parts();
+        let (fingerprint, fault) = settings.identify(settings.scheme(), &parts, &body);
+        fault.map_or(Ok(fingerprint), Err)
     }
 
     #[test]
-    fn the_border_between_path_and_body_counts() {
-        let bytes = Fingerprinting::bytes();
-        assert_ne!(
-            fingerprint(&bytes, "/ab", "text/plain", "c"),
-            fingerprint(&bytes, "/a", "text/plain", "bc"),
-        );
+    fn the_border_between_parts_counts() {
+        let of = |uri, body| identified(&Fingerprinting::bytes(), uri, "text/plain", body).unwrap();
+        assert_ne!(of("/ab", "c"), of("/a", "bc"));
+        assert_ne!(of("/a?b", "c"), of("/a", "?bc"));
+        assert_ne!(of("/a?", ""), of("/a", ""));
     }
 
     #[test]
-    fn spelling_of_the_media_type_does_not_count_but_the_type_does() {
-        let of = |media_type| fingerprint(&Fingerprinting::bytes(), "/", media_type, "x");
+    fn rule_29_spelling_of_the_media_type_does_not_count_but_the_type_does() {
+        let of = |media_type| identified(&Fingerprinting::bytes(), "/", media_type, "x");
         assert_eq!(
-            of("application/json;charset=utf-8"),
-            of("Application/JSON ; Charset=\"UTF-8\"")
+            of("application/json;charset=utf-8;a=\"b\""),
+            of("Application/JSON ; A=b")
         );
         assert_ne!(of("application/json"), of("application/xml"));
         assert_ne!(of("text/plain"), of("text/plain;charset=utf-8"));
     }
 
     #[test]
-    fn json_counts_by_structure() {
-        let json = Fingerprinting::json();
-        assert!(same(
-            &json,
-            r#"{"a":1,"b":{"c":2,"d":3}}"#,
-            r#"{ "b":{"d":3,"c":2},"a" : 1 }"#
-        ));
-        assert!(same(&json, r#"{"a":"\u00e9"}"#, r#"{"a":"é"}"#));
-        assert!(!same(&json, "[1,2]", "[2,1]"));
-        assert!(!same(&json, "[[1],2]", "[1,[2]]"));
-        assert!(!same(&json, "1", "1.0"));
-        assert!(!same(&json, r#"{"a":null}"#, "{}"));
-        assert!(!same(&json, "9007199254740993", "9007199254740992"));
-        assert!(!same(&json, r#""1""#, "1"));
-    }
-
-    #[test]
     fn json_that_cannot_be_compared_is_refused() {
-        let json = Fingerprinting::json();
-        let deep = "[".repeat(65) + &"]".repeat(65);
-        for body in [
-            r#"{"a":1,"a":2}"#,
-            r#"{"x":{"a":1,"\u0061":1}}"#,
-            "{",
-            "{}x",
-            &deep,
-        ] {
-            assert!(
-                fingerprint(&json, "/", "application/json", body).is_err(),
-                "{body}"
-            );
-        }
-        assert!(fingerprint(&json, "/", "application/problem+json", "{").is_err());
-        assert!(fingerprint(&json, "/", "text/plain", "{").is_ok());
-        assert!(fingerprint(&json, "/", "application/json", "").is_ok());
-    }
-
-    #[test]
-    fn excluded_fields_do_not_count_and_their_siblings_do() {
-        let without = Fingerprinting::json_without(["/meta/attempt", "/list/0"]);
-        let base = r#"{"amount":1,"meta":{"attempt":1,"id":7},"list":[1,2]}"#;
-        assert!(same(
-            &without,
-            base,
-            r#"{"amount":1,"meta":{"attempt":2,"id":7},"list":[9,2]}"#
-        ));
-        assert!(same(
-            &without,
-            base,
-            r#"{"amount":1,"meta":{"id":7},"list":[1,2]}"#
-        ));
-        assert!(!same(
-            &without,
-            base,
-            r#"{"amount":2,"meta":{"attempt":1,"id":7},"list":[1,2]}"#
-        ));
-        assert!(!same(
-            &without,
-            base,
-            r#"{"amount":1,"meta":{"attempt":1,"id":8},"list":[1,2]}"#
-        ));
-    }
-
-    #[test]
-    fn a_chosen_field_that_is_present_but_falsy_is_a_value() {
-        let only = Fingerprinting::json_only(["/a"]);
-        let values = [
-            "{}",
-            r#"{"a":null}"#,
-            r#"{"a":false}"#,
-            r#"{"a":0}"#,
-            r#"{"a":""}"#,
-            r#"{"a":[]}"#,
-        ];
-        for (i, one) in values.iter().enumerate() {
-            for (j, other) in values.iter().enumerate() {
-                assert_eq!(same(&only, one, other), i == j, "{one} {other}");
-            }
-        }
-        assert!(same(&only, r#"{"a":1,"b":2}"#, r#"{"a":1,"b":3}"#));
+        let of = |media_type, body| identified(&Fingerprinting::json(), "/", media_type, body);
+        assert!(of("application/problem+json", "{").is_err());
+        assert!(of("application/json", r#"{"x":{"a":1,"\u0061":1}}"#).is_err());
+        assert!(of("text/plain", "{").is_ok());
+        assert!(of("application/json", "").is_ok());
     }
 
     #[test]
@@ -501,24 +650,31 @@ mod tests {
             let body = format!(
                 "--{boundary}\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n{value}\r\n--{boundary}--\r\n"
             );
-            fingerprint(
-                &Fingerprinting::multipart(),
-                "/",
-                &format!("multipart/form-data; boundary={boundary}"),
-                &body,
-            )
+            let media_type = format!("multipart/form-data; boundary={boundary}");
+            identified(&Fingerprinting::multipart(), "/", &media_type, &body)
         };
         assert_eq!(parts("XX", "1").unwrap(), parts("yy", "1").unwrap());
         assert_ne!(parts("XX", "1").unwrap(), parts("XX", "2").unwrap());
-        assert!(
-            fingerprint(
-                &Fingerprinting::multipart(),
-                "/",
-                "multipart/form-data",
-                "x"
-            )
-            .is_err()
+        let nameless = "multipart/form-data";
+        assert!(identified(&Fingerprinting::multipart(), "/", nameless, "x").is_err());
+    }
+
+    #[test]
+    fn rule_30_an_authority_has_no_case_no_user_and_no_default_port() {
+        for spelling in [
+            "a.example",
+            "A.Example",
+            "a.example:",
+            "a.example:80",
+            "u:p@a.example:443",
+        ] {
+            assert_eq!(canonical_authority(spelling.as_bytes()), b"a.example");
+        }
+        assert_eq!(
+            canonical_authority(b"[2001:DB8::80]:443"),
+            b"[2001:db8::80]"
         );
+        assert_eq!(canonical_authority(b"a:8080"), b"a:8080");
     }
 
     #[test]
@@ -531,20 +687,75 @@ mod tests {
             vec![Fingerprinting::custom("one", |_, b| b.to_vec())],
         );
         let stranger = Fingerprinter::new(Fingerprinting::json(), vec![]);
-        let recorded = old.current(&parts, &body).unwrap();
-        let current = new.current(&parts, &body).unwrap();
+        let recorded = old.current(&parts, &body).0;
+        let current = new.current(&parts, &body).0;
+        let compare = |by: &Fingerprinter, recorded, body: &Bytes| {
+            let current = by.current(&parts, body).0;
+            by.compare(&recorded, &current, &parts, body)
+        };
+        assert!(matches!(compare(&new, recorded, &body), Comparison::Same));
         let other = Bytes::from_static(b"y");
-        assert_eq!(new.matches(recorded, current, &parts, &body), Some(true));
-        assert_eq!(new.matches(recorded, current, &parts, &other), Some(false));
-        assert_eq!(stranger.matches(recorded, current, &parts, &body), None);
+        let Comparison::Different(mismatch) = compare(&new, recorded, &other) else {
+            panic!("another body is the same request");
+        };
+        assert_eq!(mismatch.differs, [RequestPart::Custom]);
+        let unknown = compare(&stranger, recorded, &body);
+        assert!(matches!(unknown, Comparison::SchemeUnknown));
+        assert!(matches!(
+            compare(&stranger, current, &body),
+            Comparison::Same
+        ));
+    }
+
+    #[test]
+    fn schemes_keep_their_ids() {
+        let ids = [
+            Fingerprinting::bytes(),
+            Fingerprinting::bytes().authority(),
+            Fingerprinting::bytes().header(header::CONTENT_LANGUAGE),
+            Fingerprinting::json(),
+            Fingerprinting::json_only(["/b", "/a"]),
+            Fingerprinting::json_without(["/a", "/b"]),
+            Fingerprinting::multipart(),
+            Fingerprinting::custom("one", |_, _| Vec::new()),
+        ]
+        .map(|settings| hex::encode(settings.scheme().0));
         assert_eq!(
-            stranger.matches(
-                current,
-                stranger.current(&parts, &body).unwrap(),
-                &parts,
-                &body
-            ),
-            Some(true)
+            ids,
+            [
+                "64edbe595d6e0c9f",
+                "c08856113a85cb33",
+                "80711762726365bc",
+                "1ceefd387acc0d9c",
+                "20222a77ffb92375",
+                "775b137e20f8d0fd",
+                "22b69c7831086210",
+                "0cab6711593e020e",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_request_keeps_its_fingerprint() {
+        let (parts, ()) = Request::post("/orders?dry=1")
+            .header(header::CONTENT_TYPE, "application/json; charset=utf-8")
+            .header(header::CONTENT_LANGUAGE, "de")
+            .header(header::HOST, "Example:443")
+            .body(())
+            .unwrap()
+            .into_parts();
+        let body = Bytes::from_static(b"{\"b\":[1],\"a\":\"x\"}");
+        let settings = Fingerprinting::json()
+            .header(header::CONTENT_LANGUAGE)
+            .authority();
+        let (fingerprint, _) = settings.identify(settings.scheme(), &parts, &body);
+        assert_eq!(
+            hex::encode(fingerprint.as_bytes()),
+            concat!(
+                "9797d2d497749c11",
+                "d6563ac03da0092d40b360854e6c46c121c2c5bb87b4c7527840f659635f9bf0",
+                "39811f6c46ca74f03928b9bd125ebcdc00000000dd64095262a9f71a12ccc048000000000000000000000000",
+            )
         );
     }
 }

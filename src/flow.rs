@@ -67,10 +67,8 @@ where
         let config = &host.config;
         let refuse = |rejection: Rejection| Ok(config.refuse_at_once(&rejection));
         let fingerprint = || config.fingerprinter.current(&parts, &body);
-        let fingerprint = match catch_unwind(AssertUnwindSafe(fingerprint)) {
-            Ok(Ok(fingerprint)) => fingerprint,
-            Ok(Err(fault)) => return refuse(Rejection::body_invalid(fault.0)),
-            Err(_) => return refuse(Rejection::callback_panicked(Callback::Fingerprint)),
+        let Ok((fingerprint, body_fault)) = catch_unwind(AssertUnwindSafe(fingerprint)) else {
+            return refuse(Rejection::callback_panicked(Callback::Fingerprint));
         };
         let place = match host.permit() {
             Ok(place) => place,
@@ -79,6 +77,7 @@ where
         let claimant = Box::new(Claimant {
             name,
             claim: Claim::new(fingerprint, config.lease, config.retention),
+            body_fault,
             parts,
             body,
             trailers,

@@ -60,8 +60,10 @@ impl<S: Store> IdempotencyLayer<S> {
     /// the caller's identity, never its credential: a token that is refreshed
     /// between two tries would run the operation twice.
     ///
-    /// Without the feature `axum`, the layer must stand outside of nested
-    /// routers, since those shorten the path that it fingerprints.
+    /// Nested routers shorten the path. With the feature `axum`, the original one
+    /// is read from the `OriginalUri` of axum 0.8. Without the feature, and with
+    /// another version of axum, the layer must stand outside of nested routers; see
+    /// [`Fingerprinting`](Fingerprinting#path).
     pub fn required(
         store: S,
         scope: impl Fn(&request::Parts) -> Option<Scope> + Send + Sync + 'static,

@@ -215,7 +215,7 @@
 //!
 //! | feature | brings | default |
 //! |---|---|---|
-//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease); original paths of nested routers count | yes |
+//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease); original paths of nested routers of axum 0.8 count | yes |
 //! | `tracing` | one event for each outcome | yes |
 //! | `metrics` | one counter for each outcome, through the `metrics` facade | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
@@ -274,7 +274,7 @@ pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
     body::{RequestBody, ResponseBody},
     config::BuildError,
-    fingerprint::{Fingerprint, Fingerprinting},
+    fingerprint::{Fingerprint, Fingerprinting, RequestPart},
     future::ResponseFuture,
     headers::KeptHeaders,
     key::{Key, KeySyntax},

@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn what_is_kept_for_ever_is_kept() {
         let for_ever = Duration::MAX;
-        let fingerprint = Fingerprint::from_bytes([0; 40]);
+        let fingerprint = Fingerprint::from_bytes([0; Fingerprint::LENGTH]);
         let claim = Claim::new(fingerprint, for_ever, for_ever);
         let now = Moment::from_secs(1);
         let mut row = Row::claimed(&claim, Fence::new(1), now);

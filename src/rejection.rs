@@ -12,7 +12,11 @@ use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::json;
 
 use crate::{
-    OperationId, StoreError, StoreErrorKind, body_error::BodyError, key::KeyFault, log::Warnings,
+    OperationId, RequestPart, StoreError, StoreErrorKind,
+    body_error::BodyError,
+    fingerprint::{BodyFault, Mismatch},
+    key::KeyFault,
+    log::Warnings,
     upload::LEAST_BYTES_PER_SECOND,
 };
 
@@ -31,6 +35,7 @@ pub struct Rejection {
     /// too much.
     warning: Option<&'static str>,
     cause: Option<StoreError>,
+    mismatch: Option<Box<Mismatch>>,
 }
 
 /// The kinds of [`Rejection`]; each is one problem type.
@@ -229,25 +234,36 @@ impl Rejection {
                 "The request body exceeded a timeout that stands before the idempotency layer. Nothing ran; the same key may be sent again.",
             )
             .retry_after(1),
-            BodyError::Broken => Self::body_invalid("it broke off"),
+            BodyError::Broken => Self::body_invalid(BodyFault("it broke off")),
         }
     }
 
-    pub(crate) fn body_invalid(reason: &'static str) -> Self {
+    pub(crate) fn body_invalid(fault: BodyFault) -> Self {
         Self::new(
             RejectionKind::BodyInvalid,
             format!(
-                "The request body cannot be compared with that of a retry: {reason}. Nothing ran, and the key is unused."
+                "The request body cannot be compared with that of a retry: {}. Nothing ran, and this request did not use the key.",
+                fault.0
             ),
         )
     }
 
-    pub(crate) fn key_reused(status: StatusCode) -> Self {
+    pub(crate) fn key_reused(status: StatusCode, mismatch: Box<Mismatch>) -> Self {
+        let Mismatch { compared, differs } = &*mismatch;
+        let which = match &differs[..] {
+            [] => "It cannot be told which part differs".to_owned(),
+            [part] => format!("The {} differs", named(part)),
+            parts => format!("These parts differ: {}", list(parts)),
+        };
+        let compared = list(compared);
         Self {
             status,
+            mismatch: Some(mismatch),
             ..Self::new(
                 RejectionKind::KeyReused,
-                "This key was used for a different request. Send that request unchanged, or this one with a new key. Nothing ran.",
+                format!(
+                    "This key was used for a different request. {which}; compared: {compared}. Send that request unchanged, or this one with a new key. Nothing ran."
+                ),
             )
         }
     }
@@ -422,6 +438,7 @@ impl Rejection {
             operation: None,
             warning: None,
             cause: None,
+            mismatch: None,
         }
     }
 
@@ -479,6 +496,25 @@ impl Rejection {
     #[must_use]
     pub fn operation(&self) -> Option<OperationId> {
         self.operation
+    }
+
+    /// The parts of the request that were compared with the request that the key
+    /// belongs to. Empty unless the kind is
+    /// [`KeyReused`](RejectionKind::KeyReused).
+    #[must_use]
+    pub fn compared(&self) -> &[RequestPart] {
+        self.mismatch
+            .as_ref()
+            .map_or(&[], |mismatch| &mismatch.compared)
+    }
+
+    /// Those of the [`compared`](Self::compared) parts that differ. Nothing else
+    /// is said of the other request.
+    #[must_use]
+    pub fn differs(&self) -> &[RequestPart] {
+        self.mismatch
+            .as_ref()
+            .map_or(&[], |mismatch| &mismatch.differs)
     }
 }
 
@@ -591,6 +627,10 @@ impl Renderer {
         if let Some(seconds) = rejection.retry_after {
             problem["retry_after"] = seconds.into();
         }
+        if let Some(mismatch) = &rejection.mismatch {
+            problem["compared"] = names(&mismatch.compared).into();
+            problem["differs"] = names(&mismatch.differs).into();
+        }
         let mut response = Response::new(problem.to_string().into());
         *response.status_mut() = rejection.status;
         response.headers_mut().insert(
@@ -615,6 +655,23 @@ impl fmt::Debug for Renderer {
 /// to generic clients: a custom rendering with one of them is not used.
 fn is_final(status: StatusCode) -> bool {
     !status.is_informational() && !matches!(status.as_u16(), 425 | 429)
+}
+
+/// The parts of a request as programs read them.
+fn names(parts: &[RequestPart]) -> Vec<String> {
+    parts.iter().map(ToString::to_string).collect()
+}
+
+/// The parts of a request in a sentence.
+fn list(parts: &[RequestPart]) -> String {
+    parts.iter().map(named).collect::<Vec<_>>().join(", ")
+}
+
+fn named(part: &RequestPart) -> String {
+    match part {
+        RequestPart::Header(name) => format!("header {}", spelled(name)),
+        part => part.to_string(),
+    }
 }
 
 /// Header names as people write them.

@@ -81,8 +81,8 @@ where
             Found::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
             Found::Unknown => Rejection::outcome_unknown(),
             // Nothing of the other request is shown.
-            Found::OtherRequest => {
-                return self.refuse(&Rejection::key_reused(self.config.mismatch));
+            Found::OtherRequest(mismatch) => {
+                return self.refuse(&Rejection::key_reused(self.config.mismatch, mismatch));
             }
             Found::OtherScheme => return self.refuse(&Rejection::scheme_unknown()),
             Found::Panicked => {

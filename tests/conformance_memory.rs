@@ -214,7 +214,13 @@ mod full {
     async fn a_full_store_repeats_its_answers_and_refuses_new_responses() {
         let store = MemoryStore::bounded(2, 8);
         let hour = Duration::from_secs(3600);
-        let claim = || Claim::new(Fingerprint::from_bytes([1; 40]), hour, hour);
+        let claim = || {
+            Claim::new(
+                Fingerprint::from_bytes([1; Fingerprint::LENGTH]),
+                hour,
+                hour,
+            )
+        };
         let [one, other] =
             ["one", "other"].map(|key| RecordName::new(Scope::single_tenant(), Key::new(key)));
         let (first, second) = (claim(), claim());

@@ -353,7 +353,7 @@ fn body(length: usize) -> Bytes {
 }
 
 fn fingerprint() -> Fingerprint {
-    Fingerprint::from_bytes([1; 40])
+    Fingerprint::from_bytes([1; Fingerprint::LENGTH])
 }
 
 fn name() -> RecordName {

@@ -1336,7 +1336,7 @@ fn view(row: &Row, now: Duration) -> View {
 
 /// What a request with this token brings.
 fn brought(token: u8, other: bool) -> Claim {
-    let fingerprint = Fingerprint::from_bytes([u8::from(other); 40]);
+    let fingerprint = Fingerprint::from_bytes([u8::from(other); Fingerprint::LENGTH]);
     let mut claim = Claim::new(fingerprint, moment(LEASE), moment(RETENTION));
     claim.token = named(token);
     claim.operation = OperationId::from_bytes([token; 16]);

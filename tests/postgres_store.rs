@@ -1461,7 +1461,7 @@ fn done() -> Completion {
 }
 
 fn fingerprint(body: u8) -> Fingerprint {
-    Fingerprint::from_bytes([body; 40])
+    Fingerprint::from_bytes([body; Fingerprint::LENGTH])
 }
 
 /// Until what lasted no time is over.

@@ -28,7 +28,11 @@ pub(crate) fn response() -> Bytes {
 }
 
 pub(crate) fn claim() -> Claim {
-    Claim::new(Fingerprint::from_bytes([1; 40]), LEASE, RETENTION)
+    Claim::new(
+        Fingerprint::from_bytes([1; Fingerprint::LENGTH]),
+        LEASE,
+        RETENTION,
+    )
 }
 
 /// What a fresh request asks of its store.

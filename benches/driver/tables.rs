@@ -122,7 +122,7 @@ async fn fill(url: &str, records: u64, expires_in: &str) {
              SELECT 'scope', md5(number::text), 2, 1, 0, number, now(), now(),
                     now() + interval '{expires_in}' + number * interval '1 millisecond',
                     decode(md5(number::text), 'hex'), decode(md5(number::text), 'hex'),
-                    decode(repeat('00', 40), 'hex'), decode(repeat('07', 64), 'hex')
+                    decode(repeat('00', 84), 'hex'), decode(repeat('07', 64), 'hex')
              FROM generate_series(1, {records}) AS number"
         ),
         "ALTER TABLE idempotency_records SET (fillfactor = 20)".to_owned(),

@@ -8,8 +8,8 @@
 //! | `POOLER` | `1` if a pooler stands between, one connection for each transaction | `0` |
 //! | `RUNS` | the file that each run of a handler adds a line to | in memory |
 //! | `KEY` | `required`, `optional` | `required` |
-//! | `SYNTAX` | `compat`, `strict` | `compat` |
-//! | `FINGERPRINT` | `bytes`, `json` | `bytes` |
+//! | `SYNTAX` | `compat`, `strict`, `uuid` | `compat` |
+//! | `FINGERPRINT` | `bytes`, `json`, `multipart` | `bytes` |
 //! | `LEASE_MS`, `RETENTION_MS` | the lease follows a shorter retention | the layer's |
 //! | `WAIT_MS` | 0 does not wait | 0 |
 //! | `RECOVERY` | `refuse`, `rerun` | `refuse` |
@@ -90,6 +90,7 @@ impl Settings {
                 &[
                     ("compat", KeySyntax::compat()),
                     ("strict", KeySyntax::strict()),
+                    ("uuid", KeySyntax::compat().uuid()),
                 ],
             )?,
             fingerprint: choice(
@@ -97,6 +98,7 @@ impl Settings {
                 &[
                     ("bytes", Fingerprinting::bytes()),
                     ("json", Fingerprinting::json()),
+                    ("multipart", Fingerprinting::multipart()),
                 ],
             )?,
             // The layer refuses a retention that is shorter than the lease; who

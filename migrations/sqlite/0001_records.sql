@@ -25,7 +25,7 @@ CREATE TABLE idempotency_records (
     expires_at  INTEGER NOT NULL,
     operation   BLOB    NOT NULL CHECK (length(operation) = 16),
     token       BLOB    NOT NULL CHECK (length(token) = 16),
-    fingerprint BLOB    NOT NULL CHECK (length(fingerprint) = 40),
+    fingerprint BLOB    NOT NULL CHECK (length(fingerprint) = 84),
     response    BLOB,
     CHECK ((state = 2) = (response IS NOT NULL)),
     PRIMARY KEY (scope, key)

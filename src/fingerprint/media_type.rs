@@ -1,69 +1,122 @@
-//! Media types without their accidents of spelling (RFC 9110 §8.3.1).
+//! Media types and content codings without their accidents of spelling
+//! (RFC 9110 §8.3.1 and §8.4).
 
 use std::borrow::Cow;
 
 use http::{HeaderMap, header};
 
-/// The type and its parameters, lower-cased where case does not count, sorted,
-/// without quotes and spaces. `without_boundary` leaves the boundary out.
-pub(super) fn canonical(value: &[u8], without_boundary: bool) -> Cow<'_, [u8]> {
-    let plain = |byte: &u8| !byte.is_ascii_uppercase() && !matches!(byte, b';' | b' ' | b'\t');
-    if value.iter().all(plain) {
-        return Cow::Borrowed(value);
-    }
-    let mut parts = split(value).into_iter();
-    let mut canonical = parts
-        .next()
-        .unwrap_or_default()
-        .trim_ascii()
-        .to_ascii_lowercase();
-    let mut parameters: Vec<_> = parts
-        .filter_map(parameter)
-        .filter(|(name, _)| !(without_boundary && name == b"boundary"))
-        .collect();
-    parameters.sort();
-    for (name, value) in parameters {
-        // A header value contains no line feed, so nothing runs together.
-        canonical.push(b'\n');
-        canonical.extend(name);
-        canonical.push(b'\n');
-        canonical.extend(value);
-    }
-    Cow::Owned(canonical)
+/// A media type, taken apart.
+pub(super) struct MediaType<'v> {
+    /// Type and subtype in lower case.
+    essence: Cow<'v, [u8]>,
+    /// Names in lower case and values without quotes, sorted.
+    parameters: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-pub(super) fn is_json(headers: &HeaderMap) -> bool {
-    essence(headers).is_some_and(|essence| {
+impl<'v> MediaType<'v> {
+    /// Takes any value: one that is no media type is its own essence.
+    pub(super) fn parse(value: &'v [u8]) -> Self {
+        if !value.contains(&b';') {
+            return Self {
+                essence: in_lower_case(value.trim_ascii()),
+                parameters: Vec::new(),
+            };
+        }
+        let mut parts = split(value);
+        let essence = in_lower_case(parts.next().unwrap_or_default().trim_ascii());
+        let mut parameters: Vec<_> = parts.filter_map(parameter).collect();
+        parameters.sort();
+        let mut media_type = Self {
+            essence,
+            parameters,
+        };
+        if media_type.is_json() {
+            // JSON is UTF-8 whether or not it says so (RFC 8259 §11).
+            media_type
+                .parameters
+                .retain(|(name, value)| (&name[..], &value[..]) != (b"charset", b"utf-8"));
+        }
+        media_type
+    }
+
+    pub(super) fn is_json(&self) -> bool {
+        let essence = &*self.essence;
         essence == b"application/json" || (essence.ends_with(b"+json") && essence.contains(&b'/'))
-    })
+    }
+
+    pub(super) fn is_form(&self) -> bool {
+        &*self.essence == b"multipart/form-data"
+    }
+
+    /// The boundary of a multipart type; `None` if there is not exactly one.
+    pub(super) fn boundary(&self) -> Option<&str> {
+        let mut boundaries = self.parameters.iter().filter(|(name, _)| name == BOUNDARY);
+        let (_, boundary) = boundaries.next()?;
+        let boundary = std::str::from_utf8(boundary).ok()?;
+        (boundaries.next().is_none() && !boundary.is_empty()).then_some(boundary)
+    }
+
+    pub(super) fn without_boundary(mut self) -> Self {
+        self.parameters.retain(|(name, _)| name != BOUNDARY);
+        self
+    }
+
+    /// The same bytes for all spellings of the same type.
+    pub(super) fn canonical(self) -> Cow<'v, [u8]> {
+        let Self {
+            mut essence,
+            parameters,
+        } = self;
+        for (name, value) in parameters {
+            // A header value contains no line feed, so nothing runs together.
+            let spelled = essence.to_mut();
+            spelled.push(b'\n');
+            spelled.extend(name);
+            spelled.push(b'\n');
+            spelled.extend(value);
+        }
+        essence
+    }
 }
 
-pub(super) fn is_multipart(headers: &HeaderMap) -> bool {
-    essence(headers).is_some_and(|essence| essence == b"multipart/form-data")
+/// The codings of the body in the order in which they were applied, in lower
+/// case and without `identity`. Empty for a body that is not coded.
+pub(super) fn coding(headers: &HeaderMap) -> Vec<u8> {
+    let mut codings = Vec::new();
+    for line in headers.get_all(header::CONTENT_ENCODING) {
+        for coding in line.as_bytes().split(|&byte| byte == b',') {
+            let coding = coding.trim_ascii().to_ascii_lowercase();
+            if coding.is_empty() || coding == b"identity" {
+                continue;
+            }
+            if !codings.is_empty() {
+                codings.push(b',');
+            }
+            codings.extend(coding);
+        }
+    }
+    codings
 }
 
-fn essence(headers: &HeaderMap) -> Option<Vec<u8>> {
-    let value = headers.get(header::CONTENT_TYPE)?.as_bytes();
-    let end = value
-        .iter()
-        .position(|&byte| byte == b';')
-        .unwrap_or(value.len());
-    Some(value[..end].trim_ascii().to_ascii_lowercase())
+fn in_lower_case(text: &[u8]) -> Cow<'_, [u8]> {
+    if text.iter().any(u8::is_ascii_uppercase) {
+        Cow::Owned(text.to_ascii_lowercase())
+    } else {
+        Cow::Borrowed(text)
+    }
 }
 
 /// Splits at semicolons outside quoted strings.
-fn split(value: &[u8]) -> Vec<&[u8]> {
+fn split(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let (mut quoted, mut escaped) = (false, false);
-    value
-        .split(|&byte| {
-            let here = (byte, quoted, escaped);
-            escaped = quoted && byte == b'\\' && !escaped;
-            if byte == b'"' && !here.2 {
-                quoted = !quoted;
-            }
-            byte == b';' && !quoted
-        })
-        .collect()
+    value.split(move |&byte| {
+        let here = (byte, quoted, escaped);
+        escaped = quoted && byte == b'\\' && !escaped;
+        if byte == b'"' && !here.2 {
+            quoted = !quoted;
+        }
+        byte == b';' && !quoted
+    })
 }
 
 fn parameter(part: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
@@ -102,4 +155,95 @@ fn unquoted(value: &[u8]) -> Vec<u8> {
             !escaped
         })
         .collect()
+}
+
+const BOUNDARY: &[u8] = b"boundary";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn canonical(value: &str) -> Vec<u8> {
+        MediaType::parse(value.as_bytes()).canonical().into_owned()
+    }
+
+    #[test]
+    fn rule_29_utf_8_does_not_count_on_json_types() {
+        for json in ["application/json", "application/problem+json"] {
+            for charset in [
+                ";charset=utf-8",
+                "; Charset=\"UTF-8\"",
+                " ;\tcharset=Utf-8 ; charset=utf-8",
+                ";",
+            ] {
+                assert_eq!(canonical(&format!("{json}{charset}")), json.as_bytes());
+            }
+            for charset in [";charset=utf-16", ";charset=utf8", ";charset"] {
+                assert_ne!(canonical(&format!("{json}{charset}")), json.as_bytes());
+            }
+        }
+        for other in ["text/plain", "application/xml", "text/json", "+json"] {
+            let with = canonical(&format!("{other};charset=utf-8"));
+            assert_ne!(with, other.as_bytes());
+            assert_eq!(with, canonical(&format!("{other} ; CHARSET=\"utf-8\"")));
+        }
+    }
+
+    #[test]
+    fn rule_37_one_parser_finds_the_boundary() {
+        let boundary = |value: &str| {
+            let media_type = MediaType::parse(value.as_bytes());
+            media_type.boundary().map(str::to_owned)
+        };
+        for value in [
+            "multipart/form-data;boundary=B1",
+            "multipart/form-data ; boundary=B1",
+            "multipart/form-data\t;\tcharset=utf-8;BOUNDARY=\"B1\";",
+            "multipart/form-data; a=\";boundary=x\"; boundary=\"B\\1\"",
+        ] {
+            assert_eq!(boundary(value).as_deref(), Some("B1"), "{value}");
+        }
+        for value in [
+            "multipart/form-data",
+            "multipart/form-data; boundary=",
+            "multipart/form-data; boundary=\"\"",
+            "multipart/form-data; boundary=a; boundary=b",
+            "multipart/form-data; a=\"; boundary=b\"",
+        ] {
+            assert_eq!(boundary(value), None, "{value}");
+        }
+    }
+
+    #[test]
+    fn spellings_of_a_coding_are_one_coding() {
+        let coding = |lines: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for line in lines {
+                headers.append(
+                    header::CONTENT_ENCODING,
+                    http::HeaderValue::from_static(line),
+                );
+            }
+            String::from_utf8(super::coding(&headers)).unwrap()
+        };
+        for absent in [
+            &[][..],
+            &[""],
+            &["identity"],
+            &["Identity, identity"],
+            &[", ,"],
+        ] {
+            assert_eq!(coding(absent), "");
+        }
+        assert_eq!(coding(&["GZIP"]), "gzip");
+        for list in [
+            &["gzip, br"][..],
+            &["gzip,BR"],
+            &["gzip", "br"],
+            &["gzip\t,, identity , br"],
+        ] {
+            assert_eq!(coding(list), "gzip,br");
+        }
+        assert_eq!(coding(&["br, gzip"]), "br,gzip");
+    }
 }

@@ -4,27 +4,18 @@ use std::convert::Infallible;
 
 use bytes::Bytes;
 use futures_util::{FutureExt as _, stream};
-use http::{HeaderMap, header};
 use multer::Multipart;
 
-use super::{BodyFault, Framed};
+use super::{BodyFault, Framed, media_type::MediaType};
 
-pub(super) fn hash(
-    headers: &HeaderMap,
-    body: &Bytes,
-    framed: &mut Framed,
-) -> Result<(), BodyFault> {
-    let boundary = headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| multer::parse_boundary(value).ok())
-        .ok_or(BodyFault("its media type names no multipart boundary"))?;
+pub(super) fn digest(media_type: &MediaType<'_>, body: &Bytes) -> Result<[u8; 32], BodyFault> {
+    let boundary = media_type.boundary().ok_or(NO_BOUNDARY)?;
     let whole = stream::iter([Ok::<_, Infallible>(body.clone())]);
     let mut parts = Multipart::new(whole, boundary);
+    let mut framed = Framed::default();
     // The body is here in full, so that nothing is ever waited for.
     async {
         while let Some(part) = parts.next_field().await? {
-            framed.tag(b'+');
             framed.count(part.headers().len());
             for (name, value) in part.headers() {
                 framed.field(name.as_str().as_bytes());
@@ -32,9 +23,11 @@ pub(super) fn hash(
             }
             framed.field(&part.bytes().await?);
         }
-        Ok::<_, multer::Error>(())
+        Ok::<_, multer::Error>(framed.digest())
     }
     .now_or_never()
     .and_then(Result::ok)
     .ok_or(BodyFault("its multipart body cannot be taken apart"))
 }
+
+const NO_BOUNDARY: BodyFault = BodyFault("its media type does not name one multipart boundary");

@@ -12,7 +12,7 @@ use tower::{Service, ServiceExt as _};
 use super::Exchange;
 use crate::{
     Outcome, Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure,
-    claim::{self, Claimant, Claiming, Found, Seen},
+    claim::{self, Bar, Claimant, Claiming, Found, Seen},
     config::Config,
     outcome::Notice,
     reconcile::{Reconciliation, reconcile},
@@ -82,6 +82,9 @@ where
                         },
                         Err(over) => Turn::Over(over),
                     };
+                }
+                Claiming::Barred(bar) => {
+                    return Turn::Over(Over::Refused(host.config.barred(bar)));
                 }
                 Claiming::Contended => return Turn::Over(Over::Refused(Rejection::contended())),
                 // What has been seen of the key is no longer in doubt: its work may
@@ -229,6 +232,12 @@ where
 }
 
 impl Config {
+    fn barred(&self, bar: Bar) -> Rejection {
+        match bar {
+            Bar::BodyInvalid(fault) => Rejection::body_invalid(fault),
+        }
+    }
+
     /// Whether a request whose claim failed in this way may run all the same.
     /// An unreadable record is a record: its operation may have run. And a store
     /// that is only busy is there to ask.

@@ -492,7 +492,7 @@ async fn f57_a_claim_that_another_transaction_may_have_made_is_not_waited_for_fo
                   expires_at, operation, token, fingerprint)
              SELECT 'acme', 'K', 1, 1, 0, 1, now(), now() + interval '1 hour',
                   now() + interval '1 hour', decode(repeat('00', 16), 'hex'),
-                  decode(repeat('00', 16), 'hex'), decode(repeat('00', 40), 'hex')",
+                  decode(repeat('00', 16), 'hex'), decode(repeat('00', 84), 'hex')",
         )
         .await;
         let hour = Duration::from_secs(3600);

@@ -21,5 +21,6 @@ mod life;
 mod operator;
 mod processes;
 mod redirects;
+mod sameness;
 mod service;
 mod syntax;

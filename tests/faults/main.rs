@@ -125,7 +125,7 @@ const CLIENT: &[Fault] = &[
         "JSON comes back in another order or layout",
         By(&[
             "rule_24_reordered_members_are_a_mismatch_by_bytes_and_a_replay_by_structure",
-            "json_counts_by_structure",
+            "rule_25_two_documents_are_one_if_what_counts_is_equal",
         ]),
     ),
     Fault(

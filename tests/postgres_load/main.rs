@@ -62,7 +62,11 @@ pub(crate) fn name(scope: &'static str, key: &str) -> RecordName {
 }
 
 pub(crate) fn hour() -> Claim {
-    Claim::new(Fingerprint::from_bytes([1; 40]), HOUR, HOUR)
+    Claim::new(
+        Fingerprint::from_bytes([1; Fingerprint::LENGTH]),
+        HOUR,
+        HOUR,
+    )
 }
 
 pub(crate) fn response(bytes: usize) -> Completion {

@@ -93,7 +93,11 @@ impl<'a, S: Store> Compared<'a, S> {
         retention: Duration,
         context: &str,
     ) -> (Granted, Granted) {
-        let lapsed = Claim::new(Fingerprint::from_bytes([1; 40]), NOTHING, HOUR);
+        let lapsed = Claim::new(
+            Fingerprint::from_bytes([1; Fingerprint::LENGTH]),
+            NOTHING,
+            HOUR,
+        );
         let earlier = self.call(name, &Call::Claim(lapsed), context).await;
         let earlier = earlier.expect("a free name");
         let lease = if state == State::Lapsed {
@@ -101,7 +105,11 @@ impl<'a, S: Store> Compared<'a, S> {
         } else {
             HOUR
         };
-        let claim = Claim::new(Fingerprint::from_bytes([2; 40]), lease, retention);
+        let claim = Claim::new(
+            Fingerprint::from_bytes([2; Fingerprint::LENGTH]),
+            lease,
+            retention,
+        );
         let again = Call::Reclaim(earlier, Succession::TakeOver, claim);
         let last = self
             .call(name, &again, context)
@@ -215,7 +223,11 @@ enum Call {
 
 /// The call with this number.
 fn a_call(number: usize, by: Granted, one: Duration, other: Duration) -> Call {
-    let claim = Claim::new(Fingerprint::from_bytes([3; 40]), one, other);
+    let claim = Claim::new(
+        Fingerprint::from_bytes([3; Fingerprint::LENGTH]),
+        one,
+        other,
+    );
     match number {
         0 => Call::Claim(claim),
         1 => Call::Reclaim(by, Succession::TakeOver, claim),

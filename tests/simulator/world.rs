@@ -20,8 +20,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, service_fn, util::BoxCloneService};
 use tower_idempotency::{
-    Fence, IdempotencyLayer, Key, MemoryStore, OperationId, RecordName, RecordedResponse, Recovery,
-    ResponseBody, Scope, Store as _, Token, seed_jitter,
+    Fence, Fingerprint, IdempotencyLayer, Key, MemoryStore, OperationId, RecordName,
+    RecordedResponse, Recovery, ResponseBody, Scope, Store as _, Token, seed_jitter,
     store::{Claim, Filter, Grant, Record, RecordState, Resolution, Settlement},
 };
 
@@ -69,7 +69,7 @@ struct Inner {
     tally: Tally,
     tokens: HashMap<Token, usize>,
     operations: HashMap<OperationId, usize>,
-    fingerprints: HashMap<[u8; 40], usize>,
+    fingerprints: HashMap<[u8; Fingerprint::LENGTH], usize>,
     /// The tokens whose completion has been tried.
     tried: BTreeSet<usize>,
     runs: usize,
@@ -541,7 +541,7 @@ impl World {
         }
     }
 
-    fn fingerprint(&self, fingerprint: &[u8; 40]) -> usize {
+    fn fingerprint(&self, fingerprint: &[u8; Fingerprint::LENGTH]) -> usize {
         let fingerprints = &mut self.inner().fingerprints;
         let next = fingerprints.len();
         *fingerprints.entry(*fingerprint).or_insert(next)

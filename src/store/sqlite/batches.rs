@@ -30,6 +30,10 @@ pub(super) enum WriteCall {
 }
 
 #[derive(Clone)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a box for each claim costs more than the room of a few settlements"
+)]
 pub(super) enum Written {
     Claimed(Claimed),
     Settled(Settlement),
