@@ -2,6 +2,7 @@
 
 use http::{Method, request};
 use http_body::Body;
+use tokio::time::Instant;
 
 use crate::{RecordName, Rejection, Store, config::Config, host::Host, policy::Requirement};
 
@@ -9,7 +10,14 @@ use crate::{RecordName, Rejection, Store, config::Config, host::Host, policy::Re
 pub(crate) enum Admission {
     Ignored,
     Refused(Rejection),
-    Guarded(RecordName),
+    Guarded(Admitted),
+}
+
+/// A request that is guarded.
+pub(crate) struct Admitted {
+    pub(crate) name: RecordName,
+    /// From when on its key may start no run, if that is bounded.
+    pub(crate) stale_from: Option<Instant>,
 }
 
 /// Marks a request that a layer has taken charge of: a second one on the same
@@ -26,8 +34,8 @@ impl<S: Store> Host<S> {
         if !config.guards(parts) || parts.extensions.get::<Noticed>().is_some() {
             return Admission::Ignored;
         }
-        let key = match config.syntax.read(&parts.headers, &config.header) {
-            Ok(Some(key)) => key,
+        let parsed = match config.syntax.read(&parts.headers, &config.header) {
+            Ok(Some(parsed)) => parsed,
             Ok(None) if config.requirement == Requirement::Optional => return Admission::Ignored,
             Ok(None) => return Admission::Refused(Rejection::key_missing(&config.header)),
             Err(fault) => return Admission::Refused(Rejection::key(&config.header, &fault)),
@@ -44,7 +52,10 @@ impl<S: Store> Host<S> {
         if tokio::runtime::Handle::try_current().is_err() {
             return Admission::Refused(Rejection::runtime_missing());
         }
-        Admission::Guarded(RecordName::new(scope, key))
+        Admission::Guarded(Admitted {
+            name: RecordName::new(scope, parsed.key),
+            stale_from: parsed.stale_from,
+        })
     }
 }
 

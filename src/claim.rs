@@ -26,6 +26,8 @@ use crate::{
 pub(crate) struct Claimant {
     pub(crate) name: RecordName,
     pub(crate) claim: Claim,
+    /// From when on the key may start no run, if that is bounded.
+    pub(crate) stale_from: Option<Instant>,
     /// The fault of a body that cannot be compared.
     pub(crate) body_fault: Option<BodyFault>,
     pub(crate) parts: request::Parts,
@@ -51,7 +53,7 @@ pub(crate) enum Claiming {
     /// It may not whatever the store says, and no record answers it.
     Barred(Bar),
     /// The store did not answer, and may hold the claim all the same; `seen`, if
-    /// it had shown a record of the key before.
+    /// it had shown a record of the key before, or the request may not run.
     Failed { error: StoreError, seen: bool },
     /// The record changed under every attempt.
     Contended,
@@ -83,6 +85,8 @@ pub(crate) enum Found {
 /// answers without a run.
 #[derive(Clone, Copy)]
 pub(crate) enum Bar {
+    /// Its key was made too long ago.
+    KeyStale,
     BodyInvalid(BodyFault),
 }
 
@@ -288,7 +292,8 @@ async fn barred<S: Store>(host: &Host<S>, claimant: &Claimant, bar: Bar) -> Clai
             Ok(Some(record)) => record,
             Ok(None) => return Claiming::Barred(bar),
             // Such a body is refused with or without a record.
-            Err(_) => return Claiming::Barred(bar),
+            Err(_) if matches!(bar, Bar::BodyInvalid(_)) => return Claiming::Barred(bar),
+            Err(error) => return Claiming::Failed { error, seen: true },
         };
         let found = match claimant.judge(&host.config, &record) {
             Standing::Mine(grant) => {
@@ -300,7 +305,9 @@ async fn barred<S: Store>(host: &Host<S>, claimant: &Claimant, bar: Bar) -> Clai
             Standing::Free(Succession::Retry | Succession::Replace | Succession::Expired) => {
                 return Claiming::Barred(bar);
             }
-            Standing::Taken(Found::OtherRequest(mismatch)) if mismatch.is_of_body_alone() => {
+            Standing::Taken(Found::OtherRequest(mismatch))
+                if matches!(bar, Bar::BodyInvalid(_)) && mismatch.is_of_body_alone() =>
+            {
                 return Claiming::Barred(bar);
             }
             Standing::Taken(found) => found,
@@ -367,7 +374,15 @@ impl Claimant {
 
     /// Why the request may not run now, if so.
     fn bar(&self) -> Option<Bar> {
-        self.body_fault.map(Bar::BodyInvalid)
+        match self.body_fault {
+            Some(fault) => Some(Bar::BodyInvalid(fault)),
+            None => self.is_stale().then_some(Bar::KeyStale),
+        }
+    }
+
+    /// Whether the key may start no run any more.
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale_from.is_some_and(|from| Instant::now() >= from)
     }
 
     /// The one place where records are compared with requests. A mismatch wins

@@ -82,6 +82,7 @@ impl Config {
         if let Some(fault) = self.syntax.fault() {
             return Err(BuildError::new("key_syntax", fault));
         }
+        self.check_window()?;
         if let Some(safe) = self.methods.iter().find(|method| method.is_safe()) {
             return Err(BuildError::new(
                 "methods",
@@ -169,6 +170,31 @@ impl Config {
                 return Err(BuildError::new(
                     setting,
                     format!("{duration:?} is shorter than the lease of {:?}", self.lease),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A key that outlives its record would run its operation a second time.
+    fn check_window(&self) -> Result<(), BuildError> {
+        let Some(window) = self.syntax.window() else {
+            return Ok(());
+        };
+        let by_status = self.retention_by_status.values();
+        for (setting, retention) in [
+            ("retention", self.retention),
+            ("unknown_retention", self.unknown_retention),
+        ]
+        .into_iter()
+        .chain(by_status.map(|retention| ("retention_for", *retention)))
+        {
+            if window > retention {
+                return Err(BuildError::new(
+                    "key_syntax",
+                    format!(
+                        "the window of UUIDv7 keys, {window:?}, is longer than `{setting}` of {retention:?}"
+                    ),
                 ));
             }
         }

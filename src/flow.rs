@@ -26,8 +26,8 @@ use tower::Service;
 
 use self::turn::Turn;
 use crate::{
-    Operation, Outcome, RecordName, Rejection, RequestBody, ResponseBody, Store, Word,
-    admission::Noticed,
+    Operation, Outcome, Rejection, RequestBody, ResponseBody, Store, Word,
+    admission::{Admitted, Noticed},
     body_error::BoxError,
     claim::Claimant,
     host::{Host, Share},
@@ -48,7 +48,7 @@ use crate::{
 pub(crate) fn guard<I, S, B, R>(
     host: Arc<Host<S>>,
     inner: I,
-    name: RecordName,
+    admitted: Admitted,
     parts: request::Parts,
     body: B,
 ) -> impl Guarded<Answer<R, I::Error>> + Send + 'static
@@ -75,8 +75,9 @@ where
             Err(rejection) => return refuse(rejection),
         };
         let claimant = Box::new(Claimant {
-            name,
+            name: admitted.name,
             claim: Claim::new(fingerprint, config.lease, config.retention),
+            stale_from: admitted.stale_from,
             body_fault,
             parts,
             body,

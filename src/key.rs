@@ -4,19 +4,21 @@ use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderName};
 use sfv::{BareItem, Item, Parser};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 /// What the client sent to name its operation: one decoded `Idempotency-Key`.
 ///
 /// Keys are compared byte for byte and case-sensitively. `"abc"` and a bare
-/// `abc` are the same key. Its `Debug` output shows the length alone, so that
-/// no key reaches a log by accident.
+/// `abc` are the same key. Where only UUIDs are accepted, a key is the UUID in
+/// lower case, however it was sent. Its `Debug` output shows the length alone, so
+/// that no key reaches a log by accident.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Arc<str>);
 
 impl Key {
     /// A key as an operator or a test spells it: already decoded, without
-    /// quotes. The syntax of the layer is not applied.
+    /// quotes. The syntax of the layer is not applied: write UUIDs in lower case.
     pub fn new(decoded: impl Into<Arc<str>>) -> Self {
         Self(decoded.into())
     }
@@ -32,6 +34,13 @@ impl fmt::Debug for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Key({} bytes)", self.0.len())
     }
+}
+
+/// A key as a request brought it.
+pub(crate) struct ParsedKey {
+    pub(crate) key: Key,
+    /// From when on the key may start no run; `None` for keys that always may.
+    pub(crate) stale_from: Option<Instant>,
 }
 
 /// Which keys a layer accepts.
@@ -108,21 +117,29 @@ impl KeySyntax {
         self
     }
 
-    /// Accepts UUIDs of any version only, in their hyphenated form.
-    /// Defaults to any text.
+    /// Accepts UUIDs of any version only, in their hyphenated form. The nil and
+    /// the max UUID are refused: neither names anything. Upper and lower case are
+    /// the same key. Defaults to any text.
     #[must_use]
     pub fn uuid(mut self) -> Self {
         self.form = Form::Uuid;
         self
     }
 
-    /// Accepts UUIDs of version 7 whose timestamp is at most `window` old; an
-    /// older one is answered 400 `key-stale`.
+    /// As [`uuid`](Self::uuid), but accepts UUIDs of version 7 only, and runs
+    /// nothing for one whose timestamp is `window` old or older.
     ///
-    /// With a window shorter than the retention, a key whose record has already
-    /// expired can no longer run its operation again. The age is measured on
-    /// this host's wall clock; a timestamp in the future by more than a minute
-    /// is refused as invalid. Defaults to any text.
+    /// A record of such a key answers it as any other: with a replay, or with 409
+    /// while the first request is in progress or its outcome is unknown. Where the
+    /// request would have to run, because the record is absent, released or
+    /// expired, it is answered 400 `key-stale`. So a key whose record has expired
+    /// never runs its operation again. A layer therefore refuses to be built with a
+    /// window longer than one of its retentions. A retention that the handler
+    /// shortens is not checked.
+    ///
+    /// The age is measured on this host's wall clock. A timestamp in the future by
+    /// more than a minute is refused as invalid; a client whose clock is ahead
+    /// lengthens its window by as much. Defaults to any text.
     #[must_use]
     pub fn uuid_v7(mut self, window: Duration) -> Self {
         self.form = Form::UuidV7 { window };
@@ -153,12 +170,20 @@ impl KeySyntax {
         }
     }
 
+    /// For how long after it was made a key may start a run, if that is bounded.
+    pub(crate) fn window(&self) -> Option<Duration> {
+        match self.form {
+            Form::UuidV7 { window } => Some(window),
+            Form::Opaque | Form::Uuid => None,
+        }
+    }
+
     /// Reads the key from the request's headers. `Ok(None)`: there is none.
     pub(crate) fn read(
         &self,
         headers: &HeaderMap,
         name: &HeaderName,
-    ) -> Result<Option<Key>, KeyFault> {
+    ) -> Result<Option<ParsedKey>, KeyFault> {
         let mut lines = headers.get_all(name).iter();
         let Some(line) = lines.next() else {
             return Ok(None);
@@ -169,7 +194,7 @@ impl KeySyntax {
         self.parse(line.as_bytes()).map(Some)
     }
 
-    fn parse(&self, value: &[u8]) -> Result<Key, KeyFault> {
+    fn parse(&self, value: &[u8]) -> Result<ParsedKey, KeyFault> {
         // The longest spelling of an acceptable key: every character escaped,
         // the quotes, and some room for parameters.
         let longest_line = 2 * self.length.end() + 2 + PARAMETER_ROOM;
@@ -179,7 +204,7 @@ impl KeySyntax {
                 got: value.len(),
             });
         }
-        let value = value.trim_ascii();
+        let value = without_spaces(value);
         let key = match value.first() {
             None => return Err(KeyFault::invalid("it is empty")),
             Some(b'"') => quoted(value)?,
@@ -192,24 +217,31 @@ impl KeySyntax {
                 got: key.len(),
             });
         }
-        self.check_form(&key)?;
+        let parsed = self.in_form(key)?;
         if self
             .validator
             .as_ref()
-            .is_some_and(|accepts| !accepts(&key))
+            .is_some_and(|accepts| !accepts(parsed.key.as_str()))
         {
             return Err(KeyFault::invalid("this service does not accept its form"));
         }
-        Ok(Key(key))
+        Ok(parsed)
     }
 
-    fn check_form(&self, key: &str) -> Result<(), KeyFault> {
-        let uuid = match self.form {
-            Form::Opaque => return Ok(()),
-            Form::Uuid | Form::UuidV7 { .. } => hyphenated(key)?,
+    fn in_form(&self, key: Arc<str>) -> Result<ParsedKey, KeyFault> {
+        let mut parsed = ParsedKey {
+            key: Key(key),
+            stale_from: None,
         };
+        if matches!(self.form, Form::Opaque) {
+            return Ok(parsed);
+        }
+        let uuid = hyphenated(parsed.key.as_str())?;
+        if parsed.key.0.bytes().any(|byte| byte.is_ascii_uppercase()) {
+            parsed.key = Key(parsed.key.0.to_ascii_lowercase().into());
+        }
         let Form::UuidV7 { window } = self.form else {
-            return Ok(());
+            return Ok(parsed);
         };
         let made_at = uuid
             .get_timestamp()
@@ -223,10 +255,9 @@ impl KeySyntax {
         if made_at > now + FUTURE_TOLERANCE {
             return Err(KeyFault::invalid("its timestamp lies in the future"));
         }
-        if now.saturating_sub(made_at) > window {
-            return Err(KeyFault::Stale { window });
-        }
-        Ok(())
+        let left = window.saturating_sub(now.saturating_sub(made_at));
+        parsed.stale_from = Some(Instant::now() + left);
+        Ok(parsed)
     }
 }
 
@@ -255,15 +286,24 @@ pub(crate) enum KeyFault {
         allowed: RangeInclusive<usize>,
         got: usize,
     },
-    Stale {
-        window: Duration,
-    },
 }
 
 impl KeyFault {
     const fn invalid(reason: &'static str) -> Self {
         Self::Invalid(reason)
     }
+}
+
+/// What HTTP or a structured field allows around a value, but for tabs: RFC 9651
+/// has spaces alone.
+fn without_spaces(value: &[u8]) -> &[u8] {
+    let is_other = |byte: &u8| *byte != b' ';
+    let start = value.iter().position(is_other).unwrap_or(value.len());
+    let end = value
+        .iter()
+        .rposition(is_other)
+        .map_or(start, |last| last + 1);
+    &value[start..end]
 }
 
 fn quoted(value: &[u8]) -> Result<Arc<str>, KeyFault> {
@@ -295,6 +335,7 @@ fn hyphenated(key: &str) -> Result<Uuid, KeyFault> {
     Some(key)
         .filter(|key| key.len() == HYPHENATED)
         .and_then(|key| Uuid::try_parse(key).ok())
+        .filter(|uuid| !uuid.is_nil() && !uuid.is_max())
         .ok_or(KeyFault::invalid("it is not a UUID"))
 }
 
@@ -308,13 +349,14 @@ mod tests {
     use super::*;
 
     fn compat(value: &[u8]) -> Result<Key, KeyFault> {
-        KeySyntax::compat().parse(value)
+        KeySyntax::compat().parse(value).map(|parsed| parsed.key)
     }
 
     #[test]
     fn a_quoted_and_a_bare_spelling_are_the_same_key() {
         assert_eq!(compat(b"\"abc\"").unwrap(), compat(b"abc").unwrap());
         assert_eq!(compat(b"\"a\\\"b\\\\\"").unwrap().as_str(), "a\"b\\");
+        assert_eq!(compat(b"  abc ").unwrap().as_str(), "abc");
     }
 
     #[test]
@@ -337,6 +379,14 @@ mod tests {
             b"a\\b",
             b"a\tb",
             b"\"a\tb\"",
+            b"\ta",
+            b"a\t",
+            b" \ta",
+            b"\t\"a\"",
+            b"\"a\"\t",
+            b"\"a\"\t ",
+            b"\"a\";\tb",
+            b"\t",
             b"\xff",
             b"\"\xc3\xa9\"",
             b"(\"a\")",
@@ -367,14 +417,30 @@ mod tests {
     }
 
     #[test]
+    fn a_uuid_is_one_key_in_any_case() {
+        let syntax = KeySyntax::compat().uuid();
+        let upper = b"3F2504E0-4F89-41D3-9A0C-0305E82C3301";
+        let key = syntax.parse(upper).unwrap().key;
+        assert_eq!(key.as_str(), "3f2504e0-4f89-41d3-9a0c-0305e82c3301");
+        for digit in ["0", "f", "F"] {
+            let neither = "xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx".replace('x', digit);
+            assert!(syntax.parse(neither.as_bytes()).is_err(), "{neither}");
+        }
+    }
+
+    #[test]
     fn a_version_7_uuid_outside_its_window_is_stale() {
         let syntax = KeySyntax::compat().uuid_v7(Duration::from_secs(3600));
+        let stale_from = |key: &[u8]| syntax.parse(key).unwrap().stale_from.unwrap();
         // 2020-01-01T00:00:00Z in milliseconds, as the first 48 bits.
-        let old = "016f5e66-e800-7000-8000-000000000000";
-        assert!(matches!(
-            syntax.parse(old.as_bytes()),
-            Err(KeyFault::Stale { .. })
-        ));
+        assert!(stale_from(b"016f5e66-e800-7000-8000-000000000000") <= Instant::now());
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap();
+        let millis = u64::try_from(now.as_millis()).unwrap();
+        let fresh = uuid::Builder::from_unix_timestamp_millis(millis, &[7; 10]).into_uuid();
+        let stale_from = stale_from(fresh.to_string().as_bytes());
+        assert!(stale_from > Instant::now() + Duration::from_secs(3_000));
         assert!(matches!(
             syntax.parse(b"3f2504e0-4f89-41d3-9a0c-0305e82c3301"),
             Err(KeyFault::Invalid(_))

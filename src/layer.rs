@@ -516,7 +516,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// A [`BuildError`] that names the first setting that cannot be: a zero,
     /// overflowing or contradictory duration, a lease shorter than three
-    /// heartbeats, a safe method, an empty bound.
+    /// heartbeats, a window of UUIDv7 keys longer than a retention, a safe method,
+    /// an empty bound.
     pub fn build(self) -> Result<IdempotencyLayer<S>, BuildError> {
         let mut config = self.config;
         config.heartbeat = self.heartbeat.unwrap_or(config.lease / 3);

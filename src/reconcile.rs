@@ -151,7 +151,7 @@ pub(crate) async fn reconcile<S: Store>(
     };
     let settled = owned.settle(&ending).await?;
     drop(heartbeats);
-    let run = matches!(said, Reconciled::DidNotHappen) && may_run;
+    let run = matches!(said, Reconciled::DidNotHappen) && may_run && !claimant.is_stale();
     if settled == Settlement::Superseded || !run {
         return Ok(Reconciliation::Unknown);
     }

@@ -46,7 +46,7 @@ pub enum RejectionKind {
     KeyMissing,
     /// 400: the header is not a key.
     KeyInvalid,
-    /// 400: the UUIDv7 is older than the window.
+    /// 400: the UUIDv7 is older than the window, and has no record to answer from.
     KeyStale,
     /// 403: the caller has no scope.
     CallerUnknown,
@@ -184,14 +184,18 @@ impl Rejection {
                     allowed.end()
                 ),
             ),
-            KeyFault::Stale { window } => Self::new(
-                RejectionKind::KeyStale,
-                format!(
-                    "The UUID in the header {header} was made more than {} seconds ago. If the operation is still wanted, look up whether it happened before sending it with a new key.",
-                    window.as_secs()
-                ),
-            ),
         }
+    }
+
+    pub(crate) fn key_stale(header: &HeaderName, window: Duration) -> Self {
+        Self::new(
+            RejectionKind::KeyStale,
+            format!(
+                "The UUID in the header {} was made more than {} seconds ago, too long for a request to run. Nothing ran. If the operation is still wanted, look up whether it happened before sending it with a new key.",
+                spelled(header),
+                window.as_secs()
+            ),
+        )
     }
 
     pub(crate) fn caller_unknown() -> Self {

@@ -67,12 +67,12 @@ where
                 }
                 ResponseFuture::refused(self.host.config.refuse_at_once(&rejection))
             }
-            Admission::Guarded(name) => {
+            Admission::Guarded(admitted) => {
                 // The ready service is the one to call; a clone of it is not.
                 let unready = self.inner.clone();
                 let ready = mem::replace(&mut self.inner, unready);
                 let host = Arc::clone(&self.host);
-                ResponseFuture::guarded(flow::guard(host, ready, name, parts, body))
+                ResponseFuture::guarded(flow::guard(host, ready, admitted, parts, body))
             }
         }
     }

@@ -234,6 +234,10 @@ where
 impl Config {
     fn barred(&self, bar: Bar) -> Rejection {
         match bar {
+            Bar::KeyStale => {
+                let window = self.syntax.window().unwrap_or_default();
+                Rejection::key_stale(&self.header, window)
+            }
             Bar::BodyInvalid(fault) => Rejection::body_invalid(fault),
         }
     }

@@ -17,6 +17,7 @@ mod fidelity;
 mod identity;
 mod headers;
 mod layers;
+mod keys;
 mod life;
 mod operator;
 mod processes;
