@@ -31,6 +31,8 @@
 //! ```
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod alone;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod batch;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod call;

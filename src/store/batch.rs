@@ -6,11 +6,10 @@
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
     future::poll_fn,
-    hash::Hash,
     mem,
     panic::AssertUnwindSafe,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     task::Poll,
@@ -20,50 +19,24 @@ use std::{
 use futures_util::FutureExt as _;
 use tokio::{
     runtime::{self, Handle},
-    sync::{Semaphore, oneshot},
     time::Instant,
 };
 
-use super::StoreError;
+use super::{
+    StoreError,
+    alone::{Alone, Limits, Single},
+    call::{self, Call, Reply},
+};
 use crate::RecordName;
 
-/// A call that may travel with others.
-pub(super) trait Call: Send + Sync + 'static {
-    type Identity: Eq + Hash + Send;
-
-    fn name(&self) -> &RecordName;
-
-    /// Two calls with the same identity have the same effect and the same answer:
-    /// a call joins an equal one that waits. `None` for a call that joins no other.
-    fn identity(&self) -> Option<Self::Identity>;
-
-    /// The bytes that it carries.
-    fn bytes(&self) -> usize;
-
-    /// Whether it is better not made once nobody waits for its answer any more:
-    /// a claim would keep its key, while an outcome is written down all the same.
-    /// Only such a call is refused when too many wait: outcomes are no more than
-    /// the requests that run.
-    fn is_for_its_caller(&self) -> bool;
-}
-
-/// How the calls of one kind are made.
-pub(super) trait Batch: Send + Sync + 'static {
-    type Call: Call;
-    type Answer: Clone + Send + 'static;
-
+/// How the calls of one kind are made, together or alone.
+pub(super) trait Batch: Single {
     /// Makes calls of different names together; an answer for each, in their
     /// order.
     fn together(
         &self,
         calls: Arc<Vec<Self::Call>>,
     ) -> impl Future<Output = Result<Vec<Told<Self::Answer>>, StoreError>> + Send;
-
-    /// Makes one call by itself, which may wait for whoever holds its record.
-    fn alone(
-        &self,
-        call: Self::Call,
-    ) -> impl Future<Output = Result<Self::Answer, StoreError>> + Send;
 }
 
 /// What a call of a batch was told.
@@ -78,25 +51,13 @@ pub(super) enum Told<A> {
 pub(super) struct Batches<B: Batch>(Arc<Shared<B>>);
 
 struct Shared<B: Batch> {
-    batch: B,
+    batch: Arc<B>,
     lanes: Lanes,
     most_waiting: usize,
     /// For each runtime its own: a lane goes on only while its runtime does.
     queues: Mutex<Vec<(runtime::Id, Queue<B>)>>,
     next_lane: AtomicU64,
-    /// Places for the calls that are made alone.
-    places: Arc<Semaphore>,
-    alone: Mutex<Alone<B>>,
-}
-
-/// The calls that are made alone. Those of one name are made one after the other:
-/// a locked record takes one place.
-struct Alone<B: Batch> {
-    /// Each name with a call that is made or waits for a place, and the calls
-    /// behind that one.
-    names: HashMap<RecordName, VecDeque<Member<B>>>,
-    /// How many calls wait for a place, or behind another of their name.
-    waiting: usize,
+    alone: Alone<B>,
 }
 
 /// How many batches are under way at a time: the fewer, the more calls each of
@@ -113,7 +74,7 @@ struct Queue<B: Batch> {
     /// Outcomes whose callers gave up waiting. Live calls go first.
     late: VecDeque<Member<B>>,
     /// The callers that joined a call in `waiting` or `late`, by its identity.
-    joined: HashMap<<B::Call as Call>::Identity, Vec<Reply<B>>>,
+    joined: HashMap<<B::Call as Call>::Identity, Vec<Reply<B::Answer>>>,
     /// How many batches were taken.
     batches: u32,
     /// The lanes that are busy, and when the batch of each went out.
@@ -123,44 +84,7 @@ struct Queue<B: Batch> {
 /// Never given twice.
 type LaneId = u64;
 
-struct Member<B: Batch> {
-    call: B::Call,
-    replies: Replies<B>,
-}
-
-/// The callers of a call: the first, and those that joined it.
-struct Replies<B: Batch> {
-    first: Reply<B>,
-    joined: Vec<Reply<B>>,
-}
-
-type Reply<B> = oneshot::Sender<Result<<B as Batch>::Answer, StoreError>>;
-
-impl<B: Batch> Replies<B> {
-    fn send(self, answer: Result<B::Answer, StoreError>) {
-        for reply in self.joined {
-            let _ = reply.send(answer.clone());
-        }
-        let _ = self.first.send(answer);
-    }
-
-    /// Drops the callers that left, so that retries do not pile up.
-    fn extend(&mut self, others: Self) {
-        self.joined.retain(|reply| !reply.is_closed());
-        self.joined.extend(others.joined);
-        self.joined.push(others.first);
-    }
-
-    fn are_closed(&self) -> bool {
-        self.first.is_closed() && self.joined.iter().all(oneshot::Sender::is_closed)
-    }
-}
-
-impl<B: Batch> Member<B> {
-    fn is_wanted(&self) -> bool {
-        !(self.call.is_for_its_caller() && self.replies.are_closed())
-    }
-}
+type Member<B> = call::Member<<B as Single>::Call, <B as Single>::Answer>;
 
 impl<B: Batch> Clone for Batches<B> {
     fn clone(&self) -> Self {
@@ -170,20 +94,17 @@ impl<B: Batch> Clone for Batches<B> {
 
 impl<B: Batch> Batches<B> {
     /// As many batches at a time as `lanes` says, for each runtime, with up to
-    /// `most_waiting` calls behind them; and beside them what there are `places`
-    /// for, with as many behind it.
-    pub(super) fn new(batch: B, lanes: Lanes, most_waiting: usize, places: Arc<Semaphore>) -> Self {
+    /// `most_waiting` calls behind them; and beside them what `limits` says, with as
+    /// many behind it.
+    pub(super) fn new(batch: B, lanes: Lanes, most_waiting: usize, limits: Limits) -> Self {
+        let batch = Arc::new(batch);
         Self(Arc::new(Shared {
+            alone: Alone::new(Arc::clone(&batch), most_waiting, limits),
             batch,
             lanes,
             most_waiting,
             queues: Mutex::default(),
             next_lane: AtomicU64::new(0),
-            places,
-            alone: Mutex::new(Alone {
-                names: HashMap::new(),
-                waiting: 0,
-            }),
         }))
     }
 
@@ -192,12 +113,7 @@ impl<B: Batch> Batches<B> {
     /// has not gone out yet. A call that has an identity is not made if an equal
     /// one waits: it gets that one's answer.
     pub(super) async fn call(&self, call: B::Call) -> Result<B::Answer, StoreError> {
-        let (first, answer) = oneshot::channel();
-        let replies = Replies {
-            first,
-            joined: Vec::new(),
-        };
-        let member = Member { call, replies };
+        let (member, answer) = Member::<B>::new(call);
         let runtime = Handle::current().id();
         if let Some(id) = self.enqueue(runtime, member)? {
             let lane = Lane {
@@ -208,9 +124,7 @@ impl<B: Batch> Batches<B> {
             // In no span: it may go on long after the request that began it.
             tokio::spawn(lane.run());
         }
-        answer
-            .await
-            .unwrap_or_else(|_| Err(StoreError::unavailable("the call was broken off")))
+        answer.get().await
     }
 
     /// A lane to open, if one is free.
@@ -262,44 +176,6 @@ impl<B: Batch> Shared<B> {
             queues.len() - 1
         });
         look(&mut queues[place].1)
-    }
-
-    /// As [`queue`](Self::queue).
-    fn alone(&self) -> MutexGuard<'_, Alone<B>> {
-        self.alone.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes a call alone, after those of its name that are made alone already.
-    fn ask_alone(self: &Arc<Self>, member: Member<B>) {
-        let mut alone = self.alone();
-        let Alone { names, waiting } = &mut *alone;
-        let mut behind = names.get_mut(member.call.name());
-        let joined = member.call.identity().and_then(|identity| {
-            let mut behind = behind.iter_mut().flat_map(|behind| behind.iter_mut());
-            behind.find(|waiting| waiting.call.identity().as_ref() == Some(&identity))
-        });
-        if let Some(equal) = joined {
-            equal.replies.extend(member.replies);
-            return;
-        }
-        if *waiting >= self.most_waiting && member.call.is_for_its_caller() {
-            member.replies.send(Err(StoreError::overloaded()));
-            return;
-        }
-        *waiting += 1;
-        if let Some(behind) = behind {
-            behind.push_back(member);
-            return;
-        }
-        let name = member.call.name().clone();
-        names.insert(name.clone(), VecDeque::new());
-        let turn = Turn {
-            shared: Arc::clone(self),
-            name,
-            is_waiting: true,
-            has_ended: false,
-        };
-        tokio::spawn(turn.run(member));
     }
 }
 
@@ -364,65 +240,10 @@ impl<B: Batch> Lane<B> {
                 (Some(error), _) => replies.send(Err(error.clone())),
                 (None, Some(Told::Answer(answer))) => replies.send(answer),
                 (None, Some(Told::AskAlone) | None) => {
-                    self.shared.ask_alone(Member { call, replies });
+                    self.shared.alone.push(Member::<B> { call, replies });
                 }
             }
         }
-    }
-}
-
-/// Makes the calls of one name alone, one after the other.
-struct Turn<B: Batch> {
-    shared: Arc<Shared<B>>,
-    name: RecordName,
-    /// The call whose turn it is waits for a place.
-    is_waiting: bool,
-    has_ended: bool,
-}
-
-impl<B: Batch> Turn<B> {
-    async fn run(mut self, mut member: Member<B>) {
-        loop {
-            // Never closed.
-            let place = Arc::clone(&self.shared.places).acquire_owned().await;
-            self.shared.alone().waiting -= usize::from(mem::take(&mut self.is_waiting));
-            if member.is_wanted() {
-                let Member { call, replies } = member;
-                // A panic leaves the caller without an answer, and others their turn.
-                let answer = AssertUnwindSafe(self.shared.batch.alone(call)).catch_unwind();
-                if let Ok(answer) = answer.await {
-                    replies.send(answer);
-                }
-            }
-            drop(place);
-            match self.next() {
-                Some(next) => member = next,
-                None => return,
-            }
-        }
-    }
-
-    fn next(&mut self) -> Option<Member<B>> {
-        let mut alone = self.shared.alone();
-        let next = alone.names.get_mut(&self.name)?.pop_front();
-        if next.is_none() {
-            alone.names.remove(&self.name);
-        }
-        self.has_ended = next.is_none();
-        self.is_waiting = next.is_some();
-        next
-    }
-}
-
-impl<B: Batch> Drop for Turn<B> {
-    /// The end of the runtime, as for a lane.
-    fn drop(&mut self) {
-        if self.has_ended {
-            return;
-        }
-        let mut alone = self.shared.alone();
-        let behind = alone.names.remove(&self.name).unwrap_or_default();
-        alone.waiting -= behind.len() + usize::from(self.is_waiting);
     }
 }
 
@@ -645,11 +466,11 @@ mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use tokio::{
-        sync::{Notify, watch},
+        sync::{Notify, Semaphore, watch},
         task::{JoinHandle, yield_now},
     };
 
-    use super::*;
+    use super::{super::alone::Attempt, *};
     use crate::{Key, Scope};
 
     /// Answers with the name, once the gate is open.
@@ -695,9 +516,6 @@ mod tests {
     }
 
     impl Batch for Echo {
-        type Call = Ask;
-        type Answer = String;
-
         async fn together(&self, calls: Arc<Vec<Ask>>) -> Result<Vec<Told<String>>, StoreError> {
             let names: Vec<String> = calls.iter().map(spelled).collect();
             self.made.lock().unwrap().push(names.clone());
@@ -715,15 +533,20 @@ mod tests {
             });
             Ok(told.collect())
         }
+    }
 
-        async fn alone(&self, call: Ask) -> Result<String, StoreError> {
+    impl Single for Echo {
+        type Call = Ask;
+        type Answer = String;
+
+        async fn attempt(&self, call: Arc<Ask>) -> Result<Attempt<String>, StoreError> {
             self.alone.fetch_add(1, Ordering::Relaxed);
             let mut held = self.held_alone.subscribe();
             let is_free = held.wait_for(|held| *held != spelled(&call)).await;
             assert!(is_free.is_ok());
             match spelled(&call) {
                 name if name == "poison" => Err(StoreError::unavailable("a value")),
-                name => Ok(format!("{name} alone")),
+                name => Ok(Attempt::Made(format!("{name} alone"))),
             }
         }
     }
@@ -739,6 +562,14 @@ mod tests {
     struct Trial {
         echo: Echo,
         batches: Batches<Echo>,
+        permits: Arc<Semaphore>,
+    }
+
+    fn limits(permits: usize) -> Limits {
+        Limits {
+            permits: Arc::new(Semaphore::new(permits)),
+            lock_timeout: Duration::from_secs(2),
+        }
     }
 
     type Asked = JoinHandle<Result<String, StoreError>>;
@@ -746,10 +577,15 @@ mod tests {
     impl Trial {
         fn new(most_waiting: usize) -> Self {
             let echo = Echo::default();
-            let alone = Arc::new(Semaphore::new(1));
+            let limits = limits(1);
+            let permits = Arc::clone(&limits.permits);
             let lanes = Lanes { usual: 1, most: 2 };
-            let batches = Batches::new(echo.clone(), lanes, most_waiting, alone);
-            Self { echo, batches }
+            let batches = Batches::new(echo.clone(), lanes, most_waiting, limits);
+            Self {
+                echo,
+                batches,
+                permits,
+            }
         }
 
         /// Asks, and goes on once the question is where it has to be.
@@ -1075,8 +911,8 @@ mod tests {
     async fn too_many_locked_records_refuse_the_next_one_but_no_outcome() {
         let trial = Trial::new(2);
         // Nobody gets a place to ask alone.
-        let places = Arc::clone(&trial.batches.0.places);
-        let held = places.acquire_owned().await.unwrap();
+        let permits = Arc::clone(&trial.permits);
+        let held = permits.acquire_owned().await.unwrap();
         let mut locked = Vec::new();
         for _ in 0..3 {
             locked.push(trial.ask("locked").await);
@@ -1096,28 +932,26 @@ mod tests {
     #[tokio::test]
     async fn f103_a_retried_outcome_joins_the_one_that_waits_to_be_made_alone() {
         let trial = Trial::new(10);
-        let places = Arc::clone(&trial.batches.0.places);
-        let held = places.acquire_owned().await.unwrap();
+        let permits = Arc::clone(&trial.permits);
+        let held = permits.acquire_owned().await.unwrap();
         let mut retried = Vec::new();
         for _ in 0..4 {
             retried.push(trial.ask("locked outcome").await);
             trial.open().await;
         }
-        assert_eq!(trial.batches.0.alone().waiting, 2);
+        assert_eq!(trial.batches.0.alone.waiting(), 2);
         drop(held);
         for asked in retried {
             assert_eq!(said(asked).await.unwrap(), "locked outcome alone");
         }
         assert_eq!(trial.echo.alone.load(Ordering::Relaxed), 2);
-        assert_eq!(trial.batches.0.alone().waiting, 0);
-        assert!(trial.batches.0.alone().names.is_empty());
+        assert!(trial.batches.0.alone.is_idle());
     }
 
     #[tokio::test]
     async fn f106_calls_of_one_locked_name_take_one_place() {
         let trial = Trial::new(10);
-        let places = Arc::clone(&trial.batches.0.places);
-        places.add_permits(1);
+        trial.permits.add_permits(1);
         trial.echo.hold_alone("locked one");
         let mut locked = Vec::new();
         for _ in 0..3 {
@@ -1138,7 +972,7 @@ mod tests {
     fn the_end_of_a_runtime_leaves_no_name_behind() {
         let echo = Echo::default();
         let lanes = Lanes { usual: 1, most: 1 };
-        let batches = Batches::new(echo.clone(), lanes, 10, Arc::new(Semaphore::new(1)));
+        let batches = Batches::new(echo.clone(), lanes, 10, limits(1));
         for _ in 0..2 {
             echo.hold_alone("locked");
             let runtime = tokio::runtime::Builder::new_current_thread()
@@ -1154,8 +988,7 @@ mod tests {
                 }
             });
             drop(runtime);
-            assert!(batches.0.alone().names.is_empty());
-            assert_eq!(batches.0.alone().waiting, 0);
+            assert!(batches.0.alone.is_idle());
         }
     }
 
@@ -1163,7 +996,7 @@ mod tests {
     fn the_queue_of_a_runtime_that_has_ended_is_forgotten() {
         let echo = Echo::default();
         let lanes = Lanes { usual: 1, most: 1 };
-        let batches = Batches::new(echo.clone(), lanes, 10, Arc::new(Semaphore::new(1)));
+        let batches = Batches::new(echo.clone(), lanes, 10, limits(1));
         for _ in 0..3 {
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .build()

@@ -1,4 +1,4 @@
-//! The calls of a store that travel together.
+//! The calls of a store, and the callers that wait for their answers.
 
 use std::{
     convert::Infallible,
@@ -7,8 +7,88 @@ use std::{
     time::Duration,
 };
 
-use super::{Claim, Completion, Release, batch::Call, sql};
+use tokio::sync::oneshot;
+
+use super::{Claim, Completion, Release, StoreError, sql};
 use crate::{RecordName, Token};
+
+/// A call that may travel with others.
+pub(super) trait Call: Send + Sync + 'static {
+    type Identity: Eq + Hash + Send;
+
+    fn name(&self) -> &RecordName;
+
+    /// Two calls with the same identity have the same effect and the same answer:
+    /// a call joins an equal one that waits. `None` for a call that joins no other.
+    fn identity(&self) -> Option<Self::Identity>;
+
+    /// The bytes that it carries.
+    fn bytes(&self) -> usize;
+
+    /// Returns whether the call is dropped when its callers leave.
+    ///
+    /// A claim is: without a caller it would hold its key. An outcome is not: it
+    /// must be recorded either way. Only a call that may be dropped is refused when
+    /// too many wait; there are no more outcomes than requests that run.
+    fn is_for_its_caller(&self) -> bool;
+}
+
+/// A call and its callers.
+pub(super) struct Member<C, A> {
+    pub(super) call: C,
+    pub(super) replies: Replies<A>,
+}
+
+/// The callers of a call: the first, and those that joined it.
+pub(super) struct Replies<A> {
+    pub(super) first: Reply<A>,
+    pub(super) joined: Vec<Reply<A>>,
+}
+
+pub(super) type Reply<A> = oneshot::Sender<Result<A, StoreError>>;
+
+/// The answer to a call that was handed over.
+pub(super) struct Answer<A>(oneshot::Receiver<Result<A, StoreError>>);
+
+impl<C: Call, A> Member<C, A> {
+    pub(super) fn new(call: C) -> (Self, Answer<A>) {
+        let (first, answer) = oneshot::channel();
+        let replies = Replies {
+            first,
+            joined: Vec::new(),
+        };
+        (Self { call, replies }, Answer(answer))
+    }
+}
+
+impl<A: Clone> Replies<A> {
+    pub(super) fn send(self, answer: Result<A, StoreError>) {
+        for reply in self.joined {
+            let _ = reply.send(answer.clone());
+        }
+        let _ = self.first.send(answer);
+    }
+}
+
+impl<A> Replies<A> {
+    /// Drops the callers that left, so that retries do not pile up.
+    pub(super) fn extend(&mut self, others: Self) {
+        self.joined.retain(|reply| !reply.is_closed());
+        self.joined.extend(others.joined);
+        self.joined.push(others.first);
+    }
+
+    pub(super) fn are_closed(&self) -> bool {
+        self.first.is_closed() && self.joined.iter().all(oneshot::Sender::is_closed)
+    }
+}
+
+impl<A> Answer<A> {
+    pub(super) async fn get(self) -> Result<A, StoreError> {
+        let answer = self.0.await;
+        answer.unwrap_or_else(|_| Err(StoreError::unavailable("the call was broken off")))
+    }
+}
 
 pub(super) struct ClaimCall {
     pub(super) name: RecordName,

@@ -13,14 +13,13 @@ mod settlements;
 mod statements;
 mod transaction;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use sqlx::{
     ConnectOptions as _, Connection as _, PgPool, SqlStr, error::DatabaseError,
     postgres::PgConnectOptions, query,
 };
-use tokio::sync::Semaphore;
 
 pub use self::{builder::PostgresStoreBuilder, transaction::PostgresTransaction};
 use self::{
@@ -30,10 +29,12 @@ use self::{
     schema::{Schema, identifier},
     session::Session,
     settlements::Settlements,
+    statements::{Commits, Transition, TransitionCall, Transitioned, Transitions},
 };
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
     Store, StoreError, Succession, Witness,
+    alone::Alone,
     batch::Batches,
     call::{ClaimCall, Goal, SettleCall},
     sql,
@@ -127,8 +128,12 @@ pub struct PostgresStore {
     claims: Batches<Claims>,
     settlements: Batches<Settlements>,
     looks: Batches<Looks>,
-    /// Places for what may wait for a record that a transaction holds.
-    alone: Arc<Semaphore>,
+    transitions: Alone<Transitions>,
+    /// With connections of their own: a handler waits for them.
+    commits: Alone<Commits>,
+    commit_connections: Arc<Connections>,
+    /// For an operator's pages and for sweeps, which no request waits for.
+    operator_connections: Arc<Connections>,
     transactions: PgPool,
     /// What begins a transaction of a handler behind a pooler.
     pooled: Option<SqlStr>,
@@ -199,21 +204,38 @@ impl PostgresStore {
     pub async fn close(&self) {
         self.transactions.close().await;
         self.connections.close().await;
+        self.commit_connections.close().await;
+        self.operator_connections.close().await;
     }
 
-    /// Runs work on one of the store's connections, to its end.
-    async fn run<T, W>(&self, work: W) -> Result<T, StoreError>
+    /// Runs an operator's work to its end, on a connection that no request needs.
+    async fn operate<T, W>(&self, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
         W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send + 'static,
     {
-        let (connections, alone) = (Arc::clone(&self.connections), Arc::clone(&self.alone));
-        sql::detached(async move {
-            let place = tokio::time::timeout(connections.patience(), alone.acquire()).await;
-            let _place = place.map_err(|_| StoreError::timed_out())?;
-            connections.run(work).await
-        })
-        .await
+        let connections = Arc::clone(&self.operator_connections);
+        sql::detached(async move { connections.run(work).await }).await
+    }
+
+    async fn transition(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        transition: Transition,
+    ) -> Result<Settlement, StoreError> {
+        let name = name.clone();
+        let call = TransitionCall {
+            name,
+            seen,
+            transition,
+        };
+        match self.transitions.call(call).await? {
+            Transitioned::Settled(settlement) => Ok(settlement),
+            Transitioned::Reclaimed(_) => {
+                Err(StoreError::unavailable("a call got another's answer"))
+            }
+        }
     }
 
     async fn settle(
@@ -250,13 +272,15 @@ impl Store for PostgresStore {
         succession: Succession,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
-        let (name, claim) = (name.clone(), *claim);
-        self.run(move |mut on| {
-            Box::pin(
-                async move { statements::reclaim(&mut on, &name, seen, succession, &claim).await },
-            )
-        })
-        .await
+        let call = TransitionCall {
+            name: name.clone(),
+            seen,
+            transition: Transition::Reclaimed(succession, *claim),
+        };
+        match self.transitions.call(call).await? {
+            Transitioned::Reclaimed(grant) => Ok(grant),
+            Transitioned::Settled(_) => Err(StoreError::unavailable("a call got another's answer")),
+        }
     }
 
     async fn renew(
@@ -293,17 +317,13 @@ impl Store for PostgresStore {
         witness: Witness,
         retention: Duration,
     ) -> Result<Settlement, StoreError> {
-        let seen = match witness {
-            Witness::Owner(token) => {
-                return self.settle(name, token, Goal::Unknown { retention }).await;
+        match witness {
+            Witness::Owner(token) => self.settle(name, token, Goal::Unknown { retention }).await,
+            Witness::Lapsed(seen) => {
+                let transition = Transition::MarkedUnknown(retention);
+                self.transition(name, seen, transition).await
             }
-            Witness::Lapsed(seen) => seen,
-        };
-        let name = name.clone();
-        self.run(move |mut on| {
-            Box::pin(async move { statements::mark_lapsed(&mut on, &name, seen, retention).await })
-        })
-        .await
+        }
     }
 
     async fn resolve(
@@ -312,11 +332,8 @@ impl Store for PostgresStore {
         seen: Fence,
         resolution: &Resolution,
     ) -> Result<Settlement, StoreError> {
-        let (name, resolution) = (name.clone(), resolution.clone());
-        self.run(move |mut on| {
-            Box::pin(async move { statements::resolve(&mut on, &name, seen, &resolution).await })
-        })
-        .await
+        let transition = Transition::Resolved(resolution.clone());
+        self.transition(name, seen, transition).await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -328,18 +345,14 @@ impl Store for PostgresStore {
         filter: Filter,
         limit: u32,
     ) -> Result<Vec<(RecordName, Record)>, StoreError> {
-        self.run(move |mut on| {
+        self.operate(move |mut on| {
             Box::pin(async move { statements::list(&mut on, filter, limit).await })
         })
         .await
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
-        let name = name.clone();
-        self.run(move |mut on| {
-            Box::pin(async move { statements::forget(&mut on, &name, seen).await })
-        })
-        .await
+        self.transition(name, seen, Transition::Forgotten).await
     }
 
     async fn purge_expired(
@@ -347,7 +360,7 @@ impl Store for PostgresStore {
         limit: u32,
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
-        self.run(move |mut on| {
+        self.operate(move |mut on| {
             Box::pin(
                 async move { statements::purge_expired(&mut on, limit, unknown_retention).await },
             )
@@ -360,6 +373,14 @@ fn failure(error: sqlx::Error) -> StoreError {
     sql::failure(error, answered)
 }
 
+fn sqlstate(error: &sqlx::Error) -> Option<Cow<'_, str>> {
+    error.as_database_error()?.code()
+}
+
+fn is_lock_timeout(error: &sqlx::Error) -> bool {
+    sqlstate(error).as_deref() == Some(LOCK_NOT_AVAILABLE)
+}
+
 /// What the server's own error means.
 fn answered(error: &dyn DatabaseError) -> StoreError {
     let code = error.code().unwrap_or_default();
@@ -367,7 +388,7 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
         // Broken off by statement_timeout or lock_timeout.
         "57014" => StoreError::timed_out(),
         // One record of many may be what is waited for.
-        "55P03" => StoreError::timed_out().about_one(),
+        LOCK_NOT_AVAILABLE => StoreError::timed_out().about_one(),
         "53100" => StoreError::full("the server's disk"),
         "42P01" => StoreError::unavailable(
             "the tables are missing: call `migrate`, or copy the files under migrations/postgres",
@@ -392,4 +413,5 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
     }
 }
 
+const LOCK_NOT_AVAILABLE: &str = "55P03";
 const RECORDS: &str = include_str!("../../migrations/postgres/0001_records.sql");

@@ -25,6 +25,7 @@ pub use self::transaction::SqliteTransaction;
 use super::{
     Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
     Store, StoreError, Succession, Witness,
+    alone::Limits,
     batch::{Batches, Lanes},
     call::{ClaimCall, Goal, SettleCall},
     sql,
@@ -127,10 +128,14 @@ impl SqliteStore {
             usual: lanes,
             most: lanes,
         };
-        let alone = Arc::new(Semaphore::new(1));
+        // Locks are waited for by SQLite itself.
+        let limits = Limits {
+            permits: Arc::new(Semaphore::new(1)),
+            lock_timeout: PATIENCE,
+        };
         Ok(Self {
-            writes: Batches::new(writes, lanes(1), MOST_WAITING, Arc::clone(&alone)),
-            looks: Batches::new(looks, lanes(READERS as usize / 2), MOST_WAITING, alone),
+            writes: Batches::new(writes, lanes(1), MOST_WAITING, limits.clone()),
+            looks: Batches::new(looks, lanes(READERS as usize / 2), MOST_WAITING, limits),
             writer,
             readers,
             // Used once: a transaction that failed may have ended in SQLite, while

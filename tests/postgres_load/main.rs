@@ -2,6 +2,7 @@
 //! large responses, locked rows, and large tables.
 
 mod late;
+mod locked;
 mod proxy;
 
 use std::{

@@ -236,12 +236,8 @@ async fn f62_a_commit_that_outlasts_its_deadline_is_waited_for() {
         let (service, _) = noting(&shop);
         let service = service.set(|layer| layer.store_timeout(10 * SHORT));
         let first = tokio::spawn(service.post("key"));
-        // Somebody asks the record, and waits for the transaction.
-        until(
-            &shop,
-            "wait_event_type = 'Lock' AND query LIKE '%FOR SHARE%'",
-        )
-        .await;
+        // The record was asked for, and is locked by the transaction.
+        until(&shop, "query LIKE '%SELECT state::bigint%token = $3'").await;
         lock.rollback().await.unwrap();
         first.await.unwrap().assert_is(201, "ordered by run 1");
         assert!(shop.i5_has_order("key").await);

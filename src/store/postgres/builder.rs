@@ -17,9 +17,11 @@ use super::{
     server::{self, Wanted},
     session::{self, LOCAL_PLANS, Patience},
     settlements::Settlements,
+    statements::{Commits, Transitions},
 };
 use crate::store::{
     StoreError,
+    alone::{Alone, Limits},
     batch::{Batches, Lanes},
     sql,
 };
@@ -88,10 +90,14 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// How many connections the store opens at most, at least 1. Calls that come
-    /// at the same moment share one, a waiting request holds none: three carry
-    /// nearly everything, and the others are for calls that wait for a record
-    /// which a transaction holds. Defaults to 10.
+    /// Sets how many connections the store opens at most for requests, at least 1.
+    ///
+    /// Calls that come at the same moment share one, and a call that waits for a
+    /// locked record holds none: three connections carry nearly everything. The
+    /// others are used while the server or the network is slow.
+    ///
+    /// The store opens up to three more when it needs them: two look up a COMMIT
+    /// whose answer got lost, and one lists and sweeps. Defaults to 10.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections.max(1);
         self
@@ -128,8 +134,11 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// How long a statement waits for a record that another transaction is
-    /// writing before it fails as timed out. Defaults to 2 s.
+    /// Sets how long a call waits for a record that another transaction has locked
+    /// before it fails as timed out.
+    ///
+    /// A call holds no connection while it waits: it is tried again, at first after
+    /// 5 ms and then at most every 200 ms. Defaults to 2 s.
     pub fn lock_timeout(mut self, patience: Duration) -> Self {
         self.patience.lock = patience.max(SHORTEST);
         self
@@ -186,7 +195,7 @@ impl PostgresStoreBuilder {
         };
         let (schema, sql) = check_server(options.clone(), wanted, self.acquire_timeout).await?;
         let sql = Arc::new(sql);
-        let (for_transactions, for_calls) = (Arc::clone(&sql), Arc::clone(&sql));
+        let for_transactions = Arc::clone(&sql);
         let transactions = PgPoolOptions::new()
             .max_connections(self.transaction_connections)
             .acquire_timeout(self.acquire_timeout)
@@ -196,20 +205,6 @@ impl PostgresStoreBuilder {
                     async move { session::prepare(connection, &sql, unhurried, pooler_safe).await },
                 )
             });
-        let pool = PgPoolOptions::new()
-            .max_connections(self.max_connections)
-            .acquire_timeout(self.acquire_timeout)
-            .after_connect(move |connection, _| {
-                let sql = Arc::clone(&for_calls);
-                Box::pin(async move {
-                    session::prepare(connection, &sql, patience, pooler_safe).await?;
-                    if pooler_safe {
-                        return Ok(());
-                    }
-                    session::prefer_names(connection).await
-                })
-            })
-            .connect_lazy_with(options.clone());
         // For the two statements of a call, and the way there.
         let deadline = patience
             .statement
@@ -217,21 +212,48 @@ impl PostgresStoreBuilder {
             .saturating_add(Duration::from_secs(1));
         let statement = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
         let begin = pooler_safe.then(|| statement(patience.begin() + LOCAL_PLANS));
-        let connections = Arc::new(Connections::of(pool, deadline, begin, sql));
-        // Whoever waits for a record leaves the batches their connections.
-        let others = (self.max_connections as usize).saturating_sub(LANES.usual * 3);
-        let places = |share: usize| Arc::new(Semaphore::new(share.max(1)));
-        let asking_alone = places(others.div_ceil(2));
+        let connections = |most| {
+            let for_calls = Arc::clone(&sql);
+            let pool = PgPoolOptions::new()
+                .max_connections(most)
+                .acquire_timeout(self.acquire_timeout)
+                .after_connect(move |connection, _| {
+                    let sql = Arc::clone(&for_calls);
+                    Box::pin(async move {
+                        session::prepare(connection, &sql, patience, pooler_safe).await?;
+                        if pooler_safe {
+                            return Ok(());
+                        }
+                        session::prefer_names(connection).await
+                    })
+                })
+                .connect_lazy_with(options.clone());
+            let sql = Arc::clone(&sql);
+            Arc::new(Connections::of(pool, deadline, begin.clone(), sql))
+        };
+        let limits = |attempts| Limits {
+            permits: Arc::new(Semaphore::new(attempts)),
+            lock_timeout: patience.lock,
+        };
+        let for_requests = connections(self.max_connections);
+        let commit_connections = connections(COMMIT_CONNECTIONS);
+        let alone = limits(ATTEMPTS);
         let most_waiting = self.most_waiting;
-        let claims = Claims::new(Arc::clone(&connections));
-        let settlements = Settlements(Arc::clone(&connections));
-        let looks = Looks(Arc::clone(&connections));
+        let claims = Claims::new(Arc::clone(&for_requests));
+        let settlements = Settlements(Arc::clone(&for_requests));
+        let looks = Looks(Arc::clone(&for_requests));
+        let transitions = Arc::new(Transitions(Arc::clone(&for_requests)));
+        let commits = Arc::new(Commits(Arc::clone(&commit_connections)));
+        let commit_limits = limits(COMMIT_CONNECTIONS as usize);
         Ok(PostgresStore {
-            claims: Batches::new(claims, LANES, most_waiting, Arc::clone(&asking_alone)),
-            settlements: Batches::new(settlements, LANES, most_waiting, Arc::clone(&asking_alone)),
-            looks: Batches::new(looks, LANES, most_waiting, Arc::clone(&asking_alone)),
-            alone: places(others / 2),
-            connections,
+            claims: Batches::new(claims, LANES, most_waiting, alone.clone()),
+            settlements: Batches::new(settlements, LANES, most_waiting, alone.clone()),
+            looks: Batches::new(looks, LANES, most_waiting, alone.clone()),
+            transitions: Alone::new(transitions, most_waiting, alone),
+            commits: Alone::new(commits, usize::MAX, commit_limits),
+            commit_connections,
+            operator_connections: connections(1),
+            connections: for_requests,
             transactions: transactions.connect_lazy_with(options.clone()),
             pooled: pooler_safe.then(|| statement(unhurried.begin())),
             schema,
@@ -267,6 +289,12 @@ async fn check_server(
     })
     .await
 }
+
+/// How many calls are made alone at a time. An attempt waits for no lock.
+const ATTEMPTS: usize = 2;
+
+/// How many COMMITs are looked up at a time.
+const COMMIT_CONNECTIONS: u32 = 2;
 
 /// One carries most; a second and a third when a server or a connection is slow.
 const LANES: Lanes = Lanes { usual: 1, most: 3 };

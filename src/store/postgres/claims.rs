@@ -4,23 +4,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{FromRow, Row as _, postgres::PgRow, query, query_as};
+use sqlx::{FromRow, Row as _, SqlStr, postgres::PgRow, query, query_as};
 
 use super::{
     connections::Connections,
-    failure, looks,
+    failure, is_lock_timeout, looks,
     members::{Answers, names},
     removals::Removals,
     session::Session,
 };
-use crate::{
-    RecordName,
-    store::{
-        Claim, Claimed, Grant, Record, RecordState, StoreError,
-        batch::{Batch, Told},
-        call::ClaimCall,
-        sql::{GrantColumns, micros},
-    },
+use crate::store::{
+    Claim, Claimed, Grant, Record, RecordState, StoreError,
+    alone::{Attempt, Single},
+    batch::{Batch, Told},
+    call::ClaimCall,
+    sql::{GrantColumns, micros},
 };
 
 pub(super) struct Claims {
@@ -39,9 +37,6 @@ impl Claims {
 }
 
 impl Batch for Claims {
-    type Call = ClaimCall;
-    type Answer = Claimed;
-
     async fn together(&self, calls: Arc<Vec<ClaimCall>>) -> Result<Vec<Told<Claimed>>, StoreError> {
         let removals = Arc::clone(&self.removals);
         self.connections
@@ -50,12 +45,20 @@ impl Batch for Claims {
             })
             .await
     }
+}
 
-    async fn alone(&self, ClaimCall { name, claim }: ClaimCall) -> Result<Claimed, StoreError> {
+impl Single for Claims {
+    type Call = ClaimCall;
+    type Answer = Claimed;
+
+    async fn attempt(&self, call: Arc<ClaimCall>) -> Result<Attempt<Claimed>, StoreError> {
         let removals = Arc::clone(&self.removals);
         self.connections
             .run(move |mut on| {
-                Box::pin(async move { claim_one(&mut on, &name, &claim, &removals).await })
+                Box::pin(async move {
+                    let statement = on.sql.claim_alone.clone();
+                    claim_one(&mut on, statement, &call, &removals).await
+                })
             })
             .await
     }
@@ -63,12 +66,13 @@ impl Batch for Claims {
 
 async fn claim_one(
     on: &mut Session<'_>,
-    name: &RecordName,
-    claim: &Claim,
+    statement: SqlStr,
+    call: &ClaimCall,
     removals: &Removals,
-) -> Result<Claimed, StoreError> {
+) -> Result<Attempt<Claimed>, StoreError> {
+    let ClaimCall { name, claim } = call;
     let heard = removals.heard();
-    let granted: Option<FreshColumns> = query_as(on.sql.claim.clone())
+    let granted: Result<Option<FreshColumns>, _> = query_as(statement)
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -78,35 +82,39 @@ async fn claim_one(
         .bind(micros(claim.lease))
         .bind(micros(claim.retention))
         .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)?;
+        .await;
+    let granted = match granted {
+        Err(error) if is_lock_timeout(&error) => return Ok(Attempt::Locked),
+        granted => granted.map_err(failure)?,
+    };
     if let Some(FreshColumns {
         grant,
         removals: removed,
     }) = granted
     {
         removals.hear(removed);
-        let grant = if removed == heard {
-            Some(grant.decode()?)
-        } else {
-            refence(on, name, claim).await?
-        };
-        return Ok(grant.map_or(Claimed::Vanished, Claimed::Acquired));
+        if removed == heard {
+            let grant = grant.decode()?;
+            return Ok(Attempt::Made(Claimed::Acquired(grant)));
+        }
+        let grant = refence(on, call).await?;
+        return Ok(grant.map(|grant| grant.map_or(Claimed::Vanished, Claimed::Acquired)));
     }
     // A statement of its own: the snapshot of the first need not contain the
     // record that it ran into.
     let Some(mut record) = looks::read(on, name).await? else {
-        return Ok(Claimed::Vanished);
+        return Ok(Attempt::Made(Claimed::Vanished));
     };
     // The answer to an earlier try got lost, perhaps before that one knew whether
     // its fence would do.
     if is_own(&record, claim.token.as_bytes()) {
-        match refence(on, name, claim).await? {
-            Some(grant) => record.fence = grant.fence,
-            None => return Ok(Claimed::Vanished),
+        match refence(on, call).await? {
+            Attempt::Made(Some(grant)) => record.fence = grant.fence,
+            Attempt::Made(None) => return Ok(Attempt::Made(Claimed::Vanished)),
+            Attempt::Locked => return Ok(Attempt::Locked),
         }
     }
-    Ok(Claimed::Occupied(record))
+    Ok(Attempt::Made(Claimed::Occupied(record)))
 }
 
 /// Gives a claim a fence that was drawn after its record was there; `None` if it
@@ -116,9 +124,8 @@ async fn claim_one(
 /// come and go.
 async fn refence(
     on: &mut Session<'_>,
-    name: &RecordName,
-    claim: &Claim,
-) -> Result<Option<Grant>, StoreError> {
+    ClaimCall { name, claim }: &ClaimCall,
+) -> Result<Attempt<Option<Grant>>, StoreError> {
     let granted: Option<GrantColumns> = query_as(on.sql.refence.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
@@ -127,7 +134,14 @@ async fn refence(
         .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
-    granted.map(GrantColumns::decode).transpose()
+    if let Some(granted) = granted {
+        return Ok(Attempt::Made(Some(granted.decode()?)));
+    }
+    let record = looks::read(on, name).await?;
+    Ok(match record {
+        Some(record) if is_own(&record, claim.token.as_bytes()) => Attempt::Locked,
+        _ => Attempt::Made(None),
+    })
 }
 
 fn is_own(record: &Record, token: &[u8]) -> bool {
@@ -140,9 +154,12 @@ async fn claim_many(
     calls: &[ClaimCall],
     removals: &Removals,
 ) -> Result<Vec<Told<Claimed>>, StoreError> {
-    if let [ClaimCall { name, claim }] = calls {
-        let claimed = claim_one(on, name, claim, removals).await?;
-        return Ok(vec![Told::Answer(Ok(claimed))]);
+    if let [call] = calls {
+        let claimed = claim_one(on, on.sql.claim.clone(), call, removals).await?;
+        return Ok(vec![match claimed {
+            Attempt::Made(claimed) => Told::Answer(Ok(claimed)),
+            Attempt::Locked => Told::AskAlone,
+        }]);
     }
     let heard = removals.heard();
     let [scopes, keys] = names(calls.iter().map(|call| &call.name));
@@ -251,23 +268,44 @@ fn grant(row: &PgRow) -> Result<Grant, StoreError> {
 /// for a transaction that is about to complete it, and from the sequence.
 /// The statement's time is one, so that a completion with the same retention
 /// computes the very same `expires_at`.
-pub(super) const CLAIM: &str = "
+macro_rules! claim {
+    ($from:literal) => {
+        concat!(
+            "
 INSERT INTO {records}
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
      claimed_at, lease_until, expires_at)
 SELECT $1, $2, $3, $4, $5, 1, 1, 0, {next_fence},
        statement_timestamp(),
        statement_timestamp() + $6 * interval '1 microsecond',
-       statement_timestamp() + $7 * interval '1 microsecond'
+       statement_timestamp() + $7 * interval '1 microsecond'",
+            $from,
+            "
 WHERE NOT EXISTS (SELECT FROM {records} WHERE scope = $1 AND key = $2)
 ON CONFLICT (scope, key) DO NOTHING
 RETURNING operation, fence, attempt::bigint,
-    (SELECT last_value FROM {removals}) AS removals";
+    (SELECT last_value FROM {removals}) AS removals"
+        )
+    };
+}
+
+pub(super) const CLAIM: &str = claim!("");
+
+/// As [`CLAIM`], but waits hardly longer for another claim of the same name than
+/// that one takes to commit. The setting ends with the statement.
+pub(super) const CLAIM_ALONE: &str = claim!(
+    "
+FROM (SELECT pg_catalog.set_config('lock_timeout', '20ms', true) OFFSET 0) AS patience"
+);
 
 pub(super) const REFENCE: &str = "
 UPDATE {records}
 SET fence = GREATEST({next_fence}, fence + 1)
 WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
+  AND EXISTS (
+      SELECT FROM {records}
+      WHERE scope = $1 AND key = $2
+      FOR NO KEY UPDATE SKIP LOCKED)
 RETURNING operation, fence, attempt::bigint";
 
 /// As [`CLAIM`], of many, and with what it runs into: records that can be seen are

@@ -9,6 +9,7 @@ use crate::{
     RecordName,
     store::{
         Record, StoreError,
+        alone::{Attempt, Single},
         batch::{Batch, Told},
         sql::RecordColumns,
     },
@@ -17,9 +18,6 @@ use crate::{
 pub(super) struct Looks(pub(super) Arc<Connections>);
 
 impl Batch for Looks {
-    type Call = RecordName;
-    type Answer = Option<Record>;
-
     async fn together(
         &self,
         calls: Arc<Vec<RecordName>>,
@@ -28,11 +26,17 @@ impl Batch for Looks {
             .run(move |mut on| Box::pin(async move { read_many(&mut on, &calls).await }))
             .await
     }
+}
 
-    async fn alone(&self, name: RecordName) -> Result<Option<Record>, StoreError> {
-        self.0
-            .run(move |mut on| Box::pin(async move { read(&mut on, &name).await }))
-            .await
+impl Single for Looks {
+    type Call = RecordName;
+    type Answer = Option<Record>;
+
+    async fn attempt(&self, name: Arc<RecordName>) -> Result<Attempt<Option<Record>>, StoreError> {
+        let record = self
+            .0
+            .run(move |mut on| Box::pin(async move { read(&mut on, &name).await }));
+        record.await.map(Attempt::Made)
     }
 }
 

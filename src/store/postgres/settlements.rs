@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use sqlx::{Row as _, SqlStr, postgres::PgRow, query, query_as};
+use sqlx::{Row as _, postgres::PgRow, query, query_as};
 
 use super::{
     connections::Connections,
@@ -13,6 +13,7 @@ use super::{
 };
 use crate::store::{
     Settlement, StoreError,
+    alone::{Attempt, Single},
     batch::{Batch, Told},
     call::SettleCall,
     sql,
@@ -21,9 +22,6 @@ use crate::store::{
 pub(super) struct Settlements(pub(super) Arc<Connections>);
 
 impl Batch for Settlements {
-    type Call = SettleCall;
-    type Answer = Settlement;
-
     async fn together(
         &self,
         calls: Arc<Vec<SettleCall>>,
@@ -32,8 +30,13 @@ impl Batch for Settlements {
             .run(move |mut on| Box::pin(async move { settle(&mut on, &calls).await }))
             .await
     }
+}
 
-    async fn alone(&self, call: SettleCall) -> Result<Settlement, StoreError> {
+impl Single for Settlements {
+    type Call = SettleCall;
+    type Answer = Settlement;
+
+    async fn attempt(&self, call: Arc<SettleCall>) -> Result<Attempt<Settlement>, StoreError> {
         self.0
             .run(move |mut on| Box::pin(async move { settle_alone(&mut on, &call).await }))
             .await
@@ -46,7 +49,7 @@ async fn settle(
 ) -> Result<Vec<Told<Settlement>>, StoreError> {
     let mut told = Answers::to(calls.iter().map(|call| *call.token.as_bytes()));
     if let [call] = calls {
-        if settle_one(on, on.sql.settle_unlocked.clone(), call).await? {
+        if settle_one(on, call).await? {
             told.answer(call.token.as_bytes(), Ok(Settlement::Applied));
         }
     } else {
@@ -67,14 +70,18 @@ async fn settle(
     Ok(told.told)
 }
 
-/// Waits for who has locked the record.
-async fn settle_alone(on: &mut Session<'_>, call: &SettleCall) -> Result<Settlement, StoreError> {
-    if settle_one(on, on.sql.settle_one.clone(), call).await? {
-        return Ok(Settlement::Applied);
+async fn settle_alone(
+    on: &mut Session<'_>,
+    call: &SettleCall,
+) -> Result<Attempt<Settlement>, StoreError> {
+    if settle_one(on, call).await? {
+        return Ok(Attempt::Made(Settlement::Applied));
     }
     let states = states(on, &[call]).await?;
-    let state = states.get(call.token.as_bytes()).copied();
-    sql::repeated(state, call.goal.reached())
+    match states.get(call.token.as_bytes()).copied() {
+        Some(state) if call.goal.is_open_in(state) => Ok(Attempt::Locked),
+        state => sql::repeated(state, call.goal.reached()).map(Attempt::Made),
+    }
 }
 
 async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<PgRow>, StoreError> {
@@ -97,14 +104,13 @@ async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<P
         .map_err(failure)
 }
 
-/// Whether the record was there, as it has to be.
+/// Whether the record was there, as it has to be, and not locked.
 async fn settle_one(
     on: &mut Session<'_>,
-    statement: SqlStr,
     SettleCall { name, token, goal }: &SettleCall,
 ) -> Result<bool, StoreError> {
     let (time, at_least) = goal.times();
-    let done = query(statement)
+    let done = query(on.sql.settle_one.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -210,11 +216,8 @@ SET state = EXCLUDED.state,
     expires_at = EXCLUDED.expires_at
 RETURNING token AS asked";
 
-/// As [`SETTLE_MANY`], of one record, and by the clock: it may have waited.
-macro_rules! settle_one {
-    ($unless:literal) => {
-        concat!(
-            "
+/// As [`SETTLE_MANY`], of one record. Does nothing if it is locked.
+pub(super) const SETTLE_ONE: &str = "
 UPDATE {records}
 SET state = CASE WHEN $4 = 5 AND takeovers > 0 THEN 4 ELSE $4 END,
     response = $5,
@@ -230,23 +233,11 @@ SET state = CASE WHEN $4 = 5 AND takeovers > 0 THEN 4 ELSE $4 END,
         ELSE expires_at
         END
 WHERE scope = $1 AND key = $2 AND token = $3
-  AND (state = 1 OR (state = 3 AND $4 = 2))",
-            $unless
-        )
-    };
-}
-
-/// Waits for who has locked the record.
-pub(super) const SETTLE_ONE: &str = settle_one!("");
-
-/// Does nothing if the record is locked.
-pub(super) const SETTLE_UNLOCKED: &str = settle_one!(
-    "
+  AND (state = 1 OR (state = 3 AND $4 = 2))
   AND EXISTS (
       SELECT FROM {records}
       WHERE scope = $1 AND key = $2
-      FOR NO KEY UPDATE SKIP LOCKED)"
-);
+      FOR NO KEY UPDATE SKIP LOCKED)";
 
 pub(super) const STATES: &str = "
 SELECT asked.token AS asked, record.state

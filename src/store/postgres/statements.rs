@@ -1,51 +1,151 @@
-//! The transitions that travel alone: each one statement, with its guard
-//! in the `WHERE` clause.
+//! The transitions that are made alone: each one statement, with its guard in the
+//! `WHERE` clause. None waits for a lock: where the record is locked, a second
+//! statement says whether the guard holds.
 
-use std::time::Duration;
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use sqlx::{query, query_as, query_scalar};
 
-use super::{failure, session::Session};
+use super::{connections::Connections, failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
     protocol::NOBODYS,
     store::{
         Claim, Filter, Grant, Purged, Record, Resolution, Settlement, StoreError, Succession,
+        alone::{Attempt, Single},
+        call::Call,
         sql::{self, GrantColumns, NamedColumns, micros},
     },
 };
 
-pub(super) async fn reclaim(
+/// Transitions by the fence that was seen.
+pub(super) struct Transitions(pub(super) Arc<Connections>);
+
+pub(super) struct TransitionCall {
+    pub(super) name: RecordName,
+    pub(super) seen: Fence,
+    pub(super) transition: Transition,
+}
+
+pub(super) enum Transition {
+    Reclaimed(Succession, Claim),
+    /// A claim whose lease has lapsed becomes unknown, with this retention.
+    MarkedUnknown(Duration),
+    Resolved(Resolution),
+    Forgotten,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Transitioned {
+    Reclaimed(Option<Grant>),
+    Settled(Settlement),
+}
+
+impl Call for TransitionCall {
+    type Identity = Infallible;
+
+    fn name(&self) -> &RecordName {
+        &self.name
+    }
+
+    fn identity(&self) -> Option<Infallible> {
+        None
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.transition {
+            Transition::Resolved(Resolution::Happened { response, .. }) => {
+                self.name.bytes() + response.len()
+            }
+            _ => self.name.bytes(),
+        }
+    }
+
+    fn is_for_its_caller(&self) -> bool {
+        true
+    }
+}
+
+impl Single for Transitions {
+    type Call = TransitionCall;
+    type Answer = Transitioned;
+
+    async fn attempt(
+        &self,
+        call: Arc<TransitionCall>,
+    ) -> Result<Attempt<Transitioned>, StoreError> {
+        self.0
+            .run(move |mut on| Box::pin(async move { attempt(&mut on, &call).await }))
+            .await
+    }
+}
+
+async fn attempt(
+    on: &mut Session<'_>,
+    call: &TransitionCall,
+) -> Result<Attempt<Transitioned>, StoreError> {
+    let TransitionCall {
+        name,
+        seen,
+        transition,
+    } = call;
+    let settled = match transition {
+        Transition::Reclaimed(succession, claim) => {
+            let granted = reclaim(on, name, *seen, *succession, claim).await?;
+            return Ok(granted.map(Transitioned::Reclaimed));
+        }
+        Transition::MarkedUnknown(retention) => mark_lapsed(on, name, *seen, *retention).await,
+        Transition::Resolved(resolution) => resolve(on, name, *seen, resolution).await,
+        Transition::Forgotten => forget(on, name, *seen).await,
+    };
+    Ok(settled?.map(Transitioned::Settled))
+}
+
+async fn reclaim(
     on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
     succession: Succession,
     claim: &Claim,
-) -> Result<Option<Grant>, StoreError> {
+) -> Result<Attempt<Option<Grant>>, StoreError> {
     let granted: Option<GrantColumns> = query_as(on.sql.reclaim.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .bind(sql::succession(succession))
         .bind(claim.operation.as_bytes().as_slice())
         .bind(claim.token.as_bytes().as_slice())
         .bind(claim.fingerprint.as_bytes().as_slice())
         .bind(micros(claim.lease))
         .bind(micros(claim.retention))
-        .bind(sql::fence(seen))
-        .bind(sql::succession(succession))
         .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
-    granted.map(GrantColumns::decode).transpose()
+    if let Some(granted) = granted {
+        return Ok(Attempt::Made(Some(granted.decode()?)));
+    }
+    let is_open: bool = query_scalar(on.sql.is_reclaimable.clone())
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .bind(sql::succession(succession))
+        .fetch_one(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    Ok(match is_open {
+        true => Attempt::Locked,
+        false => Attempt::Made(None),
+    })
 }
 
-/// Marks a claim whose lease has lapsed as unknown.
-pub(super) async fn mark_lapsed(
+async fn mark_lapsed(
     on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
     retention: Duration,
-) -> Result<Settlement, StoreError> {
+) -> Result<Attempt<Settlement>, StoreError> {
     let done = query(on.sql.mark_lapsed.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
@@ -56,25 +156,23 @@ pub(super) async fn mark_lapsed(
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
-        return Ok(Settlement::Applied);
+        return Ok(Attempt::Made(Settlement::Applied));
     }
-    let state: Option<i64> = query_scalar(on.sql.state.clone())
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(sql::fence(seen))
-        .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    sql::repeated(state, &[sql::UNKNOWN])
+    Ok(match found(on, name, seen).await? {
+        Some((sql::IN_PROGRESS, true)) => Attempt::Locked,
+        found => {
+            let state = found.map(|(state, _)| state);
+            Attempt::Made(sql::repeated(state, &[sql::UNKNOWN])?)
+        }
+    })
 }
 
-pub(super) async fn resolve(
+async fn resolve(
     on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
     resolution: &Resolution,
-) -> Result<Settlement, StoreError> {
+) -> Result<Attempt<Settlement>, StoreError> {
     let (state, response, at_least) = sql::resolved(resolution);
     let done = query(on.sql.resolve.clone())
         .persistent(on.persistent)
@@ -88,10 +186,118 @@ pub(super) async fn resolve(
         .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
-    Ok(match done.rows_affected() {
-        0 => Settlement::Superseded,
-        _ => Settlement::Applied,
+    if done.rows_affected() > 0 {
+        return Ok(Attempt::Made(Settlement::Applied));
+    }
+    Ok(match found(on, name, seen).await? {
+        Some((sql::UNKNOWN, _)) => Attempt::Locked,
+        _ => Attempt::Made(Settlement::Superseded),
     })
+}
+
+async fn forget(
+    on: &mut Session<'_>,
+    name: &RecordName,
+    seen: Fence,
+) -> Result<Attempt<Settlement>, StoreError> {
+    let done = query(on.sql.forget.clone())
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .execute(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    if done.rows_affected() > 0 {
+        return Ok(Attempt::Made(Settlement::Applied));
+    }
+    Ok(match found(on, name, seen).await? {
+        Some(_) => Attempt::Locked,
+        None => Attempt::Made(Settlement::Superseded),
+    })
+}
+
+/// The state of the record with the fence that was seen, and whether its lease has
+/// lapsed.
+async fn found(
+    on: &mut Session<'_>,
+    name: &RecordName,
+    seen: Fence,
+) -> Result<Option<(i64, bool)>, StoreError> {
+    query_as(on.sql.found.clone())
+        .persistent(on.persistent)
+        .bind(name.scope().as_str())
+        .bind(name.key().as_str())
+        .bind(sql::fence(seen))
+        .fetch_optional(&mut *on.connection)
+        .await
+        .map_err(failure)
+}
+
+/// Looks up a COMMIT whose answer got lost.
+pub(super) struct Commits(pub(super) Arc<Connections>);
+
+pub(super) struct CommitCall {
+    pub(super) name: RecordName,
+    pub(super) token: Token,
+}
+
+impl Call for CommitCall {
+    type Identity = Infallible;
+
+    fn name(&self) -> &RecordName {
+        &self.name
+    }
+
+    fn identity(&self) -> Option<Infallible> {
+        None
+    }
+
+    fn bytes(&self) -> usize {
+        self.name.bytes()
+    }
+
+    fn is_for_its_caller(&self) -> bool {
+        true
+    }
+}
+
+impl Single for Commits {
+    type Call = CommitCall;
+    /// The state of the record with this token, once no transaction can change it
+    /// any more.
+    type Answer = Option<i64>;
+
+    async fn attempt(&self, call: Arc<CommitCall>) -> Result<Attempt<Option<i64>>, StoreError> {
+        self.0
+            .run(move |mut on| Box::pin(async move { settled(&mut on, &call).await }))
+            .await
+    }
+}
+
+async fn settled(
+    on: &mut Session<'_>,
+    CommitCall { name, token }: &CommitCall,
+) -> Result<Attempt<Option<i64>>, StoreError> {
+    for (statement, is_locked) in [
+        (on.sql.settled.clone(), false),
+        (on.sql.unsettled.clone(), true),
+    ] {
+        let state: Option<i64> = query_scalar(statement)
+            .persistent(on.persistent)
+            .bind(name.scope().as_str())
+            .bind(name.key().as_str())
+            .bind(token.as_bytes().as_slice())
+            .fetch_optional(&mut *on.connection)
+            .await
+            .map_err(failure)?;
+        match state {
+            Some(_) if is_locked => return Ok(Attempt::Locked),
+            Some(state) => return Ok(Attempt::Made(Some(state))),
+            None => {}
+        }
+    }
+    Ok(Attempt::Made(None))
 }
 
 pub(super) async fn list(
@@ -112,25 +318,6 @@ pub(super) async fn list(
     .await
     .map_err(failure)?;
     listed.into_iter().map(NamedColumns::decode).collect()
-}
-
-pub(super) async fn forget(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    seen: Fence,
-) -> Result<Settlement, StoreError> {
-    let done = query(on.sql.forget.clone())
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(sql::fence(seen))
-        .execute(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    Ok(match done.rows_affected() {
-        0 => Settlement::Superseded,
-        _ => Settlement::Applied,
-    })
 }
 
 pub(super) async fn purge_expired(
@@ -156,47 +343,12 @@ pub(super) async fn purge_expired(
     ))
 }
 
-/// The state of the record with this token, once no transaction can change it
-/// any more.
-pub(super) async fn settled(
-    on: &mut Session<'_>,
-    name: &RecordName,
-    token: Token,
-) -> Result<Option<i64>, StoreError> {
-    query_scalar(on.sql.settled.clone())
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)
-}
-
-/// 1: take over; 2: retry; 3: replace; 4: expired; 5: rerun; 6: reconcile.
-pub(super) const RECLAIM: &str = "
-UPDATE {records} AS record
-SET operation = CASE WHEN $9 IN (1, 2, 5, 6) THEN record.operation ELSE $3 END,
-    attempt = CASE
-        WHEN $9 IN (1, 2, 5) THEN record.attempt + 1
-        WHEN $9 = 6 THEN record.attempt
-        ELSE 1 END,
-    takeovers = CASE
-        WHEN $9 IN (1, 5) THEN record.takeovers + 1
-        WHEN $9 = 2 THEN LEAST(record.takeovers, 1)
-        WHEN $9 = 6 THEN record.takeovers
-        ELSE 0 END,
-    fence = GREATEST({next_fence}, record.fence + 1),
-    token = $4,
-    fingerprint = $5,
-    state = 1,
-    response = NULL,
-    claimed_at = clock.now,
-    lease_until = clock.now + $6 * interval '1 microsecond',
-    expires_at = clock.now + $7 * interval '1 microsecond'
-FROM (SELECT clock_timestamp() AS now) AS clock
-WHERE record.scope = $1 AND record.key = $2 AND record.fence = $8
-  AND CASE $9
+/// The guard of [`RECLAIM`]. 1: take over; 2: retry; 3: replace; 4: expired;
+/// 5: rerun; 6: reconcile.
+macro_rules! reclaimable {
+    () => {
+        "record.scope = $1 AND record.key = $2 AND record.fence = $3
+  AND CASE $4::bigint
       WHEN 1 THEN record.state = 1 AND record.lease_until < clock.now
       WHEN 2 THEN record.state IN (4, 5) AND record.expires_at >= clock.now
       WHEN 3 THEN record.state = 5 AND record.expires_at >= clock.now
@@ -204,17 +356,80 @@ WHERE record.scope = $1 AND record.key = $2 AND record.fence = $8
           AND (record.state <> 1 OR record.lease_until < clock.now)
       WHEN 5 THEN record.state = 3 AND record.expires_at >= clock.now
       WHEN 6 THEN record.state = 3 AND record.expires_at >= clock.now
-      END
-RETURNING record.operation, record.fence, record.attempt::bigint";
+      END"
+    };
+}
 
-pub(super) const MARK_LAPSED: &str = "
+macro_rules! unsettled {
+    () => {
+        "
+SELECT state::bigint
+FROM {records}
+WHERE scope = $1 AND key = $2 AND token = $3"
+    };
+}
+
+/// Holds where the record is not locked, and locks it.
+macro_rules! unlocked {
+    () => {
+        "
+  AND EXISTS (
+      SELECT FROM {records}
+      WHERE scope = $1 AND key = $2
+      FOR NO KEY UPDATE SKIP LOCKED)"
+    };
+}
+
+pub(super) const RECLAIM: &str = concat!(
+    "
+UPDATE {records} AS record
+SET operation = CASE WHEN $4 IN (1, 2, 5, 6) THEN record.operation ELSE $5 END,
+    attempt = CASE
+        WHEN $4 IN (1, 2, 5) THEN record.attempt + 1
+        WHEN $4 = 6 THEN record.attempt
+        ELSE 1 END,
+    takeovers = CASE
+        WHEN $4 IN (1, 5) THEN record.takeovers + 1
+        WHEN $4 = 2 THEN LEAST(record.takeovers, 1)
+        WHEN $4 = 6 THEN record.takeovers
+        ELSE 0 END,
+    fence = GREATEST({next_fence}, record.fence + 1),
+    token = $6,
+    fingerprint = $7,
+    state = 1,
+    response = NULL,
+    claimed_at = clock.now,
+    lease_until = clock.now + $8 * interval '1 microsecond',
+    expires_at = clock.now + $9 * interval '1 microsecond'
+FROM (SELECT clock_timestamp() AS now) AS clock
+WHERE ",
+    reclaimable!(),
+    unlocked!(),
+    "
+RETURNING record.operation, record.fence, record.attempt::bigint"
+);
+
+pub(super) const IS_RECLAIMABLE: &str = concat!(
+    "
+SELECT EXISTS (
+    SELECT FROM {records} AS record, (SELECT clock_timestamp() AS now) AS clock
+    WHERE ",
+    reclaimable!(),
+    ")"
+);
+
+pub(super) const MARK_LAPSED: &str = concat!(
+    "
 UPDATE {records}
 SET state = 3,
     expires_at = clock_timestamp() + $4 * interval '1 microsecond'
 WHERE scope = $1 AND key = $2 AND fence = $3
-  AND state = 1 AND lease_until < clock_timestamp()";
+  AND state = 1 AND lease_until < clock_timestamp()",
+    unlocked!()
+);
 
-pub(super) const RESOLVE: &str = "
+pub(super) const RESOLVE: &str = concat!(
+    "
 UPDATE {records}
 SET state = $4,
     response = $5,
@@ -224,20 +439,21 @@ SET state = $4,
         WHEN 2 THEN GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
         ELSE expires_at
         END
-WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3";
+WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3",
+    unlocked!()
+);
 
-/// Waits for a transaction that has written the record, where a plain read would
-/// see what was before it.
-pub(super) const SETTLED: &str = "
-SELECT state::bigint
-FROM {records}
-WHERE scope = $1 AND key = $2 AND token = $3
-FOR SHARE";
-
-pub(super) const STATE: &str = "
-SELECT state::bigint
+pub(super) const FOUND: &str = "
+SELECT state::bigint, lease_until < clock_timestamp()
 FROM {records}
 WHERE scope = $1 AND key = $2 AND fence = $3";
+
+/// Skips a record that an open transaction has written. A plain read would see the
+/// version before it.
+pub(super) const SETTLED: &str = concat!(unsettled!(), "\nFOR SHARE SKIP LOCKED");
+
+/// A record that [`SETTLED`] does not find is locked, if this one does.
+pub(super) const UNSETTLED: &str = unsettled!();
 
 /// Reads the whole table: an index over the state would be written to by every
 /// completion.
@@ -266,13 +482,21 @@ WHERE state = 1 AND claimed_at < clock.now - $2 * interval '1 microsecond'
 ORDER BY claimed_at
 LIMIT $1";
 
+/// Draws a number before the removal can be seen: see
+/// [`Removals`](super::removals::Removals).
 pub(super) const FORGET: &str = "
-WITH drawn AS MATERIALIZED (
+WITH held AS MATERIALIZED (
+    SELECT
+    FROM {records}
+    WHERE scope = $1 AND key = $2 AND fence = $3
+    FOR UPDATE SKIP LOCKED
+), drawn AS MATERIALIZED (
     SELECT {next_removal} AS removal
+    FROM held
 )
-DELETE FROM {records}
+DELETE FROM {records} AS record
 USING drawn
-WHERE scope = $1 AND key = $2 AND fence = $3 AND removal > 0";
+WHERE record.scope = $1 AND record.key = $2 AND record.fence = $3 AND removal > 0";
 
 /// The conditions stand twice: a row may be claimed again between the moment
 /// it is seen and the moment it is locked. The index serves comparisons with

@@ -4,7 +4,7 @@ use sqlx::{Connection as _, Postgres, Transaction, pool::PoolOptions, query, que
 
 #[cfg(doc)]
 use super::PostgresStoreBuilder;
-use super::{PostgresStore, statements};
+use super::{PostgresStore, sqlstate, statements::CommitCall};
 use crate::{
     Operation, StoreError,
     store::{Completion, Settlement, sql},
@@ -201,11 +201,7 @@ impl Desk for PostgresStore {
 
     async fn find_out(&self, operation: &Operation) -> Result<Verdict, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
-        let settled = self
-            .run(move |mut on| {
-                Box::pin(async move { statements::settled(&mut on, &name, token).await })
-            })
-            .await?;
+        let settled = self.commits.call(CommitCall { name, token }).await?;
         sql::verdict(settled)
     }
 }
@@ -234,10 +230,6 @@ fn refused(error: sqlx::Error) -> CommitError {
         _ => CommitErrorKind::Aborted,
     };
     CommitError::caused(kind, error)
-}
-
-fn sqlstate(error: &sqlx::Error) -> Option<std::borrow::Cow<'_, str>> {
-    error.as_database_error()?.code()
 }
 
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";

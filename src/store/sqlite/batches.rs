@@ -12,8 +12,9 @@ use crate::{
     RecordName,
     store::{
         Claimed, Grant, Record, Settlement, StoreError, Witness,
-        batch::{Batch, Call, Told},
-        call::{ClaimCall, Goal, Outcome, SettleCall},
+        alone::{Attempt, Single},
+        batch::{Batch, Told},
+        call::{Call, ClaimCall, Goal, Outcome, SettleCall},
         sql::{GrantColumns, RecordColumns, micros},
     },
 };
@@ -72,28 +73,28 @@ impl Call for WriteCall {
 }
 
 impl Batch for Writes {
-    type Call = WriteCall;
-    type Answer = Written;
-
     async fn together(&self, calls: Arc<Vec<WriteCall>>) -> Result<Vec<Told<Written>>, StoreError> {
         write(&self.0, move |on| {
             Box::pin(async move { write_all(on, &calls).await })
         })
         .await
     }
+}
 
-    async fn alone(&self, call: WriteCall) -> Result<Written, StoreError> {
-        write(&self.0, move |on| {
+impl Single for Writes {
+    type Call = WriteCall;
+    type Answer = Written;
+
+    /// Waits for the file's only lock as every other write does.
+    async fn attempt(&self, call: Arc<WriteCall>) -> Result<Attempt<Written>, StoreError> {
+        let written = write(&self.0, move |on| {
             Box::pin(async move { write_one(on, &call).await })
-        })
-        .await
+        });
+        written.await.map(Attempt::Made)
     }
 }
 
 impl Batch for Looks {
-    type Call = RecordName;
-    type Answer = Option<Record>;
-
     async fn together(
         &self,
         calls: Arc<Vec<RecordName>>,
@@ -101,10 +102,16 @@ impl Batch for Looks {
         let mut connection = self.0.acquire().await.map_err(failure)?;
         read(&mut connection, &calls).await
     }
+}
 
-    async fn alone(&self, name: RecordName) -> Result<Option<Record>, StoreError> {
+impl Single for Looks {
+    type Call = RecordName;
+    type Answer = Option<Record>;
+
+    async fn attempt(&self, name: Arc<RecordName>) -> Result<Attempt<Option<Record>>, StoreError> {
         let mut connection = self.0.acquire().await.map_err(failure)?;
-        statements::read(&mut connection, &name).await
+        let record = statements::read(&mut connection, &name).await?;
+        Ok(Attempt::Made(record))
     }
 }
 
