@@ -3,7 +3,7 @@
 //! | variable | value | default |
 //! |---|---|---|
 //! | `PORT` | 0 picks one | 0 |
-//! | `STORE` | `memory`, `sqlite:PATH`, `postgres://…` | `memory` |
+//! | `STORE` | `memory`, `memory:RECORDS` with a bound, `sqlite:PATH`, `postgres://…` | `memory` |
 //! | `SQLITE_PAGES` | the most pages the file may have; what is there already stays | SQLite's |
 //! | `POOLER` | `1` if a pooler stands between, one connection for each transaction | `0` |
 //! | `RUNS` | the file that each run of a handler adds a line to | in memory |
@@ -18,7 +18,7 @@
 //! | `KEEP_HEADERS` | a list of the only headers to keep | the layer's |
 //! | `KEEP_COOKIES` | `1` keeps `Set-Cookie` too | `0` |
 //! | `STORE_FAILURE` | `refuse`, `run` | `refuse` |
-//! | `STORE_TIMEOUT_MS` | how long the layer waits for an answer of the store | the layer's |
+//! | `STORE_TIMEOUT_MS` | how long the layer waits for an answer of the store, at most half of the lease | the layer's |
 //! | `BODY_LIMIT`, `RESPONSE_LIMIT` | bytes | the layer's |
 //! | `OUTER_BODY_LIMIT` | bytes, a limit outside of the layer | none |
 //! | `TIMEOUT_MS` | a timeout outside of the layer, answered 504 | none |
@@ -76,7 +76,8 @@ impl Settings {
         }
         Ok(Self {
             port: read("PORT", number)?.unwrap_or(0),
-            store: read("STORE", StoreAddress::parse)?.unwrap_or(StoreAddress::Memory),
+            store: read("STORE", StoreAddress::parse)?
+                .unwrap_or(StoreAddress::Memory { records: None }),
             is_pooled: choice("POOLER", &[("0", false), ("1", true)])?,
             pages: read("SQLITE_PAGES", number)?,
             runs: read("RUNS", |path| Ok(PathBuf::from(path)))?,

@@ -10,7 +10,10 @@ use crate::orders::Orders;
 
 /// Which store, and where.
 pub(crate) enum StoreAddress {
-    Memory,
+    Memory {
+        /// The most records it may have.
+        records: Option<usize>,
+    },
     Sqlite(PathBuf),
     Postgres(String),
 }
@@ -18,10 +21,16 @@ pub(crate) enum StoreAddress {
 impl StoreAddress {
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
-            None if text == "memory" => Ok(Self::Memory),
+            None if text == "memory" => Ok(Self::Memory { records: None }),
+            Some(("memory", records)) => match records.parse() {
+                Ok(records) => Ok(Self::Memory {
+                    records: Some(records),
+                }),
+                Err(error) => Err(format!("{records:?} is no number of records: {error}")),
+            },
             Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
             Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(text.to_owned())),
-            _ => Err("it is none of memory, sqlite:PATH, postgres://…".to_owned()),
+            _ => Err("it is none of memory, memory:RECORDS, sqlite:PATH, postgres://…".to_owned()),
         }
     }
 }
@@ -35,7 +44,12 @@ pub(crate) async fn open(
     pages: Option<u32>,
 ) -> Result<(SharedStore, Orders), Box<dyn Error>> {
     Ok(match address {
-        StoreAddress::Memory => (SharedStore::new(MemoryStore::new()), Orders::Nowhere),
+        StoreAddress::Memory { records } => {
+            let store = records.map_or_else(MemoryStore::new, |records| {
+                MemoryStore::bounded(records, 1 << 30)
+            });
+            (SharedStore::new(store), Orders::Nowhere)
+        }
         StoreAddress::Sqlite(path) => {
             let mut options = SqliteConnectOptions::new().filename(path);
             if let Some(pages) = pages {
