@@ -782,6 +782,23 @@ fn f80_no_decision_reads_the_clock_of_a_host() {
     assert_eq!(readers, [root().join("src/key.rs")]);
 }
 
+#[test]
+fn each_rule_of_the_contract_is_held_by_a_test() {
+    let contract = fs::read_to_string(root().join("docs/contract.md")).unwrap();
+    let functions = functions();
+    for rule in 1..=77 {
+        let is_row = contract.contains(&format!("\n| {rule} |"));
+        let is_reserved = contract.contains(&format!("**{rule} (D)** is reserved"));
+        assert!(
+            is_row || contract.contains(&format!("**{rule} (")),
+            "rule {rule} is not in the contract"
+        );
+        let prefix = format!("rule_{rule:02}_");
+        let is_tested = functions.iter().any(|name| name.starts_with(&prefix));
+        assert_eq!(is_tested, !is_reserved, "rule {rule}");
+    }
+}
+
 /// The names of all functions in the tests and in the crate.
 fn functions() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
