@@ -89,5 +89,9 @@ async fn f106_a_lost_commit_is_found_while_strangers_lock_other_records() {
 
 fn claim() -> Claim {
     let hour = Duration::from_secs(3600);
-    Claim::new(Fingerprint::from_bytes([1; 40]), hour, hour)
+    Claim::new(
+        Fingerprint::from_bytes([1; Fingerprint::LENGTH]),
+        hour,
+        hour,
+    )
 }
