@@ -335,8 +335,11 @@ fn hyphenated(key: &str) -> Result<Uuid, KeyFault> {
     Some(key)
         .filter(|key| key.len() == HYPHENATED)
         .and_then(|key| Uuid::try_parse(key).ok())
-        .filter(|uuid| !uuid.is_nil() && !uuid.is_max())
         .ok_or(KeyFault::invalid("it is not a UUID"))
+        .and_then(|uuid| match uuid.is_nil() || uuid.is_max() {
+            true => Err(KeyFault::invalid("the nil and the max UUID name nothing")),
+            false => Ok(uuid),
+        })
 }
 
 const DEFAULT_LENGTH: RangeInclusive<usize> = 1..=255;
