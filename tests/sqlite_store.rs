@@ -648,6 +648,34 @@ async fn a_store_of_a_later_version_is_refused() {
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_errors_name_the_cause_and_the_remedy() {
+    let file = File::new();
+    let options = file.options().busy_timeout(Duration::from_millis(10));
+    let store = SqliteStore::open_with(options).await.unwrap();
+    let name = name("caller", "key");
+    let mut other = file.connect().await;
+    let lock = other.begin_with("BEGIN IMMEDIATE").await.unwrap();
+    let locked = store.claim(&name, &hour()).await.unwrap_err();
+    lock.rollback().await.unwrap();
+    execute(&mut other, "DROP TABLE idempotency_records").await;
+    other.close().await.unwrap();
+    let missing = store.read(&name).await.unwrap_err();
+    store.close().await;
+    let nowhere = SqliteStore::open(file.directory.join("missing/records.db")).await;
+    std::fs::write(file.path(), [7; 8_192]).unwrap();
+    let damaged = SqliteStore::open(file.path()).await;
+    for (error, says) in [
+        (locked, "busy_timeout"),
+        (missing, "open the store again"),
+        (nowhere.unwrap_err(), "its directory must exist"),
+        (damaged.unwrap_err(), "no SQLite database"),
+    ] {
+        let told = error.to_string();
+        assert!(told.contains(says), "{told}");
+    }
+}
+
 /// What a child process does: nothing unless a test asked for it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_process_plays_its_part() {

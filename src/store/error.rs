@@ -6,6 +6,9 @@ type Source = Box<dyn Error + Send + Sync>;
 
 /// Why a store did not do as asked. The layer answers 503 and never runs a
 /// handler whose claim ended in one.
+///
+/// Its text names the kind and the cause, with a remedy where there is one. The
+/// texts of this crate's stores quote no key, scope, token, response or password.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -15,6 +18,8 @@ pub struct StoreError {
         expect(dead_code, reason = "only the SQL stores make calls together")
     )]
     is_about_one: bool,
+    #[cfg(feature = "postgres")]
+    lacks_privileges: bool,
 }
 
 /// The kinds of [`StoreError`].
@@ -90,11 +95,41 @@ impl StoreError {
         self.is_about_one
     }
 
+    /// As before, with another cause.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn because(mut self, source: impl Into<Source>) -> Self {
+        self.source = Some(Arc::from(source.into()));
+        self
+    }
+
+    /// The role may not do what the store asks of the database.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn of_privileges(mut self) -> Self {
+        self.lacks_privileges = true;
+        self
+    }
+
+    /// What the text says after the kind.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn cause(&self) -> String {
+        self.source
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn lacks_privileges(&self) -> bool {
+        self.lacks_privileges
+    }
+
     fn new(kind: StoreErrorKind, source: Option<Source>) -> Self {
         Self {
             kind,
             source: source.map(Arc::from),
             is_about_one: false,
+            #[cfg(feature = "postgres")]
+            lacks_privileges: false,
         }
     }
 }
@@ -121,7 +156,11 @@ impl fmt::Display for StoreError {
             StoreErrorKind::Full => "the idempotency store is full",
             StoreErrorKind::Corrupt => "the idempotency store holds an unreadable record",
             StoreErrorKind::Overloaded => "too many calls wait for the idempotency store",
-        })
+        })?;
+        match &self.source {
+            Some(source) => write!(f, ": {source}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -3,30 +3,30 @@
 mod builder;
 mod claims;
 mod connections;
+mod failures;
 mod looks;
 mod members;
+mod opener;
 mod removals;
 mod schema;
 mod server;
 mod session;
 mod settlements;
 mod statements;
+mod tables;
 mod transaction;
 
-use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use sqlx::{
-    ConnectOptions as _, Connection as _, PgPool, SqlStr, error::DatabaseError,
-    postgres::PgConnectOptions, query,
-};
+use sqlx::{PgPool, SqlStr, postgres::PgConnectOptions};
 
 pub use self::{builder::PostgresStoreBuilder, transaction::PostgresTransaction};
 use self::{
     claims::Claims,
     connections::Connections,
+    failures::failure,
     looks::Looks,
-    schema::{Schema, identifier},
     session::Session,
     settlements::Settlements,
     statements::{Commits, Transition, TransitionCall, Transitioned, Transitions},
@@ -72,11 +72,19 @@ use crate::{Fence, RecordName, Token};
 ///
 /// [`migrate`](Self::migrate) makes the table and the sequences
 /// `idempotency_records`, `idempotency_fences` and `idempotency_removals`, with a
-/// ledger of its own, `_idempotency_migrations`. Connecting does not: who may
-/// change a schema, and when, is the application's to say. Or copy the files
-/// under `migrations/postgres` into the application's own migrations, and never
-/// call `migrate`. A role that may read and write the table, and use and read the
-/// sequences, is enough to serve.
+/// ledger of its own, `_idempotency_migrations`. Connecting makes nothing: the
+/// application decides who may change a schema, and when. Applications with
+/// migrations of their own copy [`schema_sql`](Self::schema_sql) into them.
+/// [`check_schema`](Self::check_schema) names every difference.
+///
+/// A role that may read and write the table, and use and read the sequences, is
+/// enough to serve; [`grants_for`](Self::grants_for) returns its GRANT statements.
+///
+/// # A server that is gone
+///
+/// After a failed attempt to connect, calls that need a connection fail at once
+/// with its error. The store makes one attempt a second in the background for as
+/// long as there are calls, and serves again when one succeeds.
 ///
 /// # Many calls at once
 ///
@@ -137,7 +145,6 @@ pub struct PostgresStore {
     transactions: PgPool,
     /// What begins a transaction of a handler behind a pooler.
     pooled: Option<SqlStr>,
-    schema: Schema,
     options: Arc<PgConnectOptions>,
 }
 
@@ -159,46 +166,6 @@ impl PostgresStore {
         PostgresStoreBuilder::new(options)
     }
 
-    /// Makes the store's tables, or brings them up to date.
-    ///
-    /// Safe from several processes at once: one migrates, the others wait for
-    /// up to a minute. Each migration is one transaction; a crash leaves it
-    /// done or not done. Needs a role that may create tables.
-    ///
-    /// # Errors
-    ///
-    /// If the server cannot be reached or refuses, or if the database was
-    /// migrated by a later version of this crate.
-    pub async fn migrate(&self) -> Result<(), StoreError> {
-        let options = Arc::clone(&self.options);
-        let (schema, sql) = (self.schema.clone(), Arc::clone(&self.connections.sql));
-        sql::detached(async move {
-            // A connection of its own: one that fails on the way would take the
-            // migrator's lock back into the pool.
-            let mut connection = options.connect().await.map_err(failure)?;
-            let patience = session::Patience {
-                statement: Duration::ZERO,
-                lock: Duration::from_secs(60),
-                idle_in_transaction: Duration::ZERO,
-            };
-            session::prepare(&mut connection, &sql, patience, false)
-                .await
-                .map_err(failure)?;
-            query("SELECT pg_catalog.set_config('search_path', $1, false)")
-                .bind(identifier(schema.name()))
-                .execute(&mut connection)
-                .await
-                .map_err(failure)?;
-            // `run` is this with a bound that no `Send` future can meet.
-            sql::migrator(RECORDS)
-                .run_direct(None, &mut connection, false)
-                .await
-                .map_err(|error| sql::migration_failure(error, answered))?;
-            connection.close().await.map_err(failure)
-        })
-        .await
-    }
-
     /// Closes the connections, each after the call that it is busy with. Later
     /// calls fail.
     pub async fn close(&self) {
@@ -214,6 +181,7 @@ impl PostgresStore {
         T: Send + 'static,
         W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send + 'static,
     {
+        self.operator_connections.check()?;
         let connections = Arc::clone(&self.operator_connections);
         sql::detached(async move { connections.run(work).await }).await
     }
@@ -224,6 +192,7 @@ impl PostgresStore {
         seen: Fence,
         transition: Transition,
     ) -> Result<Settlement, StoreError> {
+        self.connections.check()?;
         let name = name.clone();
         let call = TransitionCall {
             name,
@@ -244,6 +213,7 @@ impl PostgresStore {
         token: Token,
         goal: Goal,
     ) -> Result<Settlement, StoreError> {
+        self.connections.check()?;
         let name = name.clone();
         let call = SettleCall { name, token, goal };
         self.settlements.call(call).await
@@ -261,6 +231,7 @@ impl fmt::Debug for PostgresStore {
 
 impl Store for PostgresStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        self.connections.check()?;
         let (name, claim) = (name.clone(), *claim);
         self.claims.call(ClaimCall { name, claim }).await
     }
@@ -272,6 +243,7 @@ impl Store for PostgresStore {
         succession: Succession,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
+        self.connections.check()?;
         let call = TransitionCall {
             name: name.clone(),
             seen,
@@ -337,6 +309,7 @@ impl Store for PostgresStore {
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        self.connections.check()?;
         self.looks.call(name.clone()).await
     }
 
@@ -368,50 +341,3 @@ impl Store for PostgresStore {
         .await
     }
 }
-
-fn failure(error: sqlx::Error) -> StoreError {
-    sql::failure(error, answered)
-}
-
-fn sqlstate(error: &sqlx::Error) -> Option<Cow<'_, str>> {
-    error.as_database_error()?.code()
-}
-
-fn is_lock_timeout(error: &sqlx::Error) -> bool {
-    sqlstate(error).as_deref() == Some(LOCK_NOT_AVAILABLE)
-}
-
-/// What the server's own error means.
-fn answered(error: &dyn DatabaseError) -> StoreError {
-    let code = error.code().unwrap_or_default();
-    match &*code {
-        // Broken off by statement_timeout or lock_timeout.
-        "57014" => StoreError::timed_out(),
-        // One record of many may be what is waited for.
-        LOCK_NOT_AVAILABLE => StoreError::timed_out().about_one(),
-        "53100" => StoreError::full("the server's disk"),
-        "42P01" => StoreError::unavailable(
-            "the tables are missing: call `migrate`, or copy the files under migrations/postgres",
-        ),
-        // These speak of the server and the schema; other classes quote values.
-        _ if ["08", "25", "28", "3D", "42", "53", "55", "57"]
-            .iter()
-            .any(|class| code.starts_with(class)) =>
-        {
-            StoreError::unavailable(format!("{} (SQLSTATE {code})", error.message()))
-        }
-        _ => {
-            let failed = StoreError::unavailable(format!("SQLSTATE {code}"));
-            // Values, constraints, limits, and what a trigger says.
-            let about_one = ["21", "22", "23", "54", "P0"];
-            if about_one.iter().any(|class| code.starts_with(class)) {
-                failed.about_one()
-            } else {
-                failed
-            }
-        }
-    }
-}
-
-const LOCK_NOT_AVAILABLE: &str = "55P03";
-const RECORDS: &str = include_str!("../../migrations/postgres/0001_records.sql");

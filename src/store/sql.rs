@@ -255,7 +255,7 @@ pub(super) fn failure(
 ) -> StoreError {
     match error {
         Error::Database(error) => answered(&*error),
-        Error::PoolTimedOut => StoreError::timed_out(),
+        Error::PoolTimedOut => StoreError::timed_out().because("no connection was free in time"),
         Error::PoolClosed => StoreError::unavailable("the store is closed"),
         Error::Io(error) => StoreError::unavailable(error),
         Error::Tls(error) | Error::Configuration(error) => StoreError::unavailable(error),

@@ -407,11 +407,14 @@ fn failure(error: sqlx::Error) -> StoreError {
 /// values.
 fn answered(error: &dyn DatabaseError) -> StoreError {
     match primary_code(error) {
-        BUSY | LOCKED => StoreError::timed_out(),
-        FULL => StoreError::full("the disk, or the bound on the database's pages").about_one(),
-        CORRUPT | NOT_A_DATABASE => StoreError::corrupt("the database file"),
-        READ_ONLY => StoreError::unavailable("the database file is read-only"),
-        CANNOT_OPEN => StoreError::unavailable("the database file cannot be opened or made"),
+        BUSY | LOCKED => StoreError::timed_out().because(IS_LOCKED),
+        FULL => StoreError::full(IS_FULL).about_one(),
+        CORRUPT | NOT_A_DATABASE => StoreError::corrupt(IS_CORRUPT),
+        READ_ONLY => StoreError::unavailable(IS_READ_ONLY),
+        CANNOT_OPEN => StoreError::unavailable(CANNOT_BE_OPENED),
+        ERROR if error.message().starts_with("no such table") => {
+            StoreError::unavailable(format!("{}{IS_MISSING}", error.message()))
+        }
         code => {
             let failed = format!("{} (SQLite code {code})", error.message());
             let failed = StoreError::unavailable(failed);
@@ -442,6 +445,17 @@ const MOST_WAITING: usize = 4096;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
+const IS_LOCKED: &str = "another connection or process holds the file's write lock: \
+    end its transactions sooner, or raise `SqliteConnectOptions::busy_timeout`";
+const IS_FULL: &str = "the disk, or the database's `max_page_count`";
+const IS_CORRUPT: &str = "the file is damaged, or is no SQLite database";
+const IS_READ_ONLY: &str = "the database file is read-only: \
+    let the process write to the file and to its directory";
+const CANNOT_BE_OPENED: &str = "the database file cannot be opened or made: \
+    its directory must exist, and the process must be able to write to it";
+const IS_MISSING: &str = ": open the store again, which makes its tables";
+
+const ERROR: u8 = 1;
 const BUSY: u8 = 5;
 const LOCKED: u8 = 6;
 const READ_ONLY: u8 = 8;
@@ -469,8 +483,8 @@ mod tests {
             .await
             .map_err(failure)
             .unwrap_err();
-        let source = std::error::Error::source(&error).unwrap().to_string();
-        assert_eq!(source, "the database file is read-only");
+        let told = error.to_string();
+        assert!(told.contains("the database file is read-only"), "{told}");
         std::fs::remove_dir_all(&directory).unwrap();
     }
 }

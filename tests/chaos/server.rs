@@ -76,6 +76,10 @@ impl Server {
     /// Stops it as a crash would, and starts it again.
     pub(crate) async fn restart(&mut self) {
         self.stop();
+        self.start_again().await;
+    }
+
+    pub(crate) async fn start_again(&mut self) {
         self.postmaster = postmaster(&self.programs, &self.directory, self.port, self.user);
         answers(&self.url(self.port)).await;
     }
@@ -92,7 +96,7 @@ impl Server {
         connection.close().await
     }
 
-    fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         let postmaster = self.postmaster.id().to_string();
         let _ = Command::new("kill")
             .args(["-s", "QUIT", &postmaster])

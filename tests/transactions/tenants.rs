@@ -1,7 +1,10 @@
 //! Handlers that keep tenants apart by schemas and roles.
 
 use axum::response::IntoResponse as _;
-use tower_idempotency::sqlx::{PgPool, Row as _, query};
+use tower_idempotency::{
+    CommitErrorKind,
+    sqlx::{PgPool, Row as _, query},
+};
 
 use crate::{
     service::{Run, Service},
@@ -118,6 +121,34 @@ async fn f112_commit_accepts_a_pool_whose_sessions_have_a_schema_of_their_own() 
         service.post("key").await.assert_is(201, "ordered a pen");
         assert_eq!(seen(&shop).await.1, "tenant");
         pool.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_commit_without_privileges_names_the_grants() {
+    with_postgres(async |shop| {
+        with_role(&shop, async |role| {
+            shop.execute(&format!("ALTER ROLE {role} LOGIN")).await;
+            let pool = PgPool::connect_lazy_with(options(&shop.url).username(&role));
+            let other = pool.clone();
+            let service = Service::new(&shop, move |run| {
+                let other = other.clone();
+                async move {
+                    let transaction = other.begin().await.unwrap();
+                    let committed = run.shop.commit(&run.operation, transaction, ordered("it"));
+                    let error = committed.await.unwrap_err();
+                    assert_eq!(error.kind(), CommitErrorKind::Aborted);
+                    let cause = std::error::Error::source(&error).unwrap().to_string();
+                    assert!(cause.contains("42501"), "{cause}");
+                    assert!(cause.contains("GRANT SELECT"), "{cause}");
+                    error.into_response()
+                }
+            });
+            assert_eq!(service.post("key").await.status, 500);
+            pool.close().await;
+        })
+        .await;
     })
     .await;
 }

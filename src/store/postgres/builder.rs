@@ -12,7 +12,9 @@ use super::{
     PostgresStore,
     claims::Claims,
     connections::Connections,
+    failures::not_answered,
     looks::Looks,
+    opener::Opener,
     schema::{Schema, Statements},
     server::{self, Wanted},
     session::{self, LOCAL_PLANS, Patience},
@@ -122,6 +124,9 @@ impl PostgresStoreBuilder {
 
     /// How long a call waits for a connection before it fails as timed out,
     /// whether one is free, broken or yet to be opened. Defaults to 3 s.
+    ///
+    /// An attempt to connect fails after the same time. Later calls that need a
+    /// connection then fail at once, until an attempt succeeds.
     pub fn acquire_timeout(mut self, patience: Duration) -> Self {
         self.acquire_timeout = patience;
         self
@@ -158,8 +163,7 @@ impl PostgresStoreBuilder {
     /// Each call becomes a transaction of its own, with the store's settings in
     /// it and without prepared statements that outlive it: about twice the round
     /// trips. PgBouncer needs `ignore_startup_parameters = extra_float_digits`.
-    /// [`migrate`](PostgresStore::migrate) needs a direct connection all the
-    /// same. In a handler's own transaction, call
+    /// In a handler's own transaction, call
     /// [`persistent(false)`](sqlx::query::Query::persistent) on each query.
     /// Defaults to off.
     pub fn pooler_safe(mut self) -> Self {
@@ -193,7 +197,7 @@ impl PostgresStoreBuilder {
             schema: self.schema.map(Schema::named).transpose()?,
             pooler_safe,
         };
-        let (schema, sql) = check_server(options.clone(), wanted, self.acquire_timeout).await?;
+        let sql = check_server(options.clone(), wanted, self.acquire_timeout).await?;
         let sql = Arc::new(sql);
         let for_transactions = Arc::clone(&sql);
         let transactions = PgPoolOptions::new()
@@ -205,6 +209,13 @@ impl PostgresStoreBuilder {
                     async move { session::prepare(connection, &sql, unhurried, pooler_safe).await },
                 )
             });
+        let opener = Arc::new(Opener::new(
+            options.clone(),
+            Arc::clone(&sql),
+            patience,
+            pooler_safe,
+            self.acquire_timeout,
+        ));
         // For the two statements of a call, and the way there.
         let deadline = patience
             .statement
@@ -213,23 +224,14 @@ impl PostgresStoreBuilder {
         let statement = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
         let begin = pooler_safe.then(|| statement(patience.begin() + LOCAL_PLANS));
         let connections = |most| {
-            let for_calls = Arc::clone(&sql);
-            let pool = PgPoolOptions::new()
-                .max_connections(most)
-                .acquire_timeout(self.acquire_timeout)
-                .after_connect(move |connection, _| {
-                    let sql = Arc::clone(&for_calls);
-                    Box::pin(async move {
-                        session::prepare(connection, &sql, patience, pooler_safe).await?;
-                        if pooler_safe {
-                            return Ok(());
-                        }
-                        session::prefer_names(connection).await
-                    })
-                })
-                .connect_lazy_with(options.clone());
-            let sql = Arc::clone(&sql);
-            Arc::new(Connections::of(pool, deadline, begin.clone(), sql))
+            Arc::new(Connections::of(
+                Arc::clone(&opener),
+                most,
+                self.acquire_timeout,
+                deadline,
+                begin.clone(),
+                Arc::clone(&sql),
+            ))
         };
         let limits = |attempts| Limits {
             permits: Arc::new(Semaphore::new(attempts)),
@@ -256,7 +258,6 @@ impl PostgresStoreBuilder {
             connections: for_requests,
             transactions: transactions.connect_lazy_with(options.clone()),
             pooled: pooler_safe.then(|| statement(unhurried.begin())),
-            schema,
             options: Arc::new(options),
         })
     }
@@ -281,11 +282,10 @@ async fn check_server(
     options: PgConnectOptions,
     wanted: Wanted,
     patience: Duration,
-) -> Result<(Schema, Statements), StoreError> {
+) -> Result<Statements, StoreError> {
     sql::detached(async move {
-        tokio::time::timeout(patience, server::inspect(&options, wanted))
-            .await
-            .map_err(|_| StoreError::timed_out())?
+        let inspected = tokio::time::timeout(patience, server::inspect(&options, wanted)).await;
+        inspected.unwrap_or_else(|_| Err(not_answered(&options, patience)))
     })
     .await
 }

@@ -8,7 +8,9 @@ use sqlx::{FromRow, Row as _, SqlStr, postgres::PgRow, query, query_as};
 
 use super::{
     connections::Connections,
-    failure, is_lock_timeout, looks,
+    failure,
+    failures::is_lock_timeout,
+    looks,
     members::{Answers, names},
     removals::Removals,
     session::Session,

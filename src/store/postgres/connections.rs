@@ -3,24 +3,30 @@
 
 use std::{
     mem,
+    pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use futures_util::future::BoxFuture;
-use sqlx::{Connection as _, PgConnection, PgPool, SqlStr};
+use sqlx::{Connection as _, PgConnection, SqlStr};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
-use super::{failure, schema::Statements, session::Session};
-use crate::store::StoreError;
+use super::{
+    failure,
+    opener::{OpenError, Opener},
+    schema::Statements,
+    session::Session,
+};
+use crate::{jitter::jittered, store::StoreError};
 
-/// Connections that a pool opens, and does not get back: after each call it would
-/// ask the server whether it is still there.
 pub(super) struct Connections {
-    pool: PgPool,
+    opener: Arc<Opener>,
+    /// How long a call waits for a connection.
+    patience: Duration,
     places: Arc<Semaphore>,
     most: u32,
     ready: Mutex<Ready>,
@@ -35,6 +41,8 @@ pub(super) struct Connections {
 struct Ready {
     /// The one used last is the last.
     idle: Vec<Idle>,
+    /// When a call last succeeded.
+    answered: Option<Instant>,
     /// A connection broke then: those that were used before may be broken too.
     suspected: Option<Instant>,
     is_closed: bool,
@@ -54,16 +62,18 @@ struct Line {
 }
 
 impl Connections {
-    /// As many as `pool` may open.
+    /// As many as `most`.
     pub(super) fn of(
-        pool: PgPool,
+        opener: Arc<Opener>,
+        most: u32,
+        patience: Duration,
         deadline: Duration,
         begin: Option<SqlStr>,
         sql: Arc<Statements>,
     ) -> Self {
-        let most = pool.options().get_max_connections();
         Self {
-            pool,
+            opener,
+            patience,
             places: Arc::new(Semaphore::new(most as usize)),
             most,
             ready: Mutex::default(),
@@ -80,19 +90,21 @@ impl Connections {
         T: Send,
         W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send,
     {
-        let line = timeout(self.patience(), self.line()).await;
-        let mut line = line.map_err(|_| StoreError::timed_out())??;
+        let mut busy = None;
+        let line = timeout(self.patience, self.line(&mut busy)).await;
+        let none_free = || busy.unwrap_or_else(|| self.none_free());
+        let mut line = line.unwrap_or_else(|_| Err(none_free()))?;
         let call = async {
             match &self.begin {
                 None => work(Session::lasting(&mut line.connection, &self.sql)).await,
                 Some(begin) => in_transaction(&mut line.connection, &self.sql, begin, work).await,
             }
         };
-        let Ok(answer) = timeout(self.deadline, call).await else {
+        let Some(answer) = self.within_deadline(call).await else {
             // The server keeps to its own timeouts, so the network does not
             // answer. What still comes is not for the next call to read.
             self.suspect();
-            return Err(StoreError::timed_out());
+            return Err(StoreError::timed_out().because("the server did not answer"));
         };
         match &answer {
             Ok(_) => self.keep(line),
@@ -100,12 +112,39 @@ impl Connections {
             Err(_) if self.begin.is_some() => drop(line),
             Err(_) => Arc::clone(self).examine(line),
         }
-        answer
+        answer.map_err(|error| self.sql.explain(error))
     }
 
-    /// How long a call waits for a connection.
-    pub(super) fn patience(&self) -> Duration {
-        self.pool.options().get_acquire_timeout()
+    /// Fails if a call could only wait in vain: the server cannot be reached, and
+    /// no connection is free or has been answered lately.
+    pub(super) fn check(&self) -> Result<(), StoreError> {
+        let Some(error) = self.opener.unreachable() else {
+            return Ok(());
+        };
+        let ready = self.ready();
+        let is_answered = ready.answered.is_some_and(|then| then.elapsed() < SLOW);
+        if is_answered || !ready.idle.is_empty() {
+            return Ok(());
+        }
+        Err(error)
+    }
+
+    /// `None` if the call took too long.
+    async fn within_deadline<F: Future>(&self, call: F) -> Option<F::Output> {
+        let mut call = pin!(call);
+        let soon = self.deadline.min(SLOW);
+        if let Ok(answer) = timeout(soon, &mut call).await {
+            return Some(answer);
+        }
+        self.opener.doubt();
+        timeout(self.deadline - soon, call).await.ok()
+    }
+
+    fn none_free(&self) -> StoreError {
+        StoreError::timed_out().because(format!(
+            "no connection was free within `acquire_timeout` ({:?}), `max_connections` is {}",
+            self.patience, self.most
+        ))
     }
 
     /// How many are ready.
@@ -127,14 +166,16 @@ impl Connections {
         for Idle { connection, .. } in idle {
             let _ = timeout(self.deadline, connection.close()).await;
         }
-        self.pool.close().await;
+        self.opener.close();
         // Each call that is under way has a place, and closes its connection.
         let _all = self.places.acquire_many(self.most).await;
     }
 
-    async fn line(&self) -> Result<Line, StoreError> {
+    /// Says in `busy` that the server has no room, for a caller that waits no longer.
+    async fn line(&self, busy: &mut Option<StoreError>) -> Result<Line, StoreError> {
         let place = Arc::clone(&self.places).acquire_owned().await;
         let place = place.map_err(|_| failure(sqlx::Error::PoolClosed))?;
+        let mut pause = FIRST_PAUSE;
         loop {
             let (idle, suspected) = {
                 let mut ready = self.ready();
@@ -149,7 +190,21 @@ impl Connections {
                 used,
             }) = idle
             else {
-                break;
+                match self.opener.open().await {
+                    Ok(connection) => {
+                        return Ok(Line {
+                            connection,
+                            opened: Instant::now(),
+                            place,
+                        });
+                    }
+                    Err(OpenError::Failed(error)) => return Err(error),
+                    Err(OpenError::Busy(error)) => *busy = Some(error),
+                }
+                // One of the store's own may be free sooner.
+                sleep(jittered(pause)).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                continue;
             };
             // A question before every call would double the time of each; one
             // after a pause finds the connections that a firewall forgot.
@@ -164,11 +219,6 @@ impl Connections {
                 place,
             });
         }
-        Ok(Line {
-            connection: self.pool.acquire().await.map_err(failure)?.detach(),
-            opened: Instant::now(),
-            place,
-        })
     }
 
     /// Keeps the connection ready, unless it has been open for long, and closes one
@@ -183,6 +233,7 @@ impl Connections {
         let mut leaving = None;
         {
             let mut ready = self.ready();
+            ready.answered = Some(now);
             if ready.is_closed || opened + LONGEST_OPEN < now {
                 leaving = Some(connection);
             } else {
@@ -259,6 +310,10 @@ where
     answer
 }
 
+/// A call that takes longer makes the store look for the server.
+const SLOW: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 const PING: Duration = Duration::from_secs(1);
 const TRUSTED_IDLE: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10 * 60);

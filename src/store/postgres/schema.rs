@@ -42,15 +42,29 @@ impl Schema {
                 continue;
             }
             text.push_str(&match part {
+                "name" => schema.clone(),
                 "schema" => literal(&self.name),
                 "next_fence" => format!("pg_catalog.nextval({})", sequence(FENCES)),
                 "next_removal" => format!("pg_catalog.nextval({})", sequence(REMOVALS)),
+                "fences" => of(FENCES),
                 "removals" => of(REMOVALS),
+                "ledger" => of(LEDGER),
                 "records" => of(RECORDS),
                 unknown => format!("{{{unknown}}}"),
             });
         }
         text
+    }
+
+    /// What a role needs to serve requests.
+    pub(super) fn grants(&self, role: &str) -> [String; 3] {
+        let role = identifier(role);
+        [
+            "GRANT USAGE ON SCHEMA {name}",
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {records}",
+            "GRANT USAGE, SELECT ON SEQUENCE {fences}, {removals}",
+        ]
+        .map(|grant| format!("{} TO {role};", self.expand(grant)))
     }
 
     fn statement(&self, template: &str) -> SqlStr {
@@ -61,6 +75,9 @@ impl Schema {
 
 /// The texts of all statements, expanded once. A clone of one shares its text.
 pub(super) struct Statements {
+    pub(super) schema: Schema,
+    /// The role of a new session.
+    role: String,
     pub(super) unfit: SqlStr,
     pub(super) claim: SqlStr,
     pub(super) claim_alone: SqlStr,
@@ -88,7 +105,7 @@ pub(super) struct Statements {
 }
 
 impl Statements {
-    pub(super) fn of(schema: &Schema) -> Self {
+    pub(super) fn of(schema: Schema, role: String) -> Self {
         let text = |template| schema.statement(template);
         Self {
             unfit: text(session::UNFIT),
@@ -115,7 +132,22 @@ impl Statements {
             purge_expired: text(statements::PURGE_EXPIRED),
             prepare: text(transaction::PREPARE),
             complete: text(transaction::COMPLETE),
+            schema,
+            role,
         }
+    }
+
+    /// Adds the GRANTs to an error of a role that lacks privileges.
+    pub(super) fn explain(&self, error: StoreError) -> StoreError {
+        if !error.lacks_privileges() {
+            return error;
+        }
+        let grants = self.schema.grants(&self.role);
+        StoreError::unavailable(format!(
+            "{}: the role needs {}",
+            error.cause(),
+            grants.join(" ")
+        ))
     }
 }
 
@@ -134,9 +166,10 @@ fn literal(text: &str) -> String {
     }
 }
 
-pub(super) const RECORDS: &str = "idempotency_records";
-pub(super) const FENCES: &str = "idempotency_fences";
-pub(super) const REMOVALS: &str = "idempotency_removals";
+const RECORDS: &str = "idempotency_records";
+const FENCES: &str = "idempotency_fences";
+const REMOVALS: &str = "idempotency_removals";
+const LEDGER: &str = "_idempotency_migrations";
 
 /// The server cuts longer names off.
 const LONGEST_NAME: usize = 63;

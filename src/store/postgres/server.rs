@@ -10,6 +10,7 @@ use tokio::time::timeout;
 
 use super::{
     failure,
+    failures::connecting,
     schema::{Schema, Statements},
     session::{self, AS_NEW},
 };
@@ -21,14 +22,15 @@ pub(super) struct Wanted {
     pub(super) pooler_safe: bool,
 }
 
-/// Returns the schema of the store and its statements, unless the server is unfit.
+/// Returns the statements of the store, unless the server is unfit.
 ///
 /// Only simple queries are sent, which are safe behind any pooler.
 pub(super) async fn inspect(
     options: &PgConnectOptions,
     wanted: Wanted,
-) -> Result<(Schema, Statements), StoreError> {
-    let mut connection = options.connect().await.map_err(failure)?;
+) -> Result<Statements, StoreError> {
+    let connected = options.connect().await;
+    let mut connection = connected.map_err(|error| connecting(error, options))?;
     let question = format!("BEGIN; {AS_NEW}; {INSPECT}; ROLLBACK");
     let found = raw_sql(AssertSqlSafe(question))
         .fetch_one(&mut connection)
@@ -48,14 +50,14 @@ pub(super) async fn inspect(
             Schema::named(name.ok_or_else(|| StoreError::unavailable(NO_SCHEMA))?)?
         }
     };
-    let sql = Statements::of(&schema);
+    let sql = Statements::of(schema, found.try_get("role").map_err(failure)?);
     session::refuse_unfit(&mut connection, &sql.unfit)
         .await
         .map_err(failure)?;
     if !wanted.pooler_safe && shares_servers(connection, options).await {
         return Err(StoreError::unavailable(POOLED));
     }
-    Ok((schema, sql))
+    Ok(sql)
 }
 
 /// Whether a pooler gives each transaction another server connection.
@@ -89,6 +91,7 @@ async fn shares_servers(mut first: PgConnection, options: &PgConnectOptions) -> 
 const INSPECT: &str = "
 SELECT current_setting('server_version_num', true)::int AS number,
        current_setting('server_version', true) AS version,
+       current_user::text AS role,
        COALESCE(
            (SELECT namespace.nspname
             FROM pg_catalog.pg_class AS class

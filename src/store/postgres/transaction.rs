@@ -4,7 +4,12 @@ use sqlx::{Connection as _, Postgres, Transaction, pool::PoolOptions, query, que
 
 #[cfg(doc)]
 use super::PostgresStoreBuilder;
-use super::{PostgresStore, sqlstate, statements::CommitCall};
+use super::{
+    PostgresStore,
+    failures::{failure, sqlstate},
+    schema::Statements,
+    statements::CommitCall,
+};
 use crate::{
     Operation, StoreError,
     store::{Completion, Settlement, sql},
@@ -32,6 +37,7 @@ impl PostgresStore {
     /// [`LeaseLost`](CommitErrorKind::LeaseLost). Both are 503 with `Retry-After`.
     pub async fn begin(&self, operation: &Operation) -> Result<PostgresTransaction, CommitError> {
         operation.check_lease()?;
+        self.connections.check()?;
         let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
         let patience = pool
             .options()
@@ -159,7 +165,7 @@ impl Desk for PostgresStore {
                 .bind(operation.token().as_bytes().as_slice())
                 .fetch_one(&mut **transaction)
                 .await
-                .map_err(refused)?;
+                .map_err(|error| refused(sql, error))?;
         if isolation != "read committed" {
             return Err(CommitError::new(CommitErrorKind::Isolation));
         }
@@ -173,7 +179,7 @@ impl Desk for PostgresStore {
             .bind(sql::micros(completion.at_least))
             .fetch_one(&mut **transaction)
             .await
-            .map_err(refused)?;
+            .map_err(|error| refused(sql, error))?;
         match (completed, still_open) {
             (true, _) => {
                 // What runs at COMMIT, as deferred triggers do, is the handler's.
@@ -184,7 +190,7 @@ impl Desk for PostgresStore {
                         .bind(role)
                         .execute(&mut **transaction)
                         .await
-                        .map_err(refused)?;
+                        .map_err(|error| refused(sql, error))?;
                 }
                 Ok(Settlement::Applied)
             }
@@ -223,13 +229,14 @@ fn not_begun(error: sqlx::Error, pool: &PoolOptions<Postgres>) -> CommitError {
 }
 
 /// A statement that failed before COMMIT was sent.
-fn refused(error: sqlx::Error) -> CommitError {
-    let kind = match sqlstate(&error).as_deref() {
+fn refused(sql: &Statements, error: sqlx::Error) -> CommitError {
+    match sqlstate(&error).as_deref() {
         // The table of records is not there.
-        Some("42P01") => CommitErrorKind::OtherDatabase,
-        _ => CommitErrorKind::Aborted,
-    };
-    CommitError::caused(kind, error)
+        Some("42P01") => CommitError::caused(CommitErrorKind::OtherDatabase, error),
+        // Neither the handler's role nor the session's may write to it.
+        Some("42501") => CommitError::caused(CommitErrorKind::Aborted, sql.explain(failure(error))),
+        _ => CommitError::caused(CommitErrorKind::Aborted, error),
+    }
 }
 
 pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";

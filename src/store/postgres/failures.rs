@@ -1,0 +1,155 @@
+//! What an error of the database means, and what to do about it.
+
+use std::{borrow::Cow, io, time::Duration};
+
+use sqlx::{Error, error::DatabaseError, postgres::PgConnectOptions};
+
+use crate::store::{StoreError, sql};
+
+pub(super) fn failure(error: Error) -> StoreError {
+    sql::failure(error, answered)
+}
+
+/// As [`failure`], of an attempt to connect.
+pub(super) fn connecting(error: Error, options: &PgConnectOptions) -> StoreError {
+    match error {
+        Error::Io(source) => StoreError::unavailable(Unreachable {
+            address: address(options),
+            source,
+        }),
+        error => failure(error),
+    }
+}
+
+/// An attempt to connect that took longer than `bound`.
+pub(super) fn not_answered(options: &PgConnectOptions, bound: Duration) -> StoreError {
+    StoreError::timed_out().because(format!(
+        "cannot connect to {} within `acquire_timeout` ({bound:?})",
+        address(options)
+    ))
+}
+
+/// Where the server is asked for, without the user and the password.
+fn address(options: &PgConnectOptions) -> String {
+    match options.get_socket() {
+        Some(socket) => socket.display().to_string(),
+        None => format!("{}:{}", options.get_host(), options.get_port()),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot connect to {address}: {source}")]
+struct Unreachable {
+    address: String,
+    source: io::Error,
+}
+
+pub(super) fn sqlstate(error: &Error) -> Option<Cow<'_, str>> {
+    error.as_database_error()?.code()
+}
+
+pub(super) fn is_lock_timeout(error: &Error) -> bool {
+    sqlstate(error).as_deref() == Some(LOCK_NOT_AVAILABLE)
+}
+
+/// What the server's own error means.
+fn answered(error: &dyn DatabaseError) -> StoreError {
+    let code = error.code().unwrap_or_default();
+    match &*code {
+        "57014" => StoreError::timed_out().because("`statement_timeout` has passed"),
+        // A batch may wait for one of its records.
+        LOCK_NOT_AVAILABLE => StoreError::timed_out()
+            .because("`lock_timeout` has passed: another transaction holds the record")
+            .about_one(),
+        "53100" => StoreError::full("the server's disk"),
+        "42501" => said(error, &code).of_privileges(),
+        // These speak of the server and the schema; other classes quote values.
+        _ if ["08", "25", "26", "28", "3D", "3F", "42", "53", "55", "57"]
+            .iter()
+            .any(|class| code.starts_with(class)) =>
+        {
+            said(error, &code)
+        }
+        _ => {
+            let failed = StoreError::unavailable(format!("SQLSTATE {code}"));
+            // Values, constraints, limits, and what a trigger says.
+            let about_one = ["21", "22", "23", "54", "P0"];
+            if about_one.iter().any(|class| code.starts_with(class)) {
+                failed.about_one()
+            } else {
+                failed
+            }
+        }
+    }
+}
+
+/// The server's words, and a remedy if there is one.
+fn said(error: &dyn DatabaseError, code: &str) -> StoreError {
+    let message = error.message();
+    let said = format!("{message} (SQLSTATE {code})");
+    StoreError::unavailable(match remedy(code, message) {
+        Some(remedy) => format!("{said}: {remedy}"),
+        None => said,
+    })
+}
+
+fn remedy(code: &str, message: &str) -> Option<&'static str> {
+    Some(match code {
+        "42P01" | "3F000" => {
+            "call `PostgresStore::migrate`, or apply `PostgresStore::schema_sql()`"
+        }
+        "42703" | "42804" | "42809" | "42883" | "42P10" => {
+            "`PostgresStore::check_schema` says how the tables differ from what is needed"
+        }
+        "26000" | "42P05" => {
+            "a pooler in transaction mode needs `PostgresStoreBuilder::pooler_safe`"
+        }
+        // Of the pooler, which is never translated.
+        "08P01" if message.contains("startup parameter") => {
+            "PgBouncer needs `ignore_startup_parameters = extra_float_digits`"
+        }
+        "28000" | "28P01" => {
+            "check the user and the password of the store's options, and the server's pg_hba.conf"
+        }
+        "3D000" => "create the database, or name another in the store's options",
+        "25006" => "connect to the primary, and to a database that may be written to",
+        "53300" => {
+            "raise the server's `max_connections`, or lower `max_connections` and \
+             `transaction_connections` of the store"
+        }
+        "57P03" => "the server starts, stops or recovers: the store goes on when it is ready",
+        _ => return None,
+    })
+}
+
+const LOCK_NOT_AVAILABLE: &str = "55P03";
+
+#[cfg(test)]
+mod tests {
+    use super::remedy;
+
+    #[test]
+    fn f110_codes_that_no_test_server_answers_have_remedies() {
+        for (code, message, says) in [
+            (
+                "25006",
+                "cannot execute INSERT in a read-only transaction",
+                "primary",
+            ),
+            (
+                "26000",
+                "prepared statement \"sqlx_s_1\" does not exist",
+                "pooler_safe",
+            ),
+            (
+                "08P01",
+                "unsupported startup parameter: extra_float_digits",
+                "ignore_startup",
+            ),
+            ("57P03", "the database system is starting up", "ready"),
+        ] {
+            let remedy = remedy(code, message).unwrap();
+            assert!(remedy.contains(says), "{code}: {remedy}");
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! The store's tables: making them, checking them, and the privileges that a role
+//! needs on them.
+
+use std::time::Duration;
+
+use sqlx::{
+    AssertSqlSafe, ConnectOptions as _, Connection as _, Error, FromRow, PgConnection, Row as _,
+    SqlSafeStr as _,
+    migrate::{Migration, MigrationType},
+    postgres::{PgConnectOptions, PgRow},
+    query, query_as, query_scalar, raw_sql,
+};
+
+use super::{
+    PostgresStore,
+    failures::{connecting, failure},
+    schema::{Schema, identifier},
+    session::Patience,
+};
+use crate::store::{StoreError, sql};
+
+impl PostgresStore {
+    /// Makes the store's tables, or brings them up to date; and their schema, if it
+    /// was [named](super::PostgresStoreBuilder::schema) and does not exist.
+    ///
+    /// Tables that the application's own migrations have made are checked, as by
+    /// [`check_schema`](Self::check_schema), and adopted. If nothing is to be done,
+    /// nothing is written, and a role that may not create tables is enough.
+    ///
+    /// Safe from several processes at once: one migrates, the others wait for
+    /// up to a minute. All is one transaction; a crash leaves it done or not done.
+    ///
+    /// # Errors
+    ///
+    /// - The server cannot be reached, or does not let the role create what is
+    ///   missing.
+    /// - Tables are there that differ from what this version needs. The error names
+    ///   each difference.
+    /// - The database was migrated by a later version of this crate.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        let (options, schema) = (self.options.clone(), self.connections.sql.schema.clone());
+        sql::detached(async move {
+            // Waiting for another process is slow, and not worth a warning.
+            let options = PgConnectOptions::clone(&options).disable_statement_logging();
+            let connected = options.connect().await;
+            let mut connection = connected.map_err(|error| connecting(error, &options))?;
+            let begin = AssertSqlSafe(format!("{}; {QUIETLY}", PATIENCE.begin()));
+            let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
+            migrate(&mut transaction, &schema).await?;
+            transaction.commit().await.map_err(failure)?;
+            connection.close().await.map_err(failure)
+        })
+        .await
+    }
+
+    /// Returns the statements that make the store's tables, for the application's
+    /// own migrations. Each names the [schema](super::PostgresStoreBuilder::schema),
+    /// which has to exist.
+    ///
+    /// [`migrate`](Self::migrate) adopts the tables afterwards; it need not be
+    /// called at all.
+    #[must_use]
+    pub fn schema_sql(&self) -> String {
+        definitions(&self.connections.sql.schema)
+    }
+
+    /// Checks that the tables are as this version needs them, and that the store's
+    /// role may use them.
+    ///
+    /// # Errors
+    ///
+    /// If the server cannot be reached, or with the name of each table, column,
+    /// index, sequence and privilege that is missing or differs, and what to do.
+    pub async fn check_schema(&self) -> Result<(), StoreError> {
+        self.operate(|on| {
+            Box::pin(async move {
+                let schema = &on.sql.schema;
+                let found = Found::look(on.connection, schema).await.map_err(failure)?;
+                found.refuse_differences(schema)?;
+                let missing = missing_privileges(on.connection, schema);
+                let missing = missing.await.map_err(failure)?;
+                if missing.is_empty() {
+                    return Ok(());
+                }
+                let error = format!("the store's role may not use {}", missing.join(", "));
+                Err(on
+                    .sql
+                    .explain(StoreError::unavailable(error).of_privileges()))
+            })
+        })
+        .await
+    }
+
+    /// Returns the GRANT statements for a role that serves requests and makes no
+    /// tables, one in each line. `role` is quoted as an identifier.
+    #[must_use]
+    pub fn grants_for(&self, role: &str) -> String {
+        self.connections.sql.schema.grants(role).join("\n")
+    }
+}
+
+/// In a transaction.
+async fn migrate(on: &mut PgConnection, schema: &Schema) -> Result<(), StoreError> {
+    let records = records();
+    if !is_due(on, schema, &records).await? {
+        return Ok(());
+    }
+    // Another process may be at it.
+    query("SELECT pg_catalog.pg_advisory_xact_lock($1)")
+        .persistent(false)
+        .bind(LOCK)
+        .execute(&mut *on)
+        .await
+        .map_err(failure)?;
+    if !is_due(on, schema, &records).await? {
+        return Ok(());
+    }
+    make(on, schema, &records)
+        .await
+        .map_err(|error| creating(failure(error), schema))
+}
+
+/// Whether the migration of the records is neither done nor needless.
+async fn is_due(
+    on: &mut PgConnection,
+    schema: &Schema,
+    records: &Migration,
+) -> Result<bool, StoreError> {
+    let ledger = Ledger::look(on, schema).await.map_err(failure)?;
+    if ledger.may_read {
+        let applied: Vec<(i64, bool, Vec<u8>)> = query_as(text(schema, APPLIED))
+            .persistent(false)
+            .fetch_all(&mut *on)
+            .await
+            .map_err(failure)?;
+        if let Some((later, ..)) = applied
+            .iter()
+            .find(|(version, ..)| *version > records.version)
+        {
+            return Err(StoreError::unavailable(format!(
+                "the tables were migrated to version {later} by a later version of this crate, \
+                 which knows {} versions",
+                records.version
+            )));
+        }
+        if let Some((_, success, checksum)) = applied.first() {
+            if *success && checksum[..] == records.checksum[..] {
+                return Ok(false);
+            }
+            return Err(StoreError::unavailable(
+                "the ledger of the store's migrations has another migration of version 1: \
+                 `PostgresStore::check_schema` says how the tables differ from what is needed",
+            ));
+        }
+    }
+    let found = Found::look(on, schema).await.map_err(failure)?;
+    if found.is_empty() {
+        return Ok(true);
+    }
+    found.refuse_differences(schema)?;
+    // Tables of the application's own making. Without the right to make a ledger,
+    // or to read it, there is nothing to be done about them.
+    Ok(ledger.may_note && (ledger.may_read || !ledger.exists))
+}
+
+/// Makes the missing tables, and notes the migration as done.
+async fn make(on: &mut PgConnection, schema: &Schema, records: &Migration) -> Result<(), Error> {
+    if !Ledger::look(on, schema).await?.has_schema {
+        raw_sql(text(schema, "CREATE SCHEMA IF NOT EXISTS {name}"))
+            .execute(&mut *on)
+            .await?;
+    }
+    if Found::look(on, schema).await?.is_empty() {
+        raw_sql(AssertSqlSafe(definitions(schema)))
+            .execute(&mut *on)
+            .await?;
+    }
+    raw_sql(text(schema, LEDGER)).execute(&mut *on).await?;
+    query(text(schema, NOTE))
+        .persistent(false)
+        .bind(records.version)
+        .bind(&*records.description)
+        .bind(&*records.checksum)
+        .execute(on)
+        .await
+        .map(drop)
+}
+
+/// An error on the way to the tables.
+fn creating(error: StoreError, schema: &Schema) -> StoreError {
+    if !error.lacks_privileges() {
+        return error;
+    }
+    StoreError::unavailable(format!(
+        "{}: call `PostgresStore::migrate` as a role that may create tables in schema {}, \
+         or apply `PostgresStore::schema_sql()` as one, and then the grants of \
+         `PostgresStore::grants_for`",
+        error.cause(),
+        identifier(schema.name()),
+    ))
+}
+
+/// A row whose columns have the names of the fields.
+macro_rules! row {
+    ($(#[$doc:meta])* struct $name:ident {
+        $($(#[$about:meta])* $field:ident: $kind:ty,)*
+    }) => {
+        $(#[$doc])*
+        struct $name {
+            $($(#[$about])* $field: $kind,)*
+        }
+
+        impl FromRow<'_, PgRow> for $name {
+            fn from_row(row: &PgRow) -> Result<Self, Error> {
+                Ok(Self { $($field: row.try_get(stringify!($field))?,)* })
+            }
+        }
+    };
+}
+
+row! {
+/// The ledger, before it is read.
+struct Ledger {
+    has_schema: bool,
+    exists: bool,
+    may_read: bool,
+    /// Whether the migration may be noted, in a new ledger if there is none.
+    may_note: bool,
+}
+}
+
+impl Ledger {
+    async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
+        query_as(text(schema, LOOK_FOR_LEDGER))
+            .persistent(false)
+            .fetch_one(on)
+            .await
+    }
+}
+
+/// The relations of the store that are there.
+struct Found {
+    relations: Vec<Relation>,
+    columns: Vec<Column>,
+    indexes: Vec<Index>,
+    sequences: Vec<Sequence>,
+    /// A number was drawn from the sequence of removals; `None` if that may not be
+    /// asked.
+    has_drawn: Option<bool>,
+}
+
+row! {
+struct Relation {
+    name: String,
+    kind: String,
+    persistence: String,
+    may_read: bool,
+    hides_rows: bool,
+}
+}
+
+row! {
+struct Column {
+    name: String,
+    kind: String,
+    not_null: bool,
+    collation: Option<String>,
+    has_default: bool,
+}
+}
+
+row! {
+struct Index {
+    columns: Vec<String>,
+    is_unique: bool,
+    is_whole: bool,
+}
+}
+
+row! {
+struct Sequence {
+    name: String,
+    kind: String,
+    increment: i64,
+    cycles: bool,
+}
+}
+
+impl Found {
+    async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
+        let relations: Vec<Relation> = all(on, schema, RELATIONS).await?;
+        let removals = relations.iter().find(|found| found.name == REMOVALS);
+        let has_drawn = match removals {
+            Some(removals) if removals.kind == "S" && removals.may_read => {
+                let drawn = query_scalar(text(schema, "SELECT is_called FROM {removals}"));
+                Some(drawn.persistent(false).fetch_one(&mut *on).await?)
+            }
+            _ => None,
+        };
+        Ok(Self {
+            relations,
+            columns: all(on, schema, COLUMNS).await?,
+            indexes: all(on, schema, INDEXES).await?,
+            sequences: all(on, schema, SEQUENCES).await?,
+            has_drawn,
+        })
+    }
+
+    fn is_empty(&self) -> bool {
+        self.relations.is_empty()
+    }
+
+    /// Fails with all that differs from [`definitions`], in so far as the store
+    /// needs it.
+    fn refuse_differences(&self, schema: &Schema) -> Result<(), StoreError> {
+        let mut differences = self.differences_of_the_table(schema);
+        for name in [FENCES, REMOVALS] {
+            differences.extend(self.difference_of_a_sequence(schema, name));
+        }
+        if differences.is_empty() {
+            return Ok(());
+        }
+        let remedy = match self.is_empty() {
+            true => "call `PostgresStore::migrate`, or apply `PostgresStore::schema_sql()`",
+            false => "change them to what `PostgresStore::schema_sql()` makes",
+        };
+        Err(StoreError::unavailable(format!(
+            "{}: {remedy}",
+            differences.join("; ")
+        )))
+    }
+
+    fn differences_of_the_table(&self, schema: &Schema) -> Vec<String> {
+        let table = schema.expand("table {records}");
+        let Some(records) = self.relations.iter().find(|found| found.name == RECORDS) else {
+            return vec![format!("{table} does not exist")];
+        };
+        if !matches!(&*records.kind, "r" | "p") {
+            return vec![format!("{table} is no table")];
+        }
+        let mut differences = Vec::new();
+        if records.persistence == "u" {
+            differences.push(format!("{table} is UNLOGGED, and empty after a crash"));
+        }
+        if records.hides_rows {
+            differences.push(format!("row-level security hides rows of {table}"));
+        }
+        for (name, kind, not_null) in EXPECTED {
+            let what = format!("column {name} of {table}");
+            let Some(column) = self.columns.iter().find(|column| column.name == name) else {
+                differences.push(format!("{what} does not exist"));
+                continue;
+            };
+            if column.kind != kind {
+                differences.push(format!("{what} is {}, not {kind}", column.kind));
+            } else if column.collation.as_deref().is_some_and(is_of_a_language) {
+                differences.push(format!("{what} is not COLLATE \"C\""));
+            }
+            if column.not_null != not_null {
+                let wanted = if not_null {
+                    "is not NOT NULL"
+                } else {
+                    "is NOT NULL"
+                };
+                differences.push(format!("{what} {wanted}"));
+            }
+        }
+        let is_known = |column: &Column| EXPECTED.iter().any(|(name, ..)| column.name == *name);
+        for column in &self.columns {
+            if !is_known(column) && column.not_null && !column.has_default {
+                let name = identifier(&column.name);
+                differences.push(format!(
+                    "column {name} of {table} is NOT NULL without a default"
+                ));
+            }
+        }
+        let is_key = |index: &Index| {
+            index.is_unique && index.columns.len() == 2 && {
+                let has = |name: &str| index.columns.iter().any(|column| column == name);
+                has("scope") && has("key")
+            }
+        };
+        if !self.indexes.iter().any(is_key) {
+            differences.push(format!("{table} has no PRIMARY KEY (scope, key)"));
+        }
+        let leads = |index: &Index| {
+            let first = index.columns.first();
+            index.is_whole && first.is_some_and(|column| column == "expires_at")
+        };
+        if !self.indexes.iter().any(leads) {
+            differences.push(format!("{table} has no index on (expires_at)"));
+        }
+        differences
+    }
+
+    fn difference_of_a_sequence(&self, schema: &Schema, name: &str) -> Option<String> {
+        let sequence = format!("sequence {}.{name}", identifier(schema.name()));
+        let Some(found) = self.sequences.iter().find(|found| found.name == name) else {
+            return Some(format!("{sequence} does not exist"));
+        };
+        if found.kind != "bigint" || found.increment < 1 || found.cycles {
+            return Some(format!(
+                "{sequence} is not an ascending bigint without CYCLE"
+            ));
+        }
+        let is_drawn = name != REMOVALS || self.has_drawn != Some(false);
+        (!is_drawn).then(|| format!("{sequence} has drawn no number: call nextval once"))
+    }
+}
+
+/// The privileges that the role of the connection lacks.
+async fn missing_privileges(on: &mut PgConnection, schema: &Schema) -> Result<Vec<String>, Error> {
+    query_scalar(text(schema, MISSING_PRIVILEGES))
+        .persistent(false)
+        .fetch_all(on)
+        .await
+}
+
+async fn all<T>(on: &mut PgConnection, schema: &Schema, question: &str) -> Result<Vec<T>, Error>
+where
+    T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
+{
+    query_as(text(schema, question))
+        .persistent(false)
+        .fetch_all(on)
+        .await
+}
+
+fn text(schema: &Schema, template: &str) -> AssertSqlSafe<String> {
+    AssertSqlSafe(schema.expand(template))
+}
+
+/// Collations that compare by bytes have these names.
+fn is_of_a_language(collation: &str) -> bool {
+    !matches!(collation, "C" | "POSIX" | "ucs_basic")
+}
+
+/// The migration's statements, with the schema named.
+fn definitions(schema: &Schema) -> String {
+    let template = DEFINITIONS
+        .replace("SEQUENCE idempotency_fences", "SEQUENCE {fences}")
+        .replace("SEQUENCE idempotency_removals", "SEQUENCE {removals}")
+        .replace("nextval('idempotency_removals')", "{next_removal}")
+        .replace("TABLE idempotency_records", "TABLE {records}")
+        .replace("ON idempotency_records", "ON {records}");
+    schema.expand(&template)
+}
+
+fn records() -> Migration {
+    Migration::new(
+        1,
+        "records".into(),
+        MigrationType::Simple,
+        DEFINITIONS.into_sql_str(),
+        false,
+    )
+}
+
+/// Each column with its type, and whether it is NOT NULL.
+const EXPECTED: [(&str, &str, bool); 13] = [
+    ("scope", "text", true),
+    ("key", "text", true),
+    ("state", "smallint", true),
+    ("attempt", "integer", true),
+    ("takeovers", "integer", true),
+    ("fence", "bigint", true),
+    ("claimed_at", "timestamp with time zone", true),
+    ("lease_until", "timestamp with time zone", true),
+    ("expires_at", "timestamp with time zone", true),
+    ("operation", "bytea", true),
+    ("token", "bytea", true),
+    ("fingerprint", "bytea", true),
+    ("response", "bytea", false),
+];
+
+const RECORDS: &str = "idempotency_records";
+const FENCES: &str = "idempotency_fences";
+const REMOVALS: &str = "idempotency_removals";
+
+const DEFINITIONS: &str = include_str!("../../../migrations/postgres/0001_records.sql");
+
+/// Of a migration: it may have to wait for another one.
+const PATIENCE: Patience = Patience {
+    statement: Duration::ZERO,
+    lock: Duration::from_secs(60),
+    idle_in_transaction: Duration::ZERO,
+};
+
+/// Without notices that something exists.
+const QUIETLY: &str = "SET LOCAL client_min_messages TO warning";
+
+/// The number of an advisory lock, drawn once.
+const LOCK: i64 = 0x6964_656d_706f_7465;
+
+/// As sqlx spells the ledgers of applications.
+const LEDGER: &str = "
+CREATE TABLE IF NOT EXISTS {ledger} (
+    version bigint PRIMARY KEY,
+    description text NOT NULL,
+    installed_on timestamptz NOT NULL DEFAULT now(),
+    success boolean NOT NULL,
+    checksum bytea NOT NULL,
+    execution_time bigint NOT NULL
+)";
+
+const APPLIED: &str = "SELECT version, success, checksum FROM {ledger} ORDER BY version";
+
+const NOTE: &str = "
+INSERT INTO {ledger} (version, description, success, checksum, execution_time)
+VALUES ($1, $2, TRUE, $3, 0)";
+
+const LOOK_FOR_LEDGER: &str = "
+SELECT namespace.oid IS NOT NULL AS has_schema,
+       ledger.oid IS NOT NULL AS exists,
+       COALESCE(
+           has_schema_privilege(namespace.oid, 'USAGE')
+               AND has_table_privilege(ledger.oid, 'SELECT'),
+           false) AS may_read,
+       COALESCE(
+           CASE
+               WHEN ledger.oid IS NULL THEN has_schema_privilege(namespace.oid, 'CREATE')
+               ELSE has_table_privilege(ledger.oid, 'INSERT')
+           END,
+           false) AS may_note
+FROM (SELECT 1) AS one
+    LEFT JOIN pg_catalog.pg_namespace AS namespace ON namespace.nspname = {schema}
+    LEFT JOIN pg_catalog.pg_class AS ledger
+        ON ledger.relnamespace = namespace.oid AND ledger.relname = '_idempotency_migrations'";
+
+/// Those that have one of the store's names.
+macro_rules! relations {
+    ($select:literal) => {
+        concat!(
+            "SELECT ",
+            $select,
+            "
+FROM pg_catalog.pg_class AS class
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+WHERE namespace.nspname = {schema}
+  AND class.relname IN ('idempotency_records', 'idempotency_fences', 'idempotency_removals')"
+        )
+    };
+}
+
+const RELATIONS: &str = relations!(
+    "class.relname::text AS name, class.relkind::text AS kind,
+    class.relpersistence::text AS persistence,
+    has_schema_privilege(namespace.oid, 'USAGE') AND has_table_privilege(class.oid, 'SELECT')
+        AS may_read,
+    class.relkind IN ('r', 'p') AND row_security_active(class.oid) AS hides_rows"
+);
+
+const COLUMNS: &str = "
+SELECT attribute.attname::text AS name,
+       format_type(attribute.atttypid, attribute.atttypmod) AS kind,
+       attribute.attnotnull AS not_null,
+       collated.collname::text AS collation,
+       attribute.atthasdef OR attribute.attidentity <> '' AS has_default
+FROM pg_catalog.pg_class AS class
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = class.oid
+    LEFT JOIN pg_catalog.pg_collation AS collated ON collated.oid = attribute.attcollation
+WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'
+  AND attribute.attnum > 0 AND NOT attribute.attisdropped
+ORDER BY attribute.attnum";
+
+const INDEXES: &str = "
+SELECT ARRAY(
+           SELECT COALESCE(attribute.attname::text, '')
+           FROM unnest(index.indkey::int2[]) WITH ORDINALITY AS part (number, place)
+               LEFT JOIN pg_catalog.pg_attribute AS attribute
+                   ON attribute.attrelid = index.indrelid AND attribute.attnum = part.number
+           WHERE part.place <= index.indnkeyatts
+           ORDER BY part.place) AS columns,
+       index.indisvalid AND index.indpred IS NULL AS is_whole,
+       index.indisvalid AND index.indpred IS NULL
+           AND index.indisunique AND index.indimmediate AS is_unique
+FROM pg_catalog.pg_class AS class
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    JOIN pg_catalog.pg_index AS index ON index.indrelid = class.oid
+WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'";
+
+const SEQUENCES: &str = "
+SELECT class.relname::text AS name,
+       format_type(sequence.seqtypid, NULL) AS kind,
+       sequence.seqincrement AS increment,
+       sequence.seqcycle AS cycles
+FROM pg_catalog.pg_class AS class
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    JOIN pg_catalog.pg_sequence AS sequence ON sequence.seqrelid = class.oid
+WHERE namespace.nspname = {schema}
+  AND class.relname IN ('idempotency_fences', 'idempotency_removals')";
+
+const MISSING_PRIVILEGES: &str = "
+SELECT 'schema ' || quote_ident(namespace.nspname) || ' (USAGE)'
+FROM pg_catalog.pg_namespace AS namespace
+WHERE namespace.nspname = {schema} AND NOT has_schema_privilege(namespace.oid, 'USAGE')
+UNION ALL
+SELECT CASE class.relkind WHEN 'S' THEN 'sequence ' ELSE 'table ' END
+       || quote_ident(namespace.nspname) || '.' || class.relname
+       || ' (' || wanted.privilege || ')'
+FROM pg_catalog.pg_class AS class
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    JOIN (VALUES ('idempotency_records', 'SELECT'),
+                 ('idempotency_records', 'INSERT'),
+                 ('idempotency_records', 'UPDATE'),
+                 ('idempotency_records', 'DELETE'),
+                 ('idempotency_fences', 'USAGE'),
+                 ('idempotency_removals', 'USAGE'),
+                 ('idempotency_removals', 'SELECT')) AS wanted (name, privilege)
+        ON wanted.name = class.relname
+WHERE namespace.nspname = {schema}
+  AND NOT CASE class.relkind
+      WHEN 'S' THEN has_sequence_privilege(class.oid, wanted.privilege)
+      ELSE has_table_privilege(class.oid, wanted.privilege)
+      END";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn definitions_name_the_schema_of_every_object() {
+        let schema = Schema::named("a\"b".into()).unwrap();
+        let named = definitions(&schema);
+        let statements: Vec<&str> = named
+            .lines()
+            .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
+            .collect();
+        assert_eq!(statements.len(), 5, "{statements:?}");
+        for statement in statements {
+            assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What an error of the store says.
+
+use std::time::Duration;
+
+use tower_idempotency::{
+    PostgresStore, Store, StoreErrorKind,
+    sqlx::{ConnectOptions as _, Connection as _, PgConnection},
+};
+
+use crate::database::{acquired, hour, name, run_on, with_database, with_role};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_missing_tables_are_named_with_their_remedy() {
+    with_database(async |database| {
+        let store = database.builder().schema("app").connect().await.unwrap();
+        for error in [
+            store.claim(&name("key"), &hour()).await.unwrap_err(),
+            store.read(&name("key")).await.unwrap_err(),
+        ] {
+            let told = error.to_string();
+            for part in ["app.idempotency_records", "42P01", "migrate", "schema_sql"] {
+                assert!(told.contains(part), "{told}");
+            }
+        }
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_missing_privileges_are_answered_with_grants_that_suffice() {
+    with_database(async |database| {
+        let owner = database.builder().schema("a\"pp").connect().await.unwrap();
+        owner.migrate().await.unwrap();
+        with_role(database, async |role| {
+            database.run(&format!("ALTER ROLE {role} LOGIN")).await;
+            let options = database.options.clone().username(&role);
+            let store = PostgresStore::builder(options).schema("a\"pp");
+            let store = store.connect().await.unwrap();
+            let error = store.claim(&name("key"), &hour()).await.unwrap_err();
+            let told = error.to_string();
+            assert!(told.contains("42501"), "{told}");
+            let grants = &told[told.find("GRANT").unwrap()..];
+            assert_eq!(
+                grants.replace("; GRANT", ";\nGRANT"),
+                store.grants_for(&role)
+            );
+            database.run(grants).await;
+            acquired(store.claim(&name("key"), &hour()).await);
+            store.check_schema().await.unwrap();
+            store.migrate().await.unwrap();
+            store.close().await;
+        })
+        .await;
+        owner.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_errors_of_connecting_say_what_to_do() {
+    with_database(async |database| {
+        let no_database = database.options.clone().database("no such database");
+        let no_role = database.options.clone().username("no such role");
+        let nowhere = database.options.clone().host("127.0.0.1").port(1);
+        for (options, says) in [
+            (no_database, "create the database"),
+            (no_role, "pg_hba.conf"),
+            (nowhere, "127.0.0.1:1"),
+        ] {
+            let error = PostgresStore::builder(options).connect().await.unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_server_without_room_is_asked_again_and_named() {
+    with_database(async |database| {
+        with_role(database, async |role| {
+            database
+                .run(&format!("ALTER ROLE {role} LOGIN CONNECTION LIMIT 2"))
+                .await;
+            let options = database.options.clone().username(&role);
+            let builder = PostgresStore::builder(options.clone());
+            let builder = builder.acquire_timeout(Duration::from_secs(2));
+            let store = builder.connect().await.unwrap();
+            let mut others = Vec::new();
+            while let Ok(other) = options.connect().await {
+                others.push(other);
+                assert!(others.len() < 10);
+            }
+            let name = name("key");
+            let error = store.read(&name).await.unwrap_err();
+            assert!(error.to_string().contains("max_connections"), "{error}");
+            let reading = store.read(&name);
+            let making_room = async {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+                for other in others {
+                    other.close().await.unwrap();
+                }
+            };
+            let (read, ()) = tokio::join!(reading, making_room);
+            let error = read.unwrap_err();
+            assert!(error.to_string().contains("42P01"), "{error}");
+            store.close().await;
+        })
+        .await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_timeouts_name_the_setting() {
+    with_database(async |database| {
+        let builder = database.builder().lock_timeout(Duration::from_millis(100));
+        let store = builder.connect().await.unwrap();
+        store.migrate().await.unwrap();
+        acquired(store.claim(&name("key"), &hour()).await);
+        let mut other: PgConnection = database.options.connect().await.unwrap();
+        run_on(&mut other, "BEGIN; LOCK TABLE idempotency_records").await;
+        let error = store.read(&name("key")).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+        assert!(error.to_string().contains("lock_timeout"), "{error}");
+        other.close().await.unwrap();
+        store.close().await;
+    })
+    .await;
+}
