@@ -121,4 +121,5 @@ async fn readme_server_stops_within_one_deadline() {
     let waited = started.elapsed().as_secs();
     assert!((25..40).contains(&waited), "{waited} s");
     drop(client);
+    assert!(README.contains(include_str!("readme/serve.rs")));
 }
