@@ -29,7 +29,7 @@ use crate::{
 /// bounded. When it is full, expired records give way, with or without a
 /// [`Sweeper`](crate::Sweeper); if there is none, new keys are refused with 503. It
 /// never evicts a record that has not expired, since an evicted record is work done
-/// twice. A completed record takes about 370 bytes beside what is
+/// twice. A completed record takes about 410 bytes beside what is
 /// kept of its response; `benches/RESULTS.md` says what was measured.
 ///
 /// ```
