@@ -60,9 +60,10 @@ use crate::{Fence, RecordName, Token};
 /// read committed, read-write transactions, `synchronous_commit` and its
 /// timeouts; and on those that no handler's transaction runs on, the planner's
 /// settings that lead to each record by its name. Each statement names the
-/// [schema](PostgresStoreBuilder::schema) of the store's tables. It must talk to the server
-/// directly, or to a pooler in session mode; one in transaction mode would lose
-/// these settings, unless the store is
+/// [schema](PostgresStoreBuilder::schema) of the store's tables.
+///
+/// It must talk to the server directly, or to a pooler in session mode; one in
+/// transaction mode would lose these settings, unless the store is
 /// [`pooler_safe`](PostgresStoreBuilder::pooler_safe). Connecting fails where it
 /// notices such a pooler.
 ///

@@ -3,11 +3,7 @@
 
 use std::time::Duration;
 
-use sqlx::{
-    ColumnIndex, Decode, Error, FromRow, Row, Type,
-    error::DatabaseError,
-    migrate::{MigrateError, Migration, MigrationType, Migrator},
-};
+use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type, error::DatabaseError};
 
 use super::{Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession};
 use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token, transaction::Verdict};
@@ -233,20 +229,6 @@ where
     }
 }
 
-/// A migrator of the crate's own tables, whose ledger stands beside the
-/// application's: with one ledger, each would refuse the other's migrations.
-pub(super) fn migrator(records: &'static str) -> Migrator {
-    let mut migrator = Migrator::with_migrations(vec![Migration::new(
-        1,
-        "records".into(),
-        MigrationType::Simple,
-        sqlx::SqlSafeStr::into_sql_str(records),
-        false,
-    )]);
-    migrator.dangerous_set_table_name("_idempotency_migrations");
-    migrator
-}
-
 /// What an error of sqlx means to the layer, without a word of what was bound;
 /// `answered` judges what the database itself said.
 pub(super) fn failure(
@@ -266,18 +248,6 @@ pub(super) fn failure(
         Error::Protocol(_) => StoreError::unavailable("the database broke its protocol"),
         Error::WorkerCrashed => StoreError::unavailable("the database's worker is gone"),
         _ => StoreError::unavailable("the database driver failed"),
-    }
-}
-
-pub(super) fn migration_failure(
-    error: MigrateError,
-    answered: impl FnOnce(&dyn DatabaseError) -> StoreError,
-) -> StoreError {
-    match error {
-        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
-            failure(error, answered)
-        }
-        error => StoreError::unavailable(error),
     }
 }
 

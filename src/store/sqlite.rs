@@ -13,8 +13,9 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use sqlx::{
-    ConnectOptions as _, Connection as _, SqliteConnection, SqlitePool,
+    ConnectOptions as _, Connection as _, SqlSafeStr as _, SqliteConnection, SqlitePool,
     error::DatabaseError,
+    migrate::{MigrateError, Migration, MigrationType, Migrator},
     query_scalar,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
@@ -342,10 +343,10 @@ async fn prepare(options: SqliteConnectOptions) -> Result<(), StoreError> {
         immediately(&mut connection, |on| {
             Box::pin(async move {
                 // `run` is this with a bound that no `Send` future can meet.
-                sql::migrator(RECORDS)
+                migrator()
                     .run_direct(None, on, false)
                     .await
-                    .map_err(|error| sql::migration_failure(error, answered))
+                    .map_err(migration_failure)
             })
         })
         .await?;
@@ -397,6 +398,27 @@ where
     let answer = work(&mut transaction).await?;
     transaction.commit().await.map_err(failure)?;
     Ok(answer)
+}
+
+/// A migrator of the crate's own tables, whose ledger stands beside the
+/// application's: with one ledger, each would refuse the other's migrations.
+fn migrator() -> Migrator {
+    let mut migrator = Migrator::with_migrations(vec![Migration::new(
+        1,
+        "records".into(),
+        MigrationType::Simple,
+        RECORDS.into_sql_str(),
+        false,
+    )]);
+    migrator.dangerous_set_table_name("_idempotency_migrations");
+    migrator
+}
+
+fn migration_failure(error: MigrateError) -> StoreError {
+    match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => failure(error),
+        error => StoreError::unavailable(error),
+    }
 }
 
 fn failure(error: sqlx::Error) -> StoreError {

@@ -7,7 +7,11 @@ use tower_idempotency::{
     sqlx::{ConnectOptions as _, Connection as _, PgConnection},
 };
 
-use crate::database::{acquired, hour, name, run_on, with_database, with_role};
+use crate::{
+    database::{acquired, hour, name, run_on, with_database, with_role},
+    log::Log,
+    proxy::Proxy,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f110_missing_tables_are_named_with_their_remedy() {
@@ -108,6 +112,32 @@ async fn f110_server_without_room_is_asked_again_and_named() {
             store.close().await;
         })
         .await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn f110_failed_attempt_to_connect_is_logged() {
+    with_database(async |database| {
+        let proxy = Proxy::to(database.options.get_port()).await;
+        let options = database.options.clone().port(proxy.port());
+        let store = PostgresStore::builder(options).connect().await.unwrap();
+        store.migrate().await.unwrap();
+        let address = format!("127.0.0.1:{}", proxy.port());
+        drop(proxy);
+        let log = Log::default();
+        let _guard = log.keep();
+        for _ in 0..20 {
+            store.read(&name("key")).await.unwrap_err();
+        }
+        let logged = log.take();
+        assert_eq!(
+            logged.matches("cannot open a connection").count(),
+            1,
+            "{logged}"
+        );
+        assert!(logged.contains(&address), "{logged}");
+        store.close().await;
     })
     .await;
 }

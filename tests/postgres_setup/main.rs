@@ -4,6 +4,7 @@
 mod availability;
 mod database;
 mod errors;
+mod log;
 mod poolers;
 mod schemas;
 mod tables;

@@ -1,29 +1,18 @@
 //! Making the tables, checking them, and adopting those of the application.
 
-use std::{
-    fmt::Write as _,
-    sync::{Arc, Mutex},
-};
-
 use futures_util::future::join_all;
 use tower_idempotency::{PostgresStore, Store};
-use tracing::{
-    Event, Level, Subscriber,
-    field::{Field, Visit},
-};
-use tracing_subscriber::{
-    Layer,
-    layer::{Context, SubscriberExt as _},
-};
 
-use crate::database::{acquired, hour, name, with_database, with_role};
+use crate::{
+    database::{acquired, hour, name, with_database, with_role},
+    log::Log,
+};
 
 #[tokio::test]
 async fn migrate_is_silent_when_nothing_is_due() {
     with_database(async |database| {
         let log = Log::default();
-        let subscriber = tracing_subscriber::registry().with(log.clone());
-        let _guard = tracing::subscriber::set_default(subscriber);
+        let _guard = log.keep();
         database.run("DROP TABLE IF EXISTS absent").await;
         assert!(log.take().contains("absent"), "notices are not captured");
         let store = database.builder().schema("app").connect().await.unwrap();
@@ -268,31 +257,3 @@ const DAMAGES: [(&str, &str); 12] = [
         "is no table",
     ),
 ];
-
-/// Keeps the events at INFO and above.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl Log {
-    fn take(&self) -> String {
-        std::mem::take(&mut self.0.lock().unwrap())
-    }
-}
-
-impl<S: Subscriber> Layer<S> for Log {
-    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
-        if *event.metadata().level() <= Level::INFO {
-            let mut line = Line(format!("{} ", event.metadata().target()));
-            event.record(&mut line);
-            self.0.lock().unwrap().push_str(&line.0);
-        }
-    }
-}
-
-struct Line(String);
-
-impl Visit for Line {
-    fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
-        let _ = write!(self.0, "{field}={value:?} ");
-    }
-}

@@ -10,6 +10,7 @@ mod disconnect;
 mod failures;
 mod fence;
 mod foreign;
+mod gone;
 mod locked;
 mod log;
 mod mounted;

@@ -100,7 +100,7 @@ impl Connections {
                 Some(begin) => in_transaction(&mut line.connection, &self.sql, begin, work).await,
             }
         };
-        let Some(answer) = self.within_deadline(call).await else {
+        let Some(answer) = self.within(self.deadline, call).await else {
             // The server keeps to its own timeouts, so the network does not
             // answer. What still comes is not for the next call to read.
             self.suspect();
@@ -129,15 +129,36 @@ impl Connections {
         Err(error)
     }
 
-    /// `None` if the call took too long.
-    async fn within_deadline<F: Future>(&self, call: F) -> Option<F::Output> {
+    /// Returns `None` if the call takes longer than `bound`. A slow call makes the
+    /// store look for the server.
+    async fn within<F: Future>(&self, bound: Duration, call: F) -> Option<F::Output> {
         let mut call = pin!(call);
-        let soon = self.deadline.min(SLOW);
+        let soon = bound.min(SLOW);
         if let Ok(answer) = timeout(soon, &mut call).await {
             return Some(answer);
         }
         self.opener.doubt();
-        timeout(self.deadline - soon, call).await.ok()
+        timeout(bound - soon, call).await.ok()
+    }
+
+    /// As [`within`](Self::within), and fails once the server cannot be reached.
+    pub(super) async fn while_reachable<F: Future>(
+        &self,
+        bound: Duration,
+        call: F,
+    ) -> Result<Option<F::Output>, StoreError> {
+        let mut call = pin!(call);
+        let mut left = bound;
+        while !left.is_zero() {
+            let soon = left.min(SLOW);
+            if let Ok(answer) = timeout(soon, &mut call).await {
+                return Ok(Some(answer));
+            }
+            self.opener.doubt();
+            self.check()?;
+            left -= soon;
+        }
+        Ok(None)
     }
 
     fn none_free(&self) -> StoreError {
@@ -310,7 +331,7 @@ where
     answer
 }
 
-/// A call that takes longer makes the store look for the server.
+/// A call that takes longer is slow.
 const SLOW: Duration = Duration::from_secs(1);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);

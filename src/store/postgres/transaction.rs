@@ -1,5 +1,7 @@
 //! The handler's own transaction, which completes its record and commits both.
 
+use std::sync::Arc;
+
 use sqlx::{Connection as _, Postgres, Transaction, pool::PoolOptions, query, query_as};
 
 #[cfg(doc)]
@@ -39,6 +41,7 @@ impl PostgresStore {
         operation.check_lease()?;
         self.connections.check()?;
         let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
+        let connections = Arc::clone(&self.connections);
         let patience = pool
             .options()
             .get_acquire_timeout()
@@ -50,7 +53,7 @@ impl PostgresStore {
                     Some(pooled) => pool.begin_with(pooled).await,
                 }
             };
-            let began = tokio::time::timeout(patience, begin).await;
+            let began = connections.while_reachable(patience, begin).await?;
             began
                 .unwrap_or(Err(sqlx::Error::PoolTimedOut))
                 .map_err(|error| not_begun(error, pool.options()))
