@@ -191,7 +191,7 @@ impl<S: Single> Shared<S> {
                     let left = self.limits.lock_timeout.checked_sub(call.since.elapsed());
                     let left = left.unwrap_or_default();
                     if left.is_zero() {
-                        return Some(Err(StoreError::timed_out()));
+                        return Some(Err(StoreError::timed_out().because(RECORD_LOCKED)));
                     }
                     sleep(jittered(pause).min(left)).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
@@ -257,6 +257,10 @@ impl<S: Single> Drop for Turn<S> {
 }
 
 /// Most locks are held by single statements.
+/// The cause where a record stays locked for too long.
+pub(super) const RECORD_LOCKED: &str =
+    "`lock_timeout` has passed: another transaction holds the record";
+
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// How late a call may notice that its record is free.

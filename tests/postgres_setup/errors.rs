@@ -8,7 +8,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    database::{acquired, hour, name, run_on, with_database, with_role},
+    database::{HOUR, acquired, hour, name, run_on, with_database, with_role},
     log::Log,
     proxy::Proxy,
 };
@@ -148,12 +148,20 @@ async fn f110_timeouts_name_the_setting() {
         let builder = database.builder().lock_timeout(Duration::from_millis(100));
         let store = builder.connect().await.unwrap();
         store.migrate().await.unwrap();
-        acquired(store.claim(&name("key"), &hour()).await);
+        let (name, claim) = (name("key"), hour());
+        acquired(store.claim(&name, &claim).await);
         let mut other: PgConnection = database.options.connect().await.unwrap();
-        run_on(&mut other, "BEGIN; LOCK TABLE idempotency_records").await;
-        let error = store.read(&name("key")).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::TimedOut);
-        assert!(error.to_string().contains("lock_timeout"), "{error}");
+        let row = "BEGIN; SELECT FROM idempotency_records FOR UPDATE";
+        let table = "LOCK TABLE idempotency_records";
+        for (lock, is_of_a_row) in [(row, true), (table, false)] {
+            run_on(&mut other, lock).await;
+            let error = match is_of_a_row {
+                true => store.renew(&name, claim.token, HOUR).await.unwrap_err(),
+                false => store.read(&name).await.unwrap_err(),
+            };
+            assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+            assert!(error.to_string().contains("lock_timeout"), "{error}");
+        }
         other.close().await.unwrap();
         store.close().await;
     })

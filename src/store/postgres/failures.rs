@@ -4,7 +4,7 @@ use std::{borrow::Cow, io, time::Duration};
 
 use sqlx::{Error, error::DatabaseError, postgres::PgConnectOptions};
 
-use crate::store::{StoreError, sql};
+use crate::store::{StoreError, alone::RECORD_LOCKED, sql};
 
 pub(super) fn failure(error: Error) -> StoreError {
     sql::failure(error, answered)
@@ -58,9 +58,7 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
     match &*code {
         "57014" => StoreError::timed_out().because("`statement_timeout` has passed"),
         // A batch may wait for one of its records.
-        LOCK_NOT_AVAILABLE => StoreError::timed_out()
-            .because("`lock_timeout` has passed: another transaction holds the record")
-            .about_one(),
+        LOCK_NOT_AVAILABLE => StoreError::timed_out().because(RECORD_LOCKED).about_one(),
         "53100" => StoreError::full("the server's disk"),
         "42501" => said(error, &code).of_privileges(),
         // These speak of the server and the schema; other classes quote values.
