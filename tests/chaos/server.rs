@@ -12,7 +12,7 @@ use std::{
 use tokio::time::{self, Instant};
 use tower_idempotency::{
     PostgresStore,
-    sqlx::{self, Connection as _, PgConnection, raw_sql},
+    sqlx::{self, Connection as _, PgConnection, Row as _, raw_sql},
 };
 
 pub(crate) struct Server {
@@ -82,6 +82,61 @@ impl Server {
     pub(crate) async fn start_again(&mut self) {
         self.postmaster = postmaster(&self.programs, &self.directory, self.port, self.user);
         answers(&self.url(self.port)).await;
+    }
+
+    /// Makes every write wait in its COMMIT for a standby that does not exist.
+    /// Returns once a write waits.
+    pub(crate) async fn lose_standby(&self) -> Result<(), sqlx::Error> {
+        self.set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            .await?;
+        let mut writer = PgConnection::connect(&self.url(self.port)).await?;
+        let writes = async {
+            loop {
+                let write = raw_sql("SELECT pg_logical_emit_message(true, 'chaos', '')");
+                if let Err(error) = write.execute(&mut writer).await {
+                    return Err(error);
+                }
+            }
+        };
+        let waits = async {
+            while self.stalled_commits().await? == 0 {
+                time::sleep(Duration::from_millis(10)).await;
+            }
+            Ok(())
+        };
+        tokio::select! {
+            broken = writes => broken,
+            waiting = waits => waiting,
+        }
+    }
+
+    /// Waits for no standby any more. Returns once no write waits.
+    pub(crate) async fn regain_standby(&self) -> Result<(), sqlx::Error> {
+        self.set_standby("ALTER SYSTEM RESET synchronous_standby_names")
+            .await?;
+        while self.stalled_commits().await? > 0 {
+            time::sleep(Duration::from_millis(10)).await;
+        }
+        Ok(())
+    }
+
+    /// Returns how many writes wait for the standby.
+    pub(crate) async fn stalled_commits(&self) -> Result<i64, sqlx::Error> {
+        let mut connection = PgConnection::connect(&self.url(self.port)).await?;
+        let row = raw_sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
+            .fetch_one(&mut connection)
+            .await?;
+        connection.close().await?;
+        row.try_get(0)
+    }
+
+    async fn set_standby(&self, statement: &'static str) -> Result<(), sqlx::Error> {
+        let mut connection = PgConnection::connect(&self.url(self.port)).await?;
+        raw_sql(statement).execute(&mut connection).await?;
+        raw_sql("SELECT pg_reload_conf()")
+            .execute(&mut connection)
+            .await?;
+        connection.close().await
     }
 
     /// Ends every connection but the one that says so.

@@ -20,8 +20,13 @@ mod layers;
 mod keys;
 mod life;
 mod operator;
+// Not every binary uses all of it.
+#[allow(dead_code)]
+#[path = "../chaos/server.rs"]
+mod postgres_server;
 mod processes;
 mod redirects;
 mod sameness;
 mod service;
+mod standby;
 mod syntax;
