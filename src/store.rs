@@ -169,7 +169,8 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Settlement, StoreError>> + Send;
 
     /// Ends an unknown record that is still the one seen with the fence `seen`,
-    /// by the word of an operator or a hook; expired or not.
+    /// by the word of an operator, of a hook, or of a layer whose claim never ran;
+    /// expired or not.
     ///
     /// Once it [`Happened`](Resolution::Happened), the last claim's token is
     /// good for nothing: an owner that was alive after all finds itself

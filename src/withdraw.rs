@@ -14,7 +14,9 @@ use crate::{
     host::{Host, Share},
     jitter::jittered,
     outcome::Notice,
-    store::{Claim, Claimed, Record, RecordState, Release, Settlement, Succession, Witness},
+    store::{
+        Claim, Claimed, Record, RecordState, Release, Resolution, Settlement, Succession, Witness,
+    },
 };
 
 /// What is left of a request once it has been answered: its name, its claim, and
@@ -42,6 +44,8 @@ impl<S: Store> Withdrawal<S> {
         let config = &host.config;
         let longest = config.late_time.max(config.lease + config.store_timeout);
         let end = Instant::now() + longest;
+        // A retry waits no longer than a lease for the key of a claim that landed.
+        let longest_pause = LONGEST_PAUSE.min(config.lease / 3);
         let mut pause = FIRST_PAUSE;
         loop {
             match host.timely(self.attempt()).await {
@@ -58,7 +62,7 @@ impl<S: Store> Withdrawal<S> {
                 return;
             }
             time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            pause = (pause * 2).min(longest_pause);
         }
     }
 
@@ -95,10 +99,16 @@ impl<S: Store> Withdrawal<S> {
                 Claimed::Vanished => return Ok(false),
             },
         };
-        if self.is_own(&record) {
-            return Ok(self.give_back().await? == Settlement::Applied);
+        match record.state {
+            _ if record.token != self.claim.token => Ok(true),
+            RecordState::InProgress { .. } => Ok(self.give_back().await? == Settlement::Applied),
+            RecordState::Unknown if self.is_first_run(&record) => {
+                let resolution = Resolution::DidNotHappen;
+                let resolved = store.resolve(&self.name, record.fence, &resolution);
+                Ok(resolved.await? == Settlement::Applied)
+            }
+            _ => Ok(true),
         }
-        Ok(true)
     }
 
     /// Nothing ran under this claim. One that was to ask what became of an unknown
@@ -118,9 +128,11 @@ impl<S: Store> Withdrawal<S> {
         given_back
     }
 
-    fn is_own(&self, record: &Record) -> bool {
-        let in_progress = matches!(record.state, RecordState::InProgress { .. });
-        in_progress && record.token == self.claim.token
+    /// Whether no run before this claim has an unknown outcome. Its own, which
+    /// another request saw lapse and marked unknown, is known: nothing ran.
+    fn is_first_run(&self, record: &Record) -> bool {
+        let asks = matches!(self.doubt, Doubt::Reclaim(_, Succession::Reconcile));
+        record.takeovers == 0 && !asks
     }
 }
 

@@ -164,6 +164,103 @@ async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
     api.send(keyed("K")).await.assert_run(2);
 }
 
+/// A store on which the first call of this kind lands late, and which answers no
+/// call after that.
+fn stalled(inner: &SharedStore, call: Call) -> Faulty<SharedStore> {
+    let faulty = Faulty::over(inner.clone());
+    faulty.breaks(call, ..=1, Fault::LandsLater(Duration::from_secs(10)));
+    for claim in [Call::Claim, Call::Reclaim] {
+        faulty.breaks(claim, 2.., Fault::Hangs);
+    }
+    for other in [Call::Release, Call::Read] {
+        faulty.breaks(other, .., Fault::Hangs);
+    }
+    faulty
+}
+
+#[tokio::test(start_paused = true)]
+async fn f102_a_late_claim_marked_unknown_is_withdrawn() {
+    let inner = SharedStore::new(MemoryStore::new());
+    let probe = Probe::statuses(&[500, 201]);
+    let direct = Api::new(required(inner.clone()), &probe);
+    direct.send(keyed("released")).await.assert_live(500);
+    let stalls = [("new", Call::Claim), ("released", Call::Reclaim)];
+    let stalls = stalls.map(|(key, call)| (key, stalled(&inner, call)));
+    for (key, faulty) in &stalls {
+        let api = Api::new(required(SharedStore::new(faulty.clone())), &probe);
+        api.send(keyed(key))
+            .await
+            .assert_problem(503, "store-unavailable");
+    }
+    // The claims have landed, and their leases have lapsed.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    for (key, _) in &stalls {
+        let refused = direct.send(keyed(key)).await;
+        refused.assert_problem(409, "outcome-unknown");
+    }
+    assert_eq!(probe.runs(), 1);
+    for (index, (key, faulty)) in stalls.iter().enumerate() {
+        faulty.heals();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        direct.send(keyed(key)).await.assert_run(index + 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn i11_a_late_takeover_marked_unknown_stays_unknown() {
+    let inner = SharedStore::new(MemoryStore::new());
+    let probe = Probe::counting();
+    let hour = Duration::from_secs(3600);
+    let crashed = Claim::new(fingerprint(keyed("K")).await, Duration::from_secs(1), hour);
+    inner.claim(&named("K"), &crashed).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let faulty = stalled(&inner, Call::Reclaim);
+    let reruns = required(SharedStore::new(faulty.clone())).recovery(Recovery::Rerun);
+    Api::new(reruns, &probe)
+        .send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let direct = Api::new(required(inner), &probe);
+    for _ in 0..2 {
+        direct
+            .send(keyed("K"))
+            .await
+            .assert_problem(409, "outcome-unknown");
+        faulty.heals();
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+    assert_eq!(probe.runs(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn i16_a_late_claim_frees_its_key_within_a_lease() {
+    let lease = Duration::from_secs(3);
+    let inner = SharedStore::new(MemoryStore::new());
+    let mut stalls = Vec::new();
+    for number in 0..10 {
+        let key = format!("K{number}");
+        let faulty = stalled(&inner, Call::Claim);
+        let builder = required(SharedStore::new(faulty.clone()))
+            .lease(lease)
+            .store_timeout(lease / 3);
+        Api::new(builder, &Probe::counting())
+            .send(keyed(&key))
+            .await
+            .assert_problem(503, "store-unavailable");
+        stalls.push((key, faulty));
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let direct = Api::new(required(inner), &Probe::counting());
+    for (_, faulty) in &stalls {
+        faulty.heals();
+    }
+    tokio::time::sleep(lease).await;
+    for (number, (key, _)) in stalls.iter().enumerate() {
+        direct.send(keyed(key)).await.assert_run(number + 1);
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
     let faulty = Faulty::over(MemoryStore::new());
