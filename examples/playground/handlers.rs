@@ -264,10 +264,7 @@ impl Chunks {
 }
 
 async fn big(run: Extension<Run>, wishes: Wishes) -> Result<Response, Mistake> {
-    let length: usize = wishes.number("len", 0)?;
-    if length > LARGEST {
-        return Err(Mistake(format!("len: {length} is more than {LARGEST}")));
-    }
+    let length = wishes.length()?;
     let body = if wishes.flag("stream") {
         let rest = stream::unfold(length, |left| {
             let next = left.min(16 << 10);
@@ -347,6 +344,15 @@ impl Wishes {
         unset: T,
     ) -> Result<T, Mistake> {
         self.text(name).map_or(Ok(unset), |text| parse(name, text))
+    }
+
+    /// Returns `len`, how many bytes a response is to have; 0 unless it is there.
+    pub(crate) fn length(&self) -> Result<usize, Mistake> {
+        let length = self.number("len", 0)?;
+        if length > LARGEST {
+            return Err(Mistake(format!("len: {length} is more than {LARGEST}")));
+        }
+        Ok(length)
     }
 }
 

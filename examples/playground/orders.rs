@@ -18,7 +18,11 @@ use tower_idempotency::{
     },
 };
 
-use crate::{caller::Account, handlers::Wishes, runs::Run};
+use crate::{
+    caller::Account,
+    handlers::{Mistake, Wishes},
+    runs::Run,
+};
 
 /// The table of orders, where the store has a database for it.
 #[derive(Clone)]
@@ -142,7 +146,8 @@ impl Open<'_> {
 /// - `crash-before`, `crash-after`: the process dies right before, or right
 ///   after, the order is committed.
 ///
-/// `ms` is slept before the transaction begins, `hold_ms` while it is open.
+/// `ms` is slept before the transaction begins, `hold_ms` while it is open. The
+/// response gets `len` bytes of padding, none by default.
 pub(crate) async fn order(
     Extension(orders): Extension<Orders>,
     Extension(Run(n)): Extension<Run>,
@@ -154,9 +159,16 @@ pub(crate) async fn order(
         let message = "an order needs an idempotency key";
         return Ok((StatusCode::BAD_REQUEST, message).into_response());
     };
-    let (pause, hold) = match (wishes.number("ms", 0), wishes.number("hold_ms", 0)) {
-        (Ok(pause), Ok(hold)) => (pause, hold),
-        (Err(mistake), _) | (_, Err(mistake)) => return Ok(mistake.into_response()),
+    let numbers = || {
+        Ok((
+            wishes.number("ms", 0)?,
+            wishes.number("hold_ms", 0)?,
+            wishes.length()?,
+        ))
+    };
+    let (pause, hold, length) = match numbers() {
+        Ok(numbers) => numbers,
+        Err::<_, Mistake>(mistake) => return Ok(mistake.into_response()),
     };
     time::sleep(Duration::from_millis(pause)).await;
     let Some(mut open) = orders.begin(&operation).await? else {
@@ -168,12 +180,12 @@ pub(crate) async fn order(
         .map_or("-", |Extension(account)| account.as_str());
     let id = open.insert(account, &operation).await?;
     time::sleep(Duration::from_millis(hold)).await;
-    let response = (
-        StatusCode::CREATED,
-        [(LOCATION, format!("/orders/{id}"))],
-        Json(json!({ "n": n, "order": id })),
-    )
-        .into_response();
+    let mut made = json!({ "n": n, "order": id });
+    if length > 0 {
+        made["padding"] = "x".repeat(length).into();
+    }
+    let location = [(LOCATION, format!("/orders/{id}"))];
+    let response = (StatusCode::CREATED, location, Json(made)).into_response();
     match wishes.text("mode").unwrap_or("commit") {
         "commit" => {}
         "rollback" => {

@@ -1,6 +1,10 @@
 //! Clients that ask with one key until they know.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    net::SocketAddr,
+    time::Duration,
+};
 
 use rand::{RngExt as _, rngs::StdRng};
 use tokio::{
@@ -35,6 +39,8 @@ pub(crate) struct Case {
     /// It is the account too, so that orders and runs are counted by key.
     pub(crate) key: String,
     pub(crate) target: String,
+    /// Whether its response has hundreds of kilobytes.
+    pub(crate) is_large: bool,
     pub(crate) begun: Instant,
     pub(crate) ended: Instant,
     /// The answers that say that it was done, each once.
@@ -71,15 +77,22 @@ impl Case {
             Kind::Swallow => "swallow",
             Kind::Plain => "",
         };
+        let is_large = matches!(kind, Kind::Order | Kind::Plain) && rng.random_range(0..10) == 0;
+        let length = match is_large {
+            true => rng.random_range(256 << 10..1_000_000),
+            false => 0,
+        };
         let target = match kind {
+            Kind::Plain if is_large => format!("/big?len={length}"),
             Kind::Plain => format!("/slow?ms={pause}"),
-            _ => format!("/order?mode={mode}&ms={pause}&hold_ms={hold}"),
+            _ => format!("/order?mode={mode}&ms={pause}&hold_ms={hold}&len={length}"),
         };
         let now = Instant::now();
         Self {
             kind,
             key: format!("c{client}n{number}"),
             target,
+            is_large,
             begun: now,
             ended: now,
             done: Vec::new(),
@@ -98,20 +111,29 @@ impl Case {
         )
     }
 
+    /// Asks for a large response a few times more, for its replays.
+    pub(crate) async fn insist(&mut self, world: &World, rng: &mut StdRng) {
+        for _ in 0..MORE_REPLAYS {
+            time::sleep(Duration::from_millis(rng.random_range(0..400))).await;
+            let seats = self.seats(world);
+            let seat = &seats[rng.random_range(0..seats.len())];
+            if let Some(answer) = self.ask(seat, LONGEST_PATIENCE).await {
+                self.hear(&answer);
+            }
+        }
+    }
+
     /// Asks one process after the other, until an answer is final.
     pub(crate) async fn pursue(&mut self, world: &World, until: Instant, rng: &mut StdRng) {
         self.is_final = false;
         while !self.is_final && Instant::now() < until {
-            let seats = match self.kind {
-                Kind::Plain => &world.refusing,
-                _ => &world.rerunning,
-            };
+            let seats = self.seats(world);
             // Some leave before they can know, and some ask twice at once.
             let asks_twice = rng.random_range(0..4) == 0;
             let mut request = || {
                 let patience = match rng.random_range(0..2) {
                     0 => rng.random_range(1..1_200),
-                    _ => 2_500,
+                    _ => LONGEST_PATIENCE,
                 };
                 self.ask(&seats[rng.random_range(0..seats.len())], patience)
             };
@@ -131,6 +153,13 @@ impl Case {
         }
     }
 
+    fn seats<'w>(&self, world: &'w World) -> &'w [Seat] {
+        match self.kind {
+            Kind::Plain => &world.refusing,
+            _ => &world.rerunning,
+        }
+    }
+
     async fn ask(&self, seat: &Seat, patience: u64) -> Option<Answer> {
         let asked = ask(seat.address()?, "POST", &self.target, &self.key);
         time::timeout(Duration::from_millis(patience), asked)
@@ -139,12 +168,14 @@ impl Case {
     }
 
     fn hear(&mut self, answer: &Answer) {
-        self.last = format!("{} {}", answer.status, answer.body);
+        let body = answer.short_body();
+        self.last = format!("{} {body}", answer.status);
         self.full += usize::from(answer.body.contains("No further keys can be kept"));
         let is_done = (200..300).contains(&answer.status);
         if is_done {
-            let location = answer.header("location").unwrap_or_default();
-            let done = format!("{} {location} {}", answer.status, answer.body);
+            let header = |name| answer.header(name).unwrap_or_default();
+            let (location, run) = (header("location"), header("x-run"));
+            let done = format!("{} {location} {run} {body}", answer.status);
             if !self.done.contains(&done) {
                 self.done.push(done);
             }
@@ -168,6 +199,16 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
+    /// The body, or what tells it from others if it is long.
+    fn short_body(&self) -> String {
+        if self.body.len() < 1_000 {
+            return self.body.clone();
+        }
+        let mut hasher = DefaultHasher::new();
+        self.body.hash(&mut hasher);
+        format!("{} bytes, {:016x}", self.body.len(), hasher.finish())
+    }
+
     fn header(&self, name: &str) -> Option<&str> {
         self.head.lines().find_map(|line| {
             let (found, value) = line.split_once(':')?;
@@ -201,3 +242,8 @@ pub(crate) async fn ask(
     let length: usize = answer.header("content-length")?.parse().ok()?;
     (body.len() == length).then_some(answer)
 }
+
+const MORE_REPLAYS: usize = 4;
+
+/// In milliseconds.
+const LONGEST_PATIENCE: u64 = 2_500;

@@ -1,6 +1,9 @@
 //! What breaks, and when.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use rand::{RngExt as _, rngs::StdRng, seq::SliceRandom as _};
 use tokio::time::{self, Instant};
@@ -19,6 +22,11 @@ pub(crate) enum Fault {
     Cut,
     /// The network carries nothing, for longer than the layer waits.
     Stall,
+    /// The network carries the server's answers slowly: a large one takes longer
+    /// than the layer waits.
+    Trickle,
+    /// COMMITs wait for a standby that is gone, for longer than the layer waits.
+    Standby,
     /// A COMMIT does not arrive.
     CommitCut,
     /// A COMMIT arrives, and its answer does not.
@@ -38,6 +46,8 @@ impl Fault {
             Self::Stop => "processes stopped past leases",
             Self::Cut => "connections cut",
             Self::Stall => "network stalled",
+            Self::Trickle => "network slow for large answers",
+            Self::Standby => "synchronous standby gone",
             Self::CommitCut => "COMMIT cut off",
             Self::AnswerCut => "answer to COMMIT cut off",
             Self::Terminate => "backends terminated",
@@ -56,6 +66,8 @@ const WITH_A_SERVER: &[Fault] = &[
     Fault::Stop,
     Fault::Cut,
     Fault::Stall,
+    Fault::Trickle,
+    Fault::Standby,
     Fault::CommitCut,
     Fault::AnswerCut,
     Fault::Terminate,
@@ -111,12 +123,24 @@ fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
         Place::Postgres { .. } => WITH_A_SERVER.to_vec(),
     };
     deck.shuffle(rng);
+    if let Place::Postgres { proxy, .. } = place {
+        for (seen, fault) in [
+            (proxy.slowed(), Fault::Trickle),
+            (count(&world.stalled_commits), Fault::Standby),
+        ] {
+            // Once is enough to see its effect.
+            if seen == 0 {
+                deck.retain(|other| *other != fault);
+                deck.push(fault);
+            }
+        }
+    }
     for (seen, fault) in [
         (&notices.lost_ownership, Fault::Stop),
         (&notices.commit_found, Fault::AnswerCut),
         (&notices.abort_found, Fault::CommitCut),
     ] {
-        if deck.contains(&fault) && seen.load(Ordering::Relaxed) == 0 {
+        if deck.contains(&fault) && count(seen) == 0 {
             deck.push(fault);
         }
     }
@@ -129,6 +153,8 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
     let pause = match fault {
         Fault::Stop => millis(1_500..2_500),
         Fault::Stall => millis(1_500..4_000),
+        Fault::Trickle => millis(2_000..4_000),
+        Fault::Standby => millis(1_000..3_000),
         Fault::FullDisk => millis(1_000..2_500),
         _ => Duration::ZERO,
     };
@@ -160,6 +186,23 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
             time::sleep(pause).await;
             proxy.stall(false);
         }
+        (Fault::Trickle, Place::Postgres { proxy, .. }) => {
+            proxy.slow_down(true);
+            time::sleep(pause).await;
+            proxy.slow_down(false);
+        }
+        (Fault::Standby, Place::Postgres { server, .. }) => {
+            let is_lost = server.lose_standby().await.is_ok();
+            time::sleep(pause).await;
+            let stalled = server.stalled_commits().await.unwrap_or(0);
+            // One of them is the server's own.
+            let stalled = usize::try_from(stalled - 1).unwrap_or(0);
+            world.stalled_commits.fetch_add(stalled, Ordering::Relaxed);
+            while server.regain_standby().await.is_err() {
+                time::sleep(Duration::from_millis(100)).await;
+            }
+            return is_lost;
+        }
         (Fault::CommitCut | Fault::AnswerCut, Place::Postgres { proxy, .. }) => {
             let commits = rng.random_range(1..4);
             match fault {
@@ -181,4 +224,8 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
         (Fault::Crash, Place::Postgres { server, .. }) => server.restart().await,
     }
     true
+}
+
+fn count(number: &AtomicUsize) -> usize {
+    number.load(Ordering::Relaxed)
 }

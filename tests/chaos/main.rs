@@ -18,7 +18,12 @@ mod processes;
 mod proxy;
 mod server;
 
-use std::{env, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    env,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicUsize},
+    time::Duration,
+};
 
 use futures_util::{StreamExt as _, future::join_all, stream};
 use rand::{SeedableRng as _, rngs::StdRng};
@@ -55,6 +60,8 @@ pub(crate) struct World {
     pub(crate) notices: Arc<Notices>,
     /// The file with a line for each run of a handler.
     pub(crate) runs: PathBuf,
+    /// The COMMITs that waited for a standby that was gone.
+    pub(crate) stalled_commits: AtomicUsize,
 }
 
 impl World {
@@ -83,6 +90,7 @@ impl World {
             refusing: (0..2).map(|_| seat("refuse")).collect(),
             notices,
             runs,
+            stalled_commits: AtomicUsize::new(0),
         }
     }
 }
@@ -132,6 +140,9 @@ async fn ask_until(until: Instant, world: &World, client: u64, seed: u64) -> Vec
     while Instant::now() < until {
         let mut case = Case::new(client, cases.len(), &mut rng);
         case.pursue(world, until, &mut rng).await;
+        if case.is_large && case.is_final {
+            case.insist(world, &mut rng).await;
+        }
         case.ended = Instant::now();
         cases.push(case);
     }

@@ -97,6 +97,10 @@ impl Findings {
         }
         let count = |number: &AtomicUsize| number.load(Ordering::Relaxed);
         let notices = &world.notices;
+        let replays = |chosen: &dyn Fn(&Case) -> bool| {
+            let chosen = cases.iter().filter(|case| chosen(case));
+            chosen.map(|case| case.replays).sum()
+        };
         Self {
             name,
             keys: cases.len(),
@@ -106,12 +110,15 @@ impl Findings {
                 let mut seen = vec![
                     ("takeovers", takeovers),
                     ("owners fenced off", count(&notices.lost_ownership)),
-                    ("replays", cases.iter().map(|case| case.replays).sum()),
+                    ("replays", replays(&|_| true)),
+                    ("replays of large responses", replays(&|case| case.is_large)),
                 ];
                 match place {
-                    Place::Postgres { .. } => seen.extend([
+                    Place::Postgres { proxy, .. } => seen.extend([
                         ("lost answers: committed", count(&notices.commit_found)),
                         ("lost answers: rolled back", count(&notices.abort_found)),
+                        ("COMMITs without a standby", count(&world.stalled_commits)),
+                        ("kB of answers slowed down", proxy.slowed() / 1_000),
                     ]),
                     // Its COMMIT has no answer that could get lost.
                     Place::Sqlite { .. } => {

@@ -1,9 +1,12 @@
-//! A network that can be cut and stalled, and that knows a COMMIT when it sees
-//! one.
+//! A network that can be cut, stalled and slowed down, and that knows a COMMIT when
+//! it sees one.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use tokio::{
@@ -11,6 +14,7 @@ use tokio::{
     net::{TcpListener, TcpStream, tcp},
     sync::watch,
     task::JoinHandle,
+    time,
 };
 
 /// Stands between the processes and their server.
@@ -26,12 +30,15 @@ struct Network {
     cut_before: AtomicUsize,
     /// How many are still to arrive with their answers cut off.
     cut_after: AtomicUsize,
+    /// The bytes of answers that were slowed down.
+    slowed: AtomicUsize,
 }
 
 #[derive(Clone, Copy, Default)]
 struct Weather {
     cuts: usize,
     is_stalled: bool,
+    is_slow: bool,
 }
 
 impl Proxy {
@@ -42,6 +49,7 @@ impl Proxy {
             weather: watch::Sender::default(),
             cut_before: AtomicUsize::default(),
             cut_after: AtomicUsize::default(),
+            slowed: AtomicUsize::default(),
         });
         let between = Arc::clone(&network);
         let acceptor = tokio::spawn(async move {
@@ -78,6 +86,19 @@ impl Proxy {
         self.network
             .weather
             .send_modify(|weather| weather.is_stalled = is_stalled);
+    }
+
+    /// Lets the server's answers through in small pieces, or all at once. Each
+    /// connection then carries about 400 kB a second.
+    pub(crate) fn slow_down(&self, is_slow: bool) {
+        self.network
+            .weather
+            .send_modify(|weather| weather.is_slow = is_slow);
+    }
+
+    /// Returns how many bytes of answers were slowed down.
+    pub(crate) fn slowed(&self) -> usize {
+        self.network.slowed.load(Ordering::Relaxed)
     }
 
     /// Cuts the next COMMITs off before they arrive.
@@ -177,9 +198,12 @@ async fn carry_answers(
         if is_swallowed.load(Ordering::SeqCst) {
             return;
         }
-        network.calm().await;
-        if to_client.write_all(&said[..length]).await.is_err() {
-            return;
+        for piece in said[..length].chunks(PIECE) {
+            network.calm().await;
+            if to_client.write_all(piece).await.is_err() {
+                return;
+            }
+            network.delay(piece.len()).await;
         }
     }
 }
@@ -188,6 +212,15 @@ impl Network {
     async fn calm(&self) {
         let mut weather = self.weather.subscribe();
         let _ = weather.wait_for(|now| !now.is_stalled).await;
+    }
+
+    /// Waits after a piece of an answer while the network is slow. A piece that
+    /// is not full is the last one of its answer.
+    async fn delay(&self, length: usize) {
+        if length == PIECE && self.weather.borrow().is_slow {
+            self.slowed.fetch_add(length, Ordering::Relaxed);
+            time::sleep(PAUSE).await;
+        }
     }
 }
 
@@ -198,6 +231,11 @@ fn take(number: &AtomicUsize) -> bool {
         })
         .is_ok()
 }
+
+/// The bytes of an answer that go at once in a slow network.
+const PIECE: usize = 4 << 10;
+/// The time between two pieces.
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// What a connection says, at least once, before it commits an order.
 const ORDER: &[u8] = b"INSERT INTO playground_orders";

@@ -85,7 +85,7 @@ impl Server {
     }
 
     /// Makes every write wait in its COMMIT for a standby that does not exist.
-    /// Returns once a write waits.
+    /// Returns once a write of its own waits.
     pub(crate) async fn lose_standby(&self) -> Result<(), sqlx::Error> {
         self.set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
             .await?;
@@ -93,9 +93,7 @@ impl Server {
         let writes = async {
             loop {
                 let write = raw_sql("SELECT pg_logical_emit_message(true, 'chaos', '')");
-                if let Err(error) = write.execute(&mut writer).await {
-                    return Err(error);
-                }
+                write.execute(&mut writer).await?;
             }
         };
         let waits = async {

@@ -34,10 +34,10 @@ async fn f102_claims_behind_a_lost_standby_are_withdrawn() {
             .await
             .assert_problem(503, "store-unavailable");
     }
-    assert!(server.stalled_commits().await.unwrap() >= 2);
+    assert!(server.stalled_commits().await.unwrap() > 2);
     // The leases of the pending claims end.
     tokio::time::sleep(LEASE * 3).await;
-    assert!(server.stalled_commits().await.unwrap() >= 2);
+    assert!(server.stalled_commits().await.unwrap() > 2);
     server.regain_standby().await.unwrap();
 
     for (key, attempt, run) in [("new", 1, 2), ("released", 2, 3)] {
