@@ -23,14 +23,15 @@ struct Wrongs {
     doubled: usize,
     /// An answer that it was done, and no effect.
     lost: usize,
-    /// No final answer.
+    /// No final answer, or an unknown outcome of what never ran.
     stuck: usize,
     /// Answers that differ.
     unlike: usize,
 }
 
 impl Wrongs {
-    fn of(case: &Case, orders: usize, runs: usize) -> Self {
+    fn of(case: &Case, orders: usize, runs: usize, injected: &[Injected]) -> Self {
+        let never_ran = case.kind == Kind::Plain && runs == 0;
         let (effects, most) = match case.kind {
             Kind::Plain => (runs, 1),
             _ => (orders, usize::from(case.orders())),
@@ -38,7 +39,7 @@ impl Wrongs {
         Self {
             doubled: usize::from(effects > most),
             lost: usize::from(!case.done.is_empty() && effects == 0),
-            stuck: usize::from(!case.is_final),
+            stuck: usize::from(!case.is_final || (never_ran && !may_have_died(case, injected))),
             unlike: usize::from(case.done.len() > 1),
         }
     }
@@ -83,7 +84,7 @@ impl Findings {
         for case in cases {
             let orders = orders.get(&case.key).copied().unwrap_or_default();
             let runs = runs.get(&case.key).copied().unwrap_or_default();
-            let wrong = Wrongs::of(case, orders, runs);
+            let wrong = Wrongs::of(case, orders, runs, injected);
             if !wrong.is_none() {
                 details.push(format!(
                     "{wrong:?}: {orders} orders, {runs} runs of {case:?}"
@@ -181,6 +182,15 @@ impl fmt::Display for Findings {
     }
 }
 
+/// Whether a process may have died that had claimed this key, before it ran the
+/// handler or withdrew its claim.
+fn may_have_died(case: &Case, injected: &[Injected]) -> bool {
+    injected
+        .iter()
+        .filter(|injected| matches!(injected.fault, Fault::Kill | Fault::FullDisk))
+        .any(|kill| case.begun <= kill.ended && kill.begun <= case.ended + WITHDRAWN_WITHIN)
+}
+
 /// Each fault with the keys that were on their way while it lasted.
 fn rows(cases: &[Case], wrongs: &[Wrongs], injected: &[Injected]) -> Vec<(String, usize, Wrongs)> {
     let mut rows: Vec<(String, usize, Wrongs)> = Vec::new();
@@ -273,3 +283,7 @@ async fn answer(world: &World, target: &str, key: &str) -> String {
     }
     panic!("no process answers {target}");
 }
+
+/// A withdrawal is tried again within a lease of 800 ms; the rest is for a busy
+/// machine.
+const WITHDRAWN_WITHIN: Duration = Duration::from_secs(5);
