@@ -470,6 +470,7 @@ macro_rules! for_each_promise {
             marking_again_is_applied_and_changes_nothing
             i4_a_completed_record_never_changes_before_it_expires
             a_response_comes_back_byte_for_byte
+            simultaneous_callers_get_their_own_responses_whatever_their_sizes
             i11_a_late_completion_is_kept_whoever_marks_the_record_unknown
             simultaneous_completions_keep_one_response
             a_released_record_keeps_its_claim_and_its_retention

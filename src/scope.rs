@@ -114,6 +114,12 @@ impl RecordName {
     pub fn key(&self) -> &Key {
         &self.key
     }
+
+    /// The length of both.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn bytes(&self) -> usize {
+        self.scope.as_str().len() + self.key.as_str().len()
+    }
 }
 
 const LONGEST_PART: usize = 255;

@@ -40,6 +40,8 @@ mod error;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod reads;
 mod shared;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod sql;

@@ -184,6 +184,45 @@ impl<S: Subject> Trial<S> {
         }
     }
 
+    /// However small or large the responses beside it.
+    pub async fn simultaneous_callers_get_their_own_responses_whatever_their_sizes(&self) {
+        let mut kept = Vec::new();
+        for bytes in [0, 1, 8_191, 8_192, 8_193, 100_000, 1 << 20] {
+            let held = self.hold(&name(format!("of {bytes}")), HOUR, HOUR).await;
+            let response: Bytes = (0..bytes).map(|index| (index + bytes) as u8).collect();
+            let completion = Completion::new(response.clone(), HOUR, Duration::ZERO);
+            let completed = self
+                .store
+                .complete(&held.name, held.token, &completion)
+                .await;
+            applied(good(completed), "complete by the owner");
+            kept.push((held.name, response));
+        }
+        let calls = kept.iter().cycle().take(3 * kept.len()).cloned();
+        let answers = self
+            .at_once(calls.enumerate().map(|(turn, (name, response))| {
+                let store = self.either(turn).clone();
+                async move {
+                    let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                    let claimed = good(store.claim(&name, &claim).await);
+                    let Claimed::Occupied(claimed) = claimed else {
+                        panic!("claim: a completed record is shown");
+                    };
+                    let read = good(store.read(&name).await);
+                    let read = read.unwrap_or_else(|| panic!("read: a completed record is there"));
+                    let shown = |record: &Record| response_of(record) == Some(&response);
+                    (response.len(), shown(&claimed), shown(&read))
+                }
+            }))
+            .await;
+        for (bytes, claimed, read) in answers {
+            assert!(
+                claimed && read,
+                "claim and read: a response of {bytes} bytes comes back among others"
+            );
+        }
+    }
+
     async fn shows(&self, name: &RecordName, response: &Bytes, call: &str) {
         let read = self.record(name).await;
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);

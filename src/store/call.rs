@@ -174,27 +174,6 @@ impl Call for SettleCall {
     }
 }
 
-/// A look at the record.
-impl Call for RecordName {
-    type Identity = Infallible;
-
-    fn name(&self) -> &RecordName {
-        self
-    }
-
-    fn identity(&self) -> Option<Infallible> {
-        None
-    }
-
-    fn bytes(&self) -> usize {
-        self.scope().as_str().len() + self.key().as_str().len()
-    }
-
-    fn is_for_its_caller(&self) -> bool {
-        true
-    }
-}
-
 impl Goal {
     /// The state that the record is to have.
     pub(super) fn state(&self) -> i64 {

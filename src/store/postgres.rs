@@ -37,6 +37,7 @@ use super::{
     alone::Alone,
     batch::Batches,
     call::{ClaimCall, Goal, SettleCall},
+    reads::Reads,
     sql,
 };
 use crate::{Fence, RecordName, Token};
@@ -136,7 +137,7 @@ pub struct PostgresStore {
     connections: Arc<Connections>,
     claims: Batches<Claims>,
     settlements: Batches<Settlements>,
-    looks: Batches<Looks>,
+    reads: Reads<Looks>,
     transitions: Alone<Transitions>,
     /// With connections of their own: a handler waits for them.
     commits: Alone<Commits>,
@@ -233,8 +234,12 @@ impl fmt::Debug for PostgresStore {
 impl Store for PostgresStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         self.connections.check()?;
-        let (name, claim) = (name.clone(), *claim);
-        self.claims.call(ClaimCall { name, claim }).await
+        let call = ClaimCall {
+            name: name.clone(),
+            claim: *claim,
+        };
+        let answer = self.claims.call(call).await?;
+        self.reads.whole(name, claim.token, answer).await
     }
 
     async fn reclaim(
@@ -311,7 +316,7 @@ impl Store for PostgresStore {
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         self.connections.check()?;
-        self.looks.call(name.clone()).await
+        self.reads.read(name).await
     }
 
     async fn list(

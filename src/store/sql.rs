@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type, error::DatabaseError};
 
-use super::{Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession};
+use super::{
+    Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession,
+    reads::Found,
+};
 use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token, transaction::Verdict};
 
 /// The columns of one record, not yet trusted.
@@ -19,6 +22,8 @@ pub(super) struct RecordColumns {
     expires_in: i64,
     lease_left: i64,
     response: Option<Vec<u8>>,
+    /// The length of the response, which may be too long to be here.
+    bytes: Option<i64>,
 }
 
 /// The columns that make a grant.
@@ -50,9 +55,13 @@ impl GrantColumns {
 }
 
 impl RecordColumns {
-    pub(super) fn decode(self) -> Result<Record, StoreError> {
+    pub(super) fn decode(self) -> Result<Found, StoreError> {
         let grant = self.grant.decode()?;
         let state = match (self.state, self.response) {
+            (COMPLETED, None) if let Some(bytes) = self.bytes => {
+                let bytes = number(bytes, "response")?;
+                return Ok(Found::Large { bytes });
+            }
             (IN_PROGRESS, None) => RecordState::InProgress {
                 lease_left: left(self.lease_left),
             },
@@ -65,7 +74,7 @@ impl RecordColumns {
             (IN_PROGRESS..=RELEASED_FREED, _) => return Err(StoreError::corrupt("response")),
             _ => return Err(StoreError::corrupt("state")),
         };
-        Ok(Record::new(
+        Ok(Found::Whole(Record::new(
             grant.operation,
             grant.fence,
             grant.attempt,
@@ -76,14 +85,17 @@ impl RecordColumns {
             left(self.age).unwrap_or_default(),
             left(self.expires_in),
             state,
-        ))
+        )))
     }
 }
 
 impl NamedColumns {
     pub(super) fn decode(self) -> Result<(RecordName, Record), StoreError> {
         let name = RecordName::new(Scope::from_stored(self.scope), Key::new(self.key));
-        Ok((name, self.record.decode()?))
+        match self.record.decode()? {
+            Found::Whole(record) => Ok((name, record)),
+            Found::Large { .. } => Err(StoreError::corrupt("state")),
+        }
     }
 }
 
@@ -107,6 +119,7 @@ where
     &'static str: ColumnIndex<R>,
     i64: Decode<'r, R::Database> + Type<R::Database>,
     Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
+    Option<i64>: Decode<'r, R::Database> + Type<R::Database>,
     Option<Vec<u8>>: Decode<'r, R::Database> + Type<R::Database>,
 {
     fn from_row(row: &'r R) -> Result<Self, Error> {
@@ -120,6 +133,7 @@ where
             expires_in: row.try_get("expires_in")?,
             lease_left: row.try_get("lease_left")?,
             response: row.try_get("response")?,
+            bytes: row.try_get("bytes")?,
         })
     }
 }

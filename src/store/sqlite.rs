@@ -29,6 +29,7 @@ use super::{
     alone::Limits,
     batch::{Batches, Lanes},
     call::{ClaimCall, Goal, SettleCall},
+    reads::Reads,
     sql,
 };
 use crate::{Fence, RecordName, Token};
@@ -76,7 +77,7 @@ pub struct SqliteStore {
     readers: SqlitePool,
     transactions: SqlitePool,
     writes: Batches<Writes>,
-    looks: Batches<Looks>,
+    reads: Reads<Looks>,
 }
 
 impl SqliteStore {
@@ -124,7 +125,7 @@ impl SqliteStore {
         };
         let writer = pool(1).connect_lazy_with(options.clone());
         let readers = pool(READERS).connect_lazy_with(options.clone().pragma("query_only", "ON"));
-        let (writes, looks) = (Writes(writer.clone()), Looks(readers.clone()));
+        let writes = Writes(writer.clone());
         let lanes = |lanes| Lanes {
             usual: lanes,
             most: lanes,
@@ -134,9 +135,16 @@ impl SqliteStore {
             permits: Arc::new(Semaphore::new(1)),
             lock_timeout: PATIENCE,
         };
+        let reads = |at_once, limits| {
+            let looks = Looks(readers.clone());
+            Batches::new(looks, lanes(at_once), MOST_WAITING, limits)
+        };
         Ok(Self {
             writes: Batches::new(writes, lanes(1), MOST_WAITING, limits.clone()),
-            looks: Batches::new(looks, lanes(READERS as usize / 2), MOST_WAITING, limits),
+            reads: Reads {
+                small: reads(SMALL_READS, limits.clone()),
+                large: reads(1, limits),
+            },
             writer,
             readers,
             // Used once: a transaction that failed may have ended in SQLite, while
@@ -213,10 +221,12 @@ impl Store for SqliteStore {
         if let Some(record) = self.read(name).await? {
             return Ok(Claimed::Occupied(record));
         }
-        let (name, claim) = (name.clone(), *claim);
-        let call = WriteCall::Claim(ClaimCall { name, claim });
-        match self.writes.call(call).await? {
-            Written::Claimed(claimed) => Ok(claimed),
+        let call = ClaimCall {
+            name: name.clone(),
+            claim: *claim,
+        };
+        match self.writes.call(WriteCall::Claim(call)).await? {
+            Written::Claimed(answer) => self.reads.whole(name, claim.token, answer).await,
             Written::Settled(_) => Err(StoreError::unavailable("a call got another's answer")),
         }
     }
@@ -299,7 +309,7 @@ impl Store for SqliteStore {
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
-        self.looks.call(name.clone()).await
+        self.reads.read(name).await
     }
 
     async fn list(
@@ -461,6 +471,9 @@ const RECORDS: &str = include_str!("../../migrations/sqlite/0001_records.sql");
 const TRANSACTIONS: u32 = 8;
 
 const READERS: u32 = 4;
+
+/// Large responses and an operator's pages leave these their connections.
+const SMALL_READS: usize = 2;
 
 /// The calls that wait for the writes before them; one more is refused.
 const MOST_WAITING: usize = 4096;

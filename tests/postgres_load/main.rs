@@ -1,6 +1,7 @@
 //! The PostgreSQL store where much waits: outcomes behind a stalled network,
 //! large responses, locked rows, and large tables.
 
+mod large;
 mod late;
 mod locked;
 mod proxy;

@@ -1,8 +1,9 @@
-//! A network that can be stalled, and that counts the bytes it carries.
+//! A network that can be stalled, on which large answers get stuck, and that counts
+//! the bytes it carries.
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use tokio::{
@@ -22,10 +23,26 @@ pub(crate) struct Proxy {
 
 #[derive(Default)]
 struct Network {
-    /// Whether answers are held back.
-    is_stalled: watch::Sender<bool>,
+    weather: watch::Sender<Weather>,
     /// The bytes that were sent to the server.
     sent: AtomicU64,
+    /// The most bytes that came back on a connection for one call.
+    largest_answer: AtomicUsize,
+    /// Connections with an answer that is stuck.
+    stuck: AtomicUsize,
+}
+
+#[derive(Clone, Copy)]
+struct Weather {
+    /// How many bytes of an answer pass before it gets stuck.
+    stuck_after: usize,
+}
+
+impl Default for Weather {
+    fn default() -> Self {
+        let stuck_after = usize::MAX;
+        Self { stuck_after }
+    }
 }
 
 impl Proxy {
@@ -41,8 +58,11 @@ impl Proxy {
                 let server = TcpStream::connect(&server).await.unwrap();
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
-                tokio::spawn(carry_calls(from_client, to_server, Arc::clone(&between)));
-                tokio::spawn(carry_answers(from_server, to_client, Arc::clone(&between)));
+                let answered = Arc::<AtomicUsize>::default();
+                let call = (Arc::clone(&between), Arc::clone(&answered));
+                tokio::spawn(carry_calls(from_client, to_server, call));
+                let answer = (Arc::clone(&between), answered);
+                tokio::spawn(carry_answers(from_server, to_client, answer));
             }
         });
         Self { port, network }
@@ -54,7 +74,23 @@ impl Proxy {
 
     /// Holds all answers back, or lets them go on.
     pub(crate) fn stall(&self, is_stalled: bool) {
-        self.network.is_stalled.send_replace(is_stalled);
+        self.stick_after(if is_stalled { 0 } else { usize::MAX });
+    }
+
+    /// Holds each answer back that is longer than this, and what comes after it.
+    pub(crate) fn stick_after(&self, bytes: usize) {
+        let weather = Weather { stuck_after: bytes };
+        self.network.weather.send_replace(weather);
+    }
+
+    /// How many connections have an answer that is stuck.
+    pub(crate) fn stuck(&self) -> usize {
+        self.network.stuck.load(Ordering::Relaxed)
+    }
+
+    /// The most bytes that came back for one call.
+    pub(crate) fn largest_answer(&self) -> usize {
+        self.network.largest_answer.load(Ordering::Relaxed)
     }
 
     /// How many bytes were sent to the server.
@@ -63,14 +99,18 @@ impl Proxy {
     }
 }
 
+/// A network, and how many bytes came back on a connection since its last call.
+type Between = (Arc<Network>, Arc<AtomicUsize>);
+
 async fn carry_calls(
     mut from_client: tcp::OwnedReadHalf,
     mut to_server: tcp::OwnedWriteHalf,
-    network: Arc<Network>,
+    (network, answered): Between,
 ) {
     let mut said = vec![0; 64 << 10];
     while let Ok(length @ 1..) = from_client.read(&mut said).await {
         network.sent.fetch_add(length as u64, Ordering::Relaxed);
+        answered.store(0, Ordering::Relaxed);
         if to_server.write_all(&said[..length]).await.is_err() {
             return;
         }
@@ -80,14 +120,18 @@ async fn carry_calls(
 async fn carry_answers(
     mut from_server: tcp::OwnedReadHalf,
     mut to_client: tcp::OwnedWriteHalf,
-    network: Arc<Network>,
+    (network, answered): Between,
 ) {
-    let mut stalled = network.is_stalled.subscribe();
+    let mut weather = network.weather.subscribe();
     let mut said = vec![0; 64 << 10];
     while let Ok(length @ 1..) = from_server.read(&mut said).await {
-        if stalled.wait_for(|is_stalled| !is_stalled).await.is_err()
-            || to_client.write_all(&said[..length]).await.is_err()
-        {
+        let bytes = answered.fetch_add(length, Ordering::Relaxed) + length;
+        network.largest_answer.fetch_max(bytes, Ordering::Relaxed);
+        network.stuck.fetch_add(1, Ordering::Relaxed);
+        let passes = weather.wait_for(|weather| bytes <= weather.stuck_after);
+        let is_over = passes.await.is_err();
+        network.stuck.fetch_sub(1, Ordering::Relaxed);
+        if is_over || to_client.write_all(&said[..length]).await.is_err() {
             return;
         }
     }

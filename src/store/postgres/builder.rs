@@ -25,6 +25,7 @@ use crate::store::{
     StoreError,
     alone::{Alone, Limits},
     batch::{Batches, Lanes},
+    reads::Reads,
     sql,
 };
 
@@ -241,16 +242,24 @@ impl PostgresStoreBuilder {
         let commit_connections = connections(COMMIT_CONNECTIONS);
         let alone = limits(ATTEMPTS);
         let most_waiting = self.most_waiting;
+        let large_lanes = Lanes {
+            usual: 1,
+            most: (self.max_connections as usize / 5).clamp(1, 2),
+        };
         let claims = Claims::new(Arc::clone(&for_requests));
         let settlements = Settlements(Arc::clone(&for_requests));
-        let looks = Looks(Arc::clone(&for_requests));
+        let looks = || Looks(Arc::clone(&for_requests));
+        let reads = Reads {
+            small: Batches::new(looks(), LANES, most_waiting, alone.clone()),
+            large: Batches::new(looks(), large_lanes, most_waiting, alone.clone()),
+        };
         let transitions = Arc::new(Transitions(Arc::clone(&for_requests)));
         let commits = Arc::new(Commits(Arc::clone(&commit_connections)));
         let commit_limits = limits(COMMIT_CONNECTIONS as usize);
         Ok(PostgresStore {
             claims: Batches::new(claims, LANES, most_waiting, alone.clone()),
             settlements: Batches::new(settlements, LANES, most_waiting, alone.clone()),
-            looks: Batches::new(looks, LANES, most_waiting, alone.clone()),
+            reads,
             transitions: Alone::new(transitions, most_waiting, alone),
             commits: Alone::new(commits, usize::MAX, commit_limits),
             commit_connections,

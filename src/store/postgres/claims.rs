@@ -10,16 +10,17 @@ use super::{
     connections::Connections,
     failure,
     failures::is_lock_timeout,
-    looks,
+    looks::{self, bound},
     members::{Answers, names},
     removals::Removals,
     session::Session,
 };
 use crate::store::{
-    Claim, Claimed, Grant, Record, RecordState, StoreError,
+    Claim, Claimed, Grant, StoreError,
     alone::{Attempt, Single},
     batch::{Batch, Told},
     call::ClaimCall,
+    reads::{ClaimAnswer, Found, SMALL, is_own},
     sql::{GrantColumns, micros},
 };
 
@@ -39,7 +40,10 @@ impl Claims {
 }
 
 impl Batch for Claims {
-    async fn together(&self, calls: Arc<Vec<ClaimCall>>) -> Result<Vec<Told<Claimed>>, StoreError> {
+    async fn together(
+        &self,
+        calls: Arc<Vec<ClaimCall>>,
+    ) -> Result<Vec<Told<ClaimAnswer>>, StoreError> {
         let removals = Arc::clone(&self.removals);
         self.connections
             .run(move |mut on| {
@@ -51,9 +55,9 @@ impl Batch for Claims {
 
 impl Single for Claims {
     type Call = ClaimCall;
-    type Answer = Claimed;
+    type Answer = ClaimAnswer;
 
-    async fn attempt(&self, call: Arc<ClaimCall>) -> Result<Attempt<Claimed>, StoreError> {
+    async fn attempt(&self, call: Arc<ClaimCall>) -> Result<Attempt<ClaimAnswer>, StoreError> {
         let removals = Arc::clone(&self.removals);
         self.connections
             .run(move |mut on| {
@@ -71,7 +75,7 @@ async fn claim_one(
     statement: SqlStr,
     call: &ClaimCall,
     removals: &Removals,
-) -> Result<Attempt<Claimed>, StoreError> {
+) -> Result<Attempt<ClaimAnswer>, StoreError> {
     let ClaimCall { name, claim } = call;
     let heard = removals.heard();
     let granted: Result<Option<FreshColumns>, _> = query_as(statement)
@@ -96,27 +100,32 @@ async fn claim_one(
     {
         removals.hear(removed);
         if removed == heard {
-            let grant = grant.decode()?;
-            return Ok(Attempt::Made(Claimed::Acquired(grant)));
+            return Ok(Attempt::Made(acquired(grant.decode()?)));
         }
         let grant = refence(on, call).await?;
-        return Ok(grant.map(|grant| grant.map_or(Claimed::Vanished, Claimed::Acquired)));
+        return Ok(grant.map(|grant| grant.map_or(VANISHED, acquired)));
     }
     // A statement of its own: the snapshot of the first need not contain the
     // record that it ran into.
-    let Some(mut record) = looks::read(on, name).await? else {
-        return Ok(Attempt::Made(Claimed::Vanished));
+    let Some(mut found) = looks::read(on, name, SMALL).await? else {
+        return Ok(Attempt::Made(VANISHED));
     };
     // The answer to an earlier try got lost, perhaps before that one knew whether
     // its fence would do.
-    if is_own(&record, claim.token.as_bytes()) {
+    if let Found::Whole(record) = &mut found
+        && is_own(record, claim.token.as_bytes())
+    {
         match refence(on, call).await? {
             Attempt::Made(Some(grant)) => record.fence = grant.fence,
-            Attempt::Made(None) => return Ok(Attempt::Made(Claimed::Vanished)),
+            Attempt::Made(None) => return Ok(Attempt::Made(VANISHED)),
             Attempt::Locked => return Ok(Attempt::Locked),
         }
     }
-    Ok(Attempt::Made(Claimed::Occupied(record)))
+    Ok(Attempt::Made(found.into()))
+}
+
+fn acquired(grant: Grant) -> ClaimAnswer {
+    ClaimAnswer::Claimed(Claimed::Acquired(grant))
 }
 
 /// Gives a claim a fence that was drawn after its record was there; `None` if it
@@ -139,23 +148,17 @@ async fn refence(
     if let Some(granted) = granted {
         return Ok(Attempt::Made(Some(granted.decode()?)));
     }
-    let record = looks::read(on, name).await?;
-    Ok(match record {
-        Some(record) if is_own(&record, claim.token.as_bytes()) => Attempt::Locked,
+    Ok(match looks::read(on, name, SMALL).await? {
+        Some(Found::Whole(record)) if is_own(&record, claim.token.as_bytes()) => Attempt::Locked,
         _ => Attempt::Made(None),
     })
-}
-
-fn is_own(record: &Record, token: &[u8]) -> bool {
-    let in_progress = matches!(record.state, RecordState::InProgress { .. });
-    in_progress && record.token.as_bytes() == token
 }
 
 async fn claim_many(
     on: &mut Session<'_>,
     calls: &[ClaimCall],
     removals: &Removals,
-) -> Result<Vec<Told<Claimed>>, StoreError> {
+) -> Result<Vec<Told<ClaimAnswer>>, StoreError> {
     if let [call] = calls {
         let claimed = claim_one(on, on.sql.claim.clone(), call, removals).await?;
         return Ok(vec![match claimed {
@@ -183,6 +186,7 @@ async fn claim_many(
         .bind(column(|claim| claim.fingerprint.as_bytes()))
         .bind(time(|claim| claim.lease))
         .bind(time(|claim| claim.retention))
+        .bind(bound(SMALL))
         .fetch_all(&mut *on.connection)
         .await
         .map_err(failure)?;
@@ -193,11 +197,11 @@ async fn claim_many(
         match row.try_get("removals").map_err(failure)? {
             // An own one is asked for alone.
             None => match looks::record(row) {
-                Ok(record) if is_own(&record, asked) => {}
-                found => told.answer(asked, found.map(Claimed::Occupied)),
+                Ok(Found::Whole(record)) if is_own(&record, asked) => {}
+                found => told.answer(asked, found.map(ClaimAnswer::from)),
             },
             Some(removed) if removed == heard => {
-                told.answer(asked, grant(row).map(Claimed::Acquired));
+                told.answer(asked, grant(row).map(acquired));
             }
             Some(removed) => {
                 removals.hear(removed);
@@ -217,7 +221,7 @@ async fn refence_many(
     on: &mut Session<'_>,
     calls: &[ClaimCall],
     doubtful: &[&[u8]],
-    told: &mut Answers<Claimed>,
+    told: &mut Answers<ClaimAnswer>,
 ) -> Result<(), StoreError> {
     let doubtful: Vec<&ClaimCall> = calls
         .iter()
@@ -241,10 +245,12 @@ async fn refence_many(
     }
     for row in &rows {
         let asked = row.try_get("asked").map_err(failure)?;
-        told.answer(asked, grant(row).map(Claimed::Acquired));
+        told.answer(asked, grant(row).map(acquired));
     }
     Ok(())
 }
+
+const VANISHED: ClaimAnswer = ClaimAnswer::Claimed(Claimed::Vanished);
 
 /// A new claim, and the number of the last removal before it was in place.
 struct FreshColumns {
@@ -327,7 +333,9 @@ WITH asked AS MATERIALIZED (
     SELECT asked.token AS asked, record.*
     FROM asked CROSS JOIN LATERAL (
         SELECT operation, fence, attempt, state, takeovers, fingerprint, token,
-               claimed_at, expires_at, lease_until, response
+               claimed_at, expires_at, lease_until,
+               CASE WHEN octet_length(response) <= $8 THEN response END AS response,
+               octet_length(response)::bigint AS bytes
         FROM {records} AS record
         WHERE record.scope = asked.scope AND record.key = asked.key
         OFFSET 0
@@ -354,11 +362,11 @@ SELECT asked, NULL AS removals,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response
+       response, bytes
 FROM found, (SELECT clock_timestamp() AS now) AS clock
 UNION ALL
 SELECT token, removals,
-       operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM claimed";
 
 /// `LATERAL` with its lock, and `ON CONFLICT`, lead to the records by their names,

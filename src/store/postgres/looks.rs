@@ -1,4 +1,4 @@
-//! Looks at records, many in one statement.
+//! Reads of records, many in one statement.
 
 use std::sync::Arc;
 
@@ -8,9 +8,10 @@ use super::{connections::Connections, failure, members::names, session::Session}
 use crate::{
     RecordName,
     store::{
-        Record, StoreError,
+        StoreError,
         alone::{Attempt, Single},
         batch::{Batch, Told},
+        reads::{Found, ReadCall},
         sql::RecordColumns,
     },
 };
@@ -20,8 +21,8 @@ pub(super) struct Looks(pub(super) Arc<Connections>);
 impl Batch for Looks {
     async fn together(
         &self,
-        calls: Arc<Vec<RecordName>>,
-    ) -> Result<Vec<Told<Option<Record>>>, StoreError> {
+        calls: Arc<Vec<ReadCall>>,
+    ) -> Result<Vec<Told<Option<Found>>>, StoreError> {
         self.0
             .run(move |mut on| Box::pin(async move { read_many(&mut on, &calls).await }))
             .await
@@ -29,25 +30,27 @@ impl Batch for Looks {
 }
 
 impl Single for Looks {
-    type Call = RecordName;
-    type Answer = Option<Record>;
+    type Call = ReadCall;
+    type Answer = Option<Found>;
 
-    async fn attempt(&self, name: Arc<RecordName>) -> Result<Attempt<Option<Record>>, StoreError> {
-        let record = self
-            .0
-            .run(move |mut on| Box::pin(async move { read(&mut on, &name).await }));
-        record.await.map(Attempt::Made)
+    async fn attempt(&self, call: Arc<ReadCall>) -> Result<Attempt<Option<Found>>, StoreError> {
+        let found = self.0.run(move |mut on| {
+            Box::pin(async move { read(&mut on, &call.name, call.most_bytes).await })
+        });
+        found.await.map(Attempt::Made)
     }
 }
 
 pub(super) async fn read(
     on: &mut Session<'_>,
     name: &RecordName,
-) -> Result<Option<Record>, StoreError> {
+    most_bytes: usize,
+) -> Result<Option<Found>, StoreError> {
     let columns: Option<RecordColumns> = query_as(on.sql.read.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
+        .bind(bound(most_bytes))
         .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
@@ -56,17 +59,19 @@ pub(super) async fn read(
 
 async fn read_many(
     on: &mut Session<'_>,
-    calls: &[RecordName],
-) -> Result<Vec<Told<Option<Record>>>, StoreError> {
-    if let [name] = calls {
-        let record = read(on, name).await?;
-        return Ok(vec![Told::Answer(Ok(record))]);
+    calls: &[ReadCall],
+) -> Result<Vec<Told<Option<Found>>>, StoreError> {
+    if let [ReadCall { name, most_bytes }] = calls {
+        let found = read(on, name, *most_bytes).await?;
+        return Ok(vec![Told::Answer(Ok(found))]);
     }
-    let [scopes, keys] = names(calls.iter());
+    let [scopes, keys] = names(calls.iter().map(|call| &call.name));
+    let most_bytes: Vec<i64> = calls.iter().map(|call| bound(call.most_bytes)).collect();
     let rows = query(on.sql.read_many.clone())
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
+        .bind(most_bytes)
         .fetch_all(&mut *on.connection)
         .await
         .map_err(failure)?;
@@ -81,29 +86,40 @@ async fn read_many(
     Ok(told)
 }
 
-pub(super) fn record(row: &PgRow) -> Result<Record, StoreError> {
+/// A length as a column holds it.
+pub(super) fn bound(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+pub(super) fn record(row: &PgRow) -> Result<Found, StoreError> {
     RecordColumns::from_row(row).map_err(failure)?.decode()
 }
 
+/// The length of a response is known without reading it.
 pub(super) const READ: &str = "
 SELECT operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response
+       CASE WHEN octet_length(response) <= $3 THEN response END AS response,
+       octet_length(response)::bigint AS bytes
 FROM {records}, (SELECT clock_timestamp() AS now) AS clock
 WHERE scope = $1 AND key = $2";
 
 pub(super) const READ_MANY: &str = "
 SELECT asked.place, record.*
-FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS asked (scope, key, place)
+FROM unnest($1::text[], $2::text[], $3::bigint[])
+        WITH ORDINALITY AS asked (scope, key, most_bytes, place)
     CROSS JOIN LATERAL (
         SELECT operation, fence, attempt::bigint, state::bigint, takeovers::bigint,
                fingerprint, token,
                (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
                (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
                (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-               response
+               CASE
+                   WHEN octet_length(response) <= asked.most_bytes THEN response
+               END AS response,
+               octet_length(response)::bigint AS bytes
         FROM {records} AS record, (SELECT clock_timestamp() AS now) AS clock
         WHERE record.scope = asked.scope AND record.key = asked.key
         OFFSET 0

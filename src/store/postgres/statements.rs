@@ -463,7 +463,7 @@ SELECT scope, key,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response
+       response, octet_length(response)::bigint AS bytes
 FROM {records}, (SELECT clock_timestamp() AS now) AS clock
 WHERE state = 3
 ORDER BY claimed_at
@@ -476,7 +476,7 @@ SELECT scope, key,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response
+       response, octet_length(response)::bigint AS bytes
 FROM {records}, (SELECT clock_timestamp() AS now) AS clock
 WHERE state = 1 AND claimed_at < clock.now - $2 * interval '1 microsecond'
 ORDER BY claimed_at

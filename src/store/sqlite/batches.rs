@@ -11,10 +11,11 @@ use super::{failure, statements, write};
 use crate::{
     RecordName,
     store::{
-        Claimed, Grant, Record, Settlement, StoreError, Witness,
+        Claimed, Grant, Settlement, StoreError, Witness,
         alone::{Attempt, Single},
         batch::{Batch, Told},
         call::{Call, ClaimCall, Goal, Outcome, SettleCall},
+        reads::{ClaimAnswer, Found, ReadCall},
         sql::{GrantColumns, RecordColumns, micros},
     },
 };
@@ -36,7 +37,7 @@ pub(super) enum WriteCall {
     reason = "a box for each claim costs more than the room of a few settlements"
 )]
 pub(super) enum Written {
-    Claimed(Claimed),
+    Claimed(ClaimAnswer),
     Settled(Settlement),
 }
 
@@ -97,21 +98,22 @@ impl Single for Writes {
 impl Batch for Looks {
     async fn together(
         &self,
-        calls: Arc<Vec<RecordName>>,
-    ) -> Result<Vec<Told<Option<Record>>>, StoreError> {
+        calls: Arc<Vec<ReadCall>>,
+    ) -> Result<Vec<Told<Option<Found>>>, StoreError> {
         let mut connection = self.0.acquire().await.map_err(failure)?;
         read(&mut connection, &calls).await
     }
 }
 
 impl Single for Looks {
-    type Call = RecordName;
-    type Answer = Option<Record>;
+    type Call = ReadCall;
+    type Answer = Option<Found>;
 
-    async fn attempt(&self, name: Arc<RecordName>) -> Result<Attempt<Option<Record>>, StoreError> {
+    async fn attempt(&self, call: Arc<ReadCall>) -> Result<Attempt<Option<Found>>, StoreError> {
         let mut connection = self.0.acquire().await.map_err(failure)?;
-        let record = statements::read(&mut connection, &name).await?;
-        Ok(Attempt::Made(record))
+        let ReadCall { name, most_bytes } = &*call;
+        let found = statements::read(&mut connection, name, *most_bytes).await?;
+        Ok(Attempt::Made(found))
     }
 }
 
@@ -165,7 +167,8 @@ async fn write_all(
     };
     if !claims.is_empty() {
         for row in claim(on, &claims).await? {
-            let grant = grant(&row).map(|grant| Written::Claimed(Claimed::Acquired(grant)));
+            let grant = grant(&row).map(Claimed::Acquired);
+            let grant = grant.map(|claimed| Written::Claimed(ClaimAnswer::Claimed(claimed)));
             answer(row.try_get("token").map_err(failure)?, grant);
         }
     }
@@ -206,20 +209,23 @@ async fn claim(
 
 async fn read(
     on: &mut SqliteConnection,
-    calls: &[RecordName],
-) -> Result<Vec<Told<Option<Record>>>, StoreError> {
-    if let [name] = calls {
-        return Ok(vec![Told::Answer(statements::read(on, name).await)]);
+    calls: &[ReadCall],
+) -> Result<Vec<Told<Option<Found>>>, StoreError> {
+    if let [ReadCall { name, most_bytes }] = calls {
+        let found = statements::read(on, name, *most_bytes).await;
+        return Ok(vec![Told::Answer(found)]);
     }
-    if !calls.iter().all(can_be_spelled) {
+    if !calls.iter().all(|call| can_be_spelled(&call.name)) {
         return Ok(calls.iter().map(|_| Told::AskAlone).collect());
     }
-    let names: Vec<_> = calls
+    let asked: Vec<_> = calls
         .iter()
-        .map(|name| (name.scope().as_str(), name.key().as_str()))
+        .map(|ReadCall { name, most_bytes }| {
+            (name.scope().as_str(), name.key().as_str(), most_bytes)
+        })
         .collect();
     let rows = query(READ)
-        .bind(spelled(&names)?)
+        .bind(spelled(&asked)?)
         .fetch_all(on)
         .await
         .map_err(failure)?;
@@ -238,7 +244,7 @@ fn grant(row: &SqliteRow) -> Result<Grant, StoreError> {
     GrantColumns::from_row(row).map_err(failure)?.decode()
 }
 
-fn record(row: &SqliteRow) -> Result<Record, StoreError> {
+fn record(row: &SqliteRow) -> Result<Found, StoreError> {
     RecordColumns::from_row(row).map_err(failure)?.decode()
 }
 
@@ -337,8 +343,67 @@ SELECT asked.key AS place,
        clock.now - claimed_at AS age,
        expires_at - clock.now AS expires_in,
        lease_until - clock.now AS lease_left,
-       response
+       iif(length(response) <= asked.value ->> 2, response, NULL) AS response,
+       length(response) AS bytes
 FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
     CROSS JOIN json_each(?1) AS asked
     CROSS JOIN idempotency_records AS record
 WHERE record.scope = asked.value ->> 0 AND record.key = asked.value ->> 1";
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{
+        Fingerprint, Key, Scope, SqliteStore,
+        store::{Claim, Completion, Store as _, reads::SMALL},
+    };
+
+    #[tokio::test]
+    async fn f104_a_batch_leaves_large_responses_out() {
+        let file = std::env::temp_dir().join(format!("large-{}.db", std::process::id()));
+        let store = SqliteStore::open(&file).await.unwrap();
+        let hour = Duration::from_secs(3600);
+        let claim = Claim::new(Fingerprint::from_bytes([1; 40]), hour, hour);
+        let mut calls = Vec::new();
+        for bytes in [SMALL, SMALL + 1] {
+            let claim = Claim::new(claim.fingerprint, hour, hour);
+            let name = RecordName::new(Scope::single_tenant(), Key::new(bytes.to_string()));
+            store.claim(&name, &claim).await.unwrap();
+            let completion = Completion::new(vec![0; bytes].into(), hour, hour);
+            let _ = store.complete(&name, claim.token, &completion).await;
+            calls.push(ReadCall {
+                name,
+                most_bytes: SMALL,
+            });
+        }
+        let mut connection = store.readers.acquire().await.unwrap();
+        let large = async |on: &mut SqliteConnection, calls: &[ReadCall]| {
+            let told = read(on, calls).await.unwrap();
+            let lengths = told.into_iter().map(|told| match told {
+                Told::Answer(Ok(Some(Found::Large { bytes }))) => Some(bytes),
+                Told::Answer(Ok(Some(Found::Whole(_)))) => None,
+                _ => panic!("a record is there"),
+            });
+            lengths.collect::<Vec<_>>()
+        };
+        assert_eq!(
+            large(&mut connection, &calls).await,
+            [None, Some(SMALL + 1)]
+        );
+        assert_eq!(large(&mut connection, &calls[1..]).await, [Some(SMALL + 1)]);
+        // What a claim runs into while it writes counts as much.
+        for call in calls {
+            let mut connection = store.writer.acquire().await.unwrap();
+            let name = call.name;
+            let call = WriteCall::Claim(ClaimCall { name, claim });
+            let written = write_one(&mut connection, &call).await.unwrap();
+            let is_large = matches!(written, Written::Claimed(ClaimAnswer::Large { .. }));
+            assert_eq!(is_large, call.name().key().as_str() != SMALL.to_string());
+        }
+        drop(connection);
+        store.close().await;
+        std::fs::remove_file(&file).unwrap();
+    }
+}

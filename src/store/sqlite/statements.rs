@@ -13,6 +13,7 @@ use crate::{
     store::{
         Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
         StoreError, Succession, Witness,
+        reads::{ClaimAnswer, Found, SMALL},
         sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
     },
 };
@@ -21,7 +22,7 @@ pub(super) async fn claim(
     connection: &mut SqliteConnection,
     name: &RecordName,
     claim: &Claim,
-) -> Result<Claimed, StoreError> {
+) -> Result<ClaimAnswer, StoreError> {
     let granted: Option<GrantColumns> = query_as(CLAIM)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -34,12 +35,13 @@ pub(super) async fn claim(
         .await
         .map_err(failure)?;
     if let Some(granted) = granted {
-        return counted(connection, granted).await.map(Claimed::Acquired);
+        let grant = counted(connection, granted).await?;
+        return Ok(ClaimAnswer::Claimed(Claimed::Acquired(grant)));
     }
     // Nobody else writes meanwhile, so a missing record is not the reason.
-    read(connection, name)
+    read(connection, name, SMALL)
         .await?
-        .map(Claimed::Occupied)
+        .map(ClaimAnswer::from)
         .ok_or(StoreError::corrupt("the last fence"))
 }
 
@@ -208,10 +210,12 @@ pub(super) async fn resolve(
 pub(super) async fn read(
     connection: &mut SqliteConnection,
     name: &RecordName,
-) -> Result<Option<Record>, StoreError> {
+    most_bytes: usize,
+) -> Result<Option<Found>, StoreError> {
     let columns: Option<RecordColumns> = query_as(READ)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
+        .bind(i64::try_from(most_bytes).unwrap_or(i64::MAX))
         .fetch_optional(connection)
         .await
         .map_err(failure)?;
@@ -423,12 +427,14 @@ SELECT state
 FROM idempotency_records
 WHERE scope = ?1 AND key = ?2 AND (token = ?3 OR fence = ?4)";
 
+/// The length of a response is known without reading it.
 const READ: &str = "
 SELECT operation, fence, attempt, state, takeovers, fingerprint, token,
        clock.now - claimed_at AS age,
        expires_at - clock.now AS expires_in,
        lease_until - clock.now AS lease_left,
-       response
+       iif(length(response) <= ?3, response, NULL) AS response,
+       length(response) AS bytes
 FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE scope = ?1 AND key = ?2";
 
@@ -437,7 +443,7 @@ SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, tok
        clock.now - claimed_at AS age,
        expires_at - clock.now AS expires_in,
        lease_until - clock.now AS lease_left,
-       response
+       response, length(response) AS bytes
 FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE state = 3
 ORDER BY claimed_at
@@ -448,7 +454,7 @@ SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, tok
        clock.now - claimed_at AS age,
        expires_at - clock.now AS expires_in,
        lease_until - clock.now AS lease_left,
-       response
+       response, length(response) AS bytes
 FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE state = 1 AND claimed_at < clock.now - ?2
 ORDER BY claimed_at

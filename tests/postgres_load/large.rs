@@ -1,0 +1,102 @@
+//! Large responses beside the calls of another scope.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::timeout;
+use tower_idempotency::{
+    PostgresStore, Store,
+    store::{Claimed, RecordState, Settlement},
+};
+
+use crate::{claimed, hour, name, proxy::Proxy, response, run, until, with_database};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f104_large_replays_that_are_stuck_delay_no_other_scope() {
+    with_database(async |url| {
+        let proxy = Proxy::to(&url).await;
+        // Longer than this test takes.
+        let store = PostgresStore::builder(proxy.options(&url))
+            .statement_timeout(Duration::from_secs(120))
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        let first = name("large", "0");
+        let (claim, _) = claimed(&store, &first).await;
+        let completed = store.complete(&first, claim.token, &response(LARGE)).await;
+        assert_eq!(completed.unwrap(), Settlement::Applied);
+        run(
+            &url,
+            "INSERT INTO idempotency_records
+                 (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until,
+                  expires_at, operation, token, fingerprint, response)
+             SELECT scope, number::text, state, attempt, takeovers, fence, claimed_at,
+                    lease_until, expires_at, operation, token, fingerprint, response
+             FROM idempotency_records, generate_series(1, 127) AS number",
+        )
+        .await;
+
+        proxy.stick_after(LARGE / 2);
+        let replays: Vec<_> = (0..128)
+            .map(|number| {
+                let (store, name) = (store.clone(), name("large", &number.to_string()));
+                tokio::spawn(async move {
+                    let record = if number % 2 == 0 {
+                        match store.claim(&name, &hour()).await.unwrap() {
+                            Claimed::Occupied(record) => record,
+                            other => panic!("{other:?}"),
+                        }
+                    } else {
+                        store.read(&name).await.unwrap().unwrap()
+                    };
+                    match record.state {
+                        RecordState::Completed { response } => assert_eq!(response.len(), LARGE),
+                        other => panic!("{other:?}"),
+                    }
+                })
+            })
+            .collect();
+        until(async || proxy.stuck() > 0).await;
+
+        // One after the other, and many at once.
+        let others = async {
+            for number in 0..20 {
+                one_request(&store, &format!("alone {number}")).await;
+            }
+            let requests = (0..200).map(|number| {
+                let store = store.clone();
+                tokio::spawn(async move { one_request(&store, &format!("among {number}")).await })
+            });
+            for request in join_all(requests).await {
+                request.unwrap();
+            }
+        };
+        timeout(Duration::from_secs(60), others).await.unwrap();
+        assert!(replays.iter().all(|replay| !replay.is_finished()));
+        assert!(proxy.stuck() <= 2, "{} are under way", proxy.stuck());
+
+        proxy.stick_after(usize::MAX);
+        for replay in replays {
+            replay.await.unwrap();
+        }
+        // Not two of them together, and nothing else beside them.
+        let largest = proxy.largest_answer();
+        assert!(largest < LARGE * 3 / 2, "{largest} bytes for one call");
+        store.close().await;
+    })
+    .await;
+}
+
+/// What a request of another scope asks of its store, and its retry.
+async fn one_request(store: &PostgresStore, key: &str) {
+    let (name, done) = (name("other", key), response(500));
+    let (claim, _) = claimed(store, &name).await;
+    let completed = store.complete(&name, claim.token, &done).await;
+    assert_eq!(completed.unwrap(), Settlement::Applied);
+    let again = store.claim(&name, &hour()).await.unwrap();
+    assert!(matches!(again, Claimed::Occupied(_)));
+    assert!(store.read(&name).await.unwrap().is_some());
+}
+
+const LARGE: usize = 1 << 20;
