@@ -12,6 +12,7 @@
 
 mod calls;
 mod http;
+mod large;
 mod load;
 mod memory;
 mod postgres;
@@ -79,6 +80,9 @@ fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     }
     if wanted("postgres") {
         runtime.block_on(postgres::measure(plan, &mut report));
+    }
+    if wanted("large") {
+        runtime.block_on(large::measure(plan, &mut report));
     }
     if wanted("tables") {
         runtime.block_on(tables::measure(plan, &mut report));
