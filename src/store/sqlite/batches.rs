@@ -365,7 +365,11 @@ mod tests {
         let file = std::env::temp_dir().join(format!("large-{}.db", std::process::id()));
         let store = SqliteStore::open(&file).await.unwrap();
         let hour = Duration::from_secs(3600);
-        let claim = Claim::new(Fingerprint::from_bytes([1; 40]), hour, hour);
+        let claim = Claim::new(
+            Fingerprint::from_bytes([1; Fingerprint::LENGTH]),
+            hour,
+            hour,
+        );
         let mut calls = Vec::new();
         for bytes in [SMALL, SMALL + 1] {
             let claim = Claim::new(claim.fingerprint, hour, hour);
