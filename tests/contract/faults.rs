@@ -453,8 +453,8 @@ async fn f55_where_all_connections_are_taken_nothing_runs_and_the_client_may_com
         let fence = record(&store, "K").await.unwrap().fence;
         let mut other = PgConnection::connect(&place.address()).await.unwrap();
         let mut lock = other.begin().await.unwrap();
-        run(&mut lock, "SELECT FROM idempotency_records FOR UPDATE").await;
-        // Waits for the lock, on the only connection.
+        run(&mut lock, "LOCK TABLE idempotency_records").await;
+        // Waits for the table, on the only connection.
         let busy = tokio::spawn({
             let store = store.clone();
             async move { store.forget(&named("K"), fence).await }
