@@ -40,7 +40,10 @@ use ::axum::{
 };
 use http::{StatusCode, request};
 
-use crate::{Operation, Word};
+use crate::{
+    Operation, Word,
+    log::{self, LogLimit},
+};
 
 /// 500 if the request is not guarded: the route has no layer, its method is not
 /// one of the guarded, or it came without a key. Extract `Option<Operation>`
@@ -71,8 +74,11 @@ impl<S: Sync> OptionalFromRequestParts<S> for Operation {
 #[derive(Clone, Copy, Debug)]
 pub struct NotGuarded(());
 
+/// Logs at WARN, at most once in 5 seconds, that the handler was not run.
 impl IntoResponse for NotGuarded {
     fn into_response(self) -> Response {
+        static LIMIT: LogLimit = LogLimit::new();
+        log::warn(&LIMIT, NOT_GUARDED, None, None);
         (
             StatusCode::INTERNAL_SERVER_ERROR,
             "this request is not guarded by an idempotency layer",
@@ -266,3 +272,7 @@ impl IntoResponse for crate::CommitError {
         self.into_http().map(::axum::body::Body::new)
     }
 }
+
+const NOT_GUARDED: &str = "`Operation` not extracted, request refused with 500: the route has no \
+    idempotency layer, does not guard the method, or the request has no key. Extract \
+    `Option<Operation>` where that is expected";

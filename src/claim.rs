@@ -7,6 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{HeaderMap, request};
 use tokio::time::{self, Instant};
 
@@ -113,6 +114,12 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &mut Claimant) -> 
     let mut tried = Tried::default();
     let claiming = claim_in_rounds(host, claimant, &mut tried).await;
     claimant.doubt = Doubt::after(claimant.doubt, tried.doubt);
+    if let Some(error) = &tried.failure
+        && !matches!(claiming, Claiming::Failed { .. })
+    {
+        let warnings = &host.config.warnings;
+        warnings.warn("claim failed and was tried again", Some(error), None);
+    }
     claiming
 }
 
@@ -131,7 +138,7 @@ async fn claim_in_rounds<S: Store>(
             0 => host.config.store_timeout,
             _ => host.config.store_timeout.saturating_sub(start.elapsed()),
         };
-        let round = Within::new(left, round_of(host, claimant, tried)).await;
+        let round = Within::new(left, caught(round_of(host, claimant, tried))).await;
         match round.unwrap_or_else(|| Err(StoreError::timed_out())) {
             Ok(Some(Round::Granted(grant))) => {
                 if start.elapsed() <= host.config.lease / 3 {
@@ -163,6 +170,7 @@ async fn claim_in_rounds<S: Store>(
                 // A busy or full store says nothing about the round before it.
                 if passing || !matches!(outcome, Claiming::Failed { .. }) {
                     let seen = tried.seen;
+                    tried.failure = Some(error.clone());
                     outcome = Claiming::Failed { error, seen };
                 }
                 if !passing || start.elapsed() >= host.config.store_timeout {
@@ -184,6 +192,8 @@ struct Tried {
     unanswered: Option<Doubt>,
     /// The last call whose answer got lost.
     doubt: Option<Doubt>,
+    /// Why a round failed.
+    failure: Option<StoreError>,
 }
 
 /// A call that may be granted although its answer got lost.
@@ -261,7 +271,7 @@ async fn round_of<S: Store>(
                 RecordState::Unknown | RecordState::InProgress { .. }
             );
             if granted.is_some() && succession == Succession::Expired && was_open {
-                Notice::UnknownExpired.tell(Some(record.operation));
+                Notice::UnknownExpired.tell(&config.warnings, Some(record.operation));
             }
             granted.map(Round::Granted)
         }
@@ -273,7 +283,8 @@ async fn round_of<S: Store>(
             // Written down or not, it is what this request has seen.
             Err(error) => {
                 config.warnings.warn(
-                    "an unknown outcome is not recorded yet: a lapsed lease shows it as well",
+                    "recording failed of a lapsed lease as an unknown outcome: the next request or \
+                     sweep tries again",
                     Some(&error),
                     Some(record.operation),
                 );
@@ -453,10 +464,20 @@ impl<S> Host<S> {
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        Within::new(self.config.store_timeout, call)
+        Within::new(self.config.store_timeout, caught(call))
             .await
             .unwrap_or_else(|| Err(StoreError::timed_out()))
     }
+}
+
+/// Turns a panic of the store into an error, so that it does not end a background
+/// task.
+pub(crate) fn caught<T>(
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> impl Future<Output = Result<T, StoreError>> {
+    AssertUnwindSafe(call)
+        .catch_unwind()
+        .map(|answer| answer.unwrap_or_else(|_| Err(StoreError::unavailable("the store panicked"))))
 }
 
 const ROUNDS: u32 = 8;

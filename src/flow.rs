@@ -24,7 +24,7 @@ use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
 use tower::Service;
 
-use self::turn::Turn;
+use self::{ending::INNER_FAILED, turn::Turn};
 use crate::{
     Operation, Outcome, Rejection, RequestBody, ResponseBody, Store, Word,
     admission::{Admitted, Noticed},
@@ -95,7 +95,7 @@ where
         // Only a panic of a callback, or the end of the runtime, drops the reply.
         answer
             .await
-            .unwrap_or_else(|_| refuse(Rejection::handler_panicked()))
+            .unwrap_or_else(|_| refuse(Rejection::task_panicked()))
     })
 }
 
@@ -299,12 +299,12 @@ where
                 }
                 (_, Ok(Err(error))) => {
                     operation.log_failure();
-                    Box::pin(self.lose(owned, Err(error))).await;
+                    Box::pin(self.lose(owned, Err(error), Some(INNER_FAILED))).await;
                 }
                 (_, Err(rejection)) => {
                     operation.log_failure();
-                    let response = self.host.config.refuse(&rejection);
-                    Box::pin(self.lose(owned, Ok(response))).await;
+                    let response = self.refusal(owned, rejection);
+                    Box::pin(self.lose(owned, Ok(response), None)).await;
                 }
             }
         }

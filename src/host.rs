@@ -70,8 +70,8 @@ impl<S> Host<S> {
     pub(crate) fn permit(&self) -> Result<Share, Rejection> {
         let permit = self.running.take(1).ok_or_else(|| {
             Rejection::overloaded(
-                "request refused with 503 overloaded: the requests that claim, wait or run \
-                 have reached `in_flight`",
+                "too many requests claim, wait or run, request refused with 503: raise `in_flight`, \
+                 or find out why they take long",
             )
         })?;
         match self.is_draining() {

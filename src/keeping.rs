@@ -42,6 +42,7 @@ impl Config {
         word: Word,
     ) -> Completion {
         if response.status.is_informational() {
+            self.warnings.warn(INTERIM, None, None);
             return self.tombstone(response.status, word);
         }
         let kept = self.kept_headers.of(&response.headers, &self.marker);
@@ -52,6 +53,7 @@ impl Config {
             (trailers, |name| kept.trailer(name)),
         );
         if recorded.len() > self.response_limit.saturating_add(HEADER_ROOM) {
+            self.warnings.warn(TOO_MUCH, None, None);
             return self.tombstone(response.status, word);
         }
         Completion::new(recorded, self.kept_for(response.status, word), self.lease)
@@ -106,3 +108,7 @@ pub(crate) fn declared_length(parts: &response::Parts) -> Option<u64> {
 
 /// What the lines of a kept response may take beside its body.
 const HEADER_ROOM: usize = 64 << 10;
+const INTERIM: &str = "response of a `Reconciler` not recorded, since its status is below 200: \
+    retries get 409 response-not-replayable";
+const TOO_MUCH: &str = "response not recorded, since its headers and body exceed `response_limit` by \
+    more than 64 KiB: retries get 409 response-not-replayable";

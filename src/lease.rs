@@ -16,8 +16,8 @@ use tokio::{
 };
 
 use crate::{
-    Operation, Store, StoreError, host::Host, operation::WeakOperation, store::Settlement,
-    transaction::Transacted,
+    Operation, Store, StoreError, claim::caught, config::Config, host::Host,
+    operation::WeakOperation, store::Settlement, transaction::Transacted,
 };
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
@@ -300,13 +300,15 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
         time::sleep_until(next.min(last)).await;
         let asked = Instant::now();
         if asked >= last {
-            lose(&operation).await;
+            if lose(&operation).await {
+                config.warnings.warn(TOO_LONG, None, Some(operation.id()));
+            }
             return;
         }
-        if asked >= until && !lease.is_lost() && !lose(&operation).await {
+        if asked >= until && !lease.is_lost() && !lapse(&operation, config).await {
             return;
         }
-        let renewed = host.store.renew(name, token, config.lease);
+        let renewed = caught(host.store.renew(name, token, config.lease));
         let mut renewed = pin!(time::timeout(config.store_timeout, renewed));
         // A renewal that hangs does not hide the end of the lease.
         let lapses = async {
@@ -319,7 +321,7 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
             biased;
             answered = &mut renewed => answered,
             () = lapses => {
-                if !lose(&operation).await {
+                if !lapse(&operation, config).await {
                     return;
                 }
                 renewed.await
@@ -338,14 +340,25 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
             Ok(Err(error)) => error,
             Err(_) => StoreError::timed_out(),
         };
-        config.warnings.warn(
-            "a lease could not be renewed: it is tried again, and lost if that fails until it lapses",
-            Some(&failure),
-            Some(operation.id()),
-        );
+        // A transaction that is being committed may hold the record.
+        if !operation.is_committing() {
+            config
+                .warnings
+                .warn(NOT_RENEWED, Some(&failure), Some(operation.id()));
+        }
         // The store may be back before the lease lapses: ask more often.
         next = Instant::now() + config.heartbeat / 4;
     }
+}
+
+/// As [`lose`], of a lease that has lapsed.
+async fn lapse(operation: &Operation, config: &Config) -> bool {
+    let is_lost = lose(operation).await;
+    if is_lost {
+        let operation = Some(operation.id());
+        config.warnings.warn(LAPSED, None, operation);
+    }
+    is_lost
 }
 
 /// Marks the lease as lost, unless the operation has committed its own
@@ -361,3 +374,9 @@ async fn lose(operation: &Operation) -> bool {
 
 /// The ended leases that are never worth a walk.
 const SPARE: usize = 4096;
+
+const NOT_RENEWED: &str = "renewal of a lease failed, it is tried again: the lease is lost if none succeeds before its end";
+const LAPSED: &str = "lease lapsed without a renewal: retries get 409 outcome-unknown or run, and \
+    `lost()` resolves";
+const TOO_LONG: &str = "run takes longer than `longest_run`, its lease is no longer renewed: find out \
+    why the handler hangs, or raise `longest_run`";

@@ -211,13 +211,64 @@
 //! # }
 //! ```
 //!
+//! # Logs and metrics
+//!
+//! Events (feature `tracing`) have the target `tower_idempotency`. No event or
+//! metric shows a key, a scope, a token or a body. The field `operation` is the
+//! operation's id, the same for all of its attempts.
+//!
+//! - **Each guarded request** is one event at DEBUG, with the field `outcome`.
+//! - **Each failure** is a warning (WARN) that says what failed and what follows
+//!   from it. `kind` and `error` are the cause with its sources, `hint` is a remedy.
+//!   A layer logs at most one warning of a kind in 5 seconds. `suppressed` is the
+//!   number that it left out since the last one.
+//! - **Each notice** is one event, with the field `notice`: a warning, or an event
+//!   at DEBUG if it needs no attention or the warning is left out.
+//! - **Each sweep** that removed or changed a record is one event at INFO.
+//!
+//! A panic is logged without its message, which may quote anything. Rust's panic
+//! hook prints it.
+//!
+//! Metrics (feature `metrics`) are counters with one label each:
+//!
+//! | counter | label | values |
+//! |---|---|---|
+//! | `idempotency_requests_total` | `outcome` | [`Outcome::name`] |
+//! | `idempotency_notices_total` | `notice` | the notices below |
+//! | `idempotency_swept_total` | `what` | `removed`, `removed_unknown`, `marked_unknown` |
+//!
+//! | outcome | the request |
+//! |---|---|
+//! | `recorded`, `released`, `unknown` | ran, and its response was recorded, released the key, or left the outcome unknown |
+//! | `live` | ran, and its response was sent as it came |
+//! | `unrecorded` | ran, and its response was sent although it could not be recorded yet |
+//! | `unguarded` | ran without a claim, since the store could not be asked |
+//! | `replayed` | got a recorded response |
+//! | `left` | was given up, since its client left |
+//! | `unready` | did not run, since the inner service failed before |
+//! | a slug of [`RejectionKind::slug`], as `key-reused` | was refused |
+//!
+//! | notice | what happened | level |
+//! |---|---|---|
+//! | `client_gone` | a client left before its answer was ready | DEBUG |
+//! | `recorded_late` | an outcome was recorded after all, in the background | DEBUG |
+//! | `tombstone` | a response that was sent as it came has ended; retries get 409 `response-not-replayable` | DEBUG |
+//! | `corrupt` | a record cannot be read; the refusal is a warning with the cause | DEBUG |
+//! | `lost_ownership` | a run lost its key to another request or to an operator | WARN |
+//! | `gave_up_recording` | an outcome could not be recorded within `late_recording`, and stays unknown | WARN |
+//! | `gave_up_withdrawing` | a claim of a request that did not run could not be taken back | WARN |
+//! | `unknown_expired` | a record expired while its outcome was unknown, and its key runs again | WARN |
+//! | `live_broken` | a response that was sent as it came broke off; its outcome is unknown | WARN |
+//! | `uncommitted` | a handler answered with success, but did not commit its transaction | WARN |
+//! | `commit_found`, `abort_found` | COMMIT was not answered, and its record shows that it succeeded, or was rolled back | WARN |
+//!
 //! # Features
 //!
 //! | feature | brings | default |
 //! |---|---|---|
 //! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease); original paths of nested routers of axum 0.8 count | yes |
-//! | `tracing` | one event for each outcome | yes |
-//! | `metrics` | one counter for each outcome, through the `metrics` facade | |
+//! | `tracing` | events for outcomes, failures and notices | yes |
+//! | `metrics` | counters of the same, through the `metrics` facade | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
 //! | `conformance` | the contract of a [`Store`] as tests | |

@@ -3,55 +3,49 @@
 use std::{
     collections::HashMap,
     error::Error,
-    sync::{
-        Arc, Mutex, OnceLock, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
-use crate::{OperationId, StoreError};
+use tokio::time::Instant;
+
+use crate::{OperationId, StoreError, StoreErrorKind};
 
 /// Limits how often one kind of event is logged.
 ///
 /// The first event is logged at once. Later ones within [`INTERVAL`] are counted,
 /// and the next one that is logged says how many those were.
 #[derive(Debug, Default)]
-pub(crate) struct LogLimit {
-    /// Milliseconds since the first event of the process, plus one; zero if
-    /// nothing was logged yet.
-    logged: AtomicU64,
-    suppressed: AtomicU64,
+pub(crate) struct LogLimit(Mutex<Option<Logged>>);
+
+#[derive(Debug)]
+struct Logged {
+    last: Instant,
+    suppressed: u64,
 }
 
 impl LogLimit {
     pub(crate) const fn new() -> Self {
-        Self {
-            logged: AtomicU64::new(0),
-            suppressed: AtomicU64::new(0),
-        }
+        Self(Mutex::new(None))
     }
 
     /// Returns how many events were suppressed since the last one, or `None` if
     /// this one is suppressed.
     pub(crate) fn permit(&self) -> Option<u64> {
-        static START: OnceLock<Instant> = OnceLock::new();
-        let now = START.get_or_init(Instant::now).elapsed().as_millis();
-        let now = u64::try_from(now).unwrap_or(u64::MAX - 1) + 1;
-        let logged = self.logged.load(Ordering::Relaxed);
-        let is_due = logged == 0 || now >= logged + INTERVAL.as_millis() as u64;
-        // Of several threads that find it due, one logs.
-        let permitted = is_due
-            && self
-                .logged
-                .compare_exchange(logged, now, Ordering::Relaxed, Ordering::Relaxed)
-                .is_ok();
-        if permitted {
-            Some(self.suppressed.swap(0, Ordering::Relaxed))
-        } else {
-            self.suppressed.fetch_add(1, Ordering::Relaxed);
-            None
-        }
+        let mut logged = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let suppressed = match &mut *logged {
+            Some(logged) if logged.last.elapsed() < INTERVAL => {
+                logged.suppressed += 1;
+                return None;
+            }
+            Some(logged) => logged.suppressed,
+            None => 0,
+        };
+        *logged = Some(Logged {
+            last: Instant::now(),
+            suppressed: 0,
+        });
+        Some(suppressed)
     }
 }
 
@@ -68,17 +62,24 @@ impl Warnings {
         operation: Option<OperationId>,
     ) {
         let kind = error.map_or("", |error| error.kind().name());
-        let limit = {
-            let mut limits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(limits.entry((message, kind)).or_default())
-        };
+        let limit = self.limit(message, kind);
         warn(&limit, message, error.map(|error| error as _), operation);
+    }
+
+    /// As [`LogLimit::permit`], of the events with this name and cause.
+    pub(crate) fn permit(&self, name: &'static str, kind: &'static str) -> Option<u64> {
+        self.limit(name, kind).permit()
+    }
+
+    fn limit(&self, name: &'static str, kind: &'static str) -> Arc<LogLimit> {
+        let mut limits = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(limits.entry((name, kind)).or_default())
     }
 }
 
 /// An error with its sources, in one line. A source whose text the line ends with
 /// already is not repeated.
-fn chain(error: &(dyn Error + 'static)) -> String {
+pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
@@ -94,8 +95,8 @@ fn chain(error: &(dyn Error + 'static)) -> String {
 
 /// Logs `message` at WARN with its cause, unless `limit` suppresses it.
 ///
-/// The message names what failed and what follows from it; the remedy stands in
-/// the error's text where there is one.
+/// The message names what failed and what follows from it. The remedy stands in
+/// the error's text, in the message, or in `hint`.
 pub(crate) fn warn(
     limit: &LogLimit,
     message: &str,
@@ -105,16 +106,74 @@ pub(crate) fn warn(
     let Some(suppressed) = limit.permit() else {
         return;
     };
-    let error = error.map(chain);
-    #[cfg(feature = "tracing")]
-    tracing::warn!(
-        target: "tower_idempotency",
-        error,
-        operation = operation.map(tracing::field::display),
+    let kind = error
+        .and_then(|error| error.downcast_ref())
+        .map(StoreError::kind);
+    let event = Event {
+        message,
+        notice: None,
+        kind: kind.map(StoreErrorKind::name),
+        error: error.map(chain),
+        hint: kind.and_then(remedy),
+        operation,
         suppressed,
-        "{message}"
-    );
-    let _ = (message, error, operation, suppressed);
+    };
+    event.log();
+}
+
+/// An event at WARN.
+pub(crate) struct Event<'a> {
+    pub(crate) message: &'a str,
+    pub(crate) notice: Option<&'static str>,
+    pub(crate) kind: Option<&'static str>,
+    pub(crate) error: Option<String>,
+    pub(crate) hint: Option<&'static str>,
+    pub(crate) operation: Option<OperationId>,
+    pub(crate) suppressed: u64,
+}
+
+impl Event<'_> {
+    pub(crate) fn log(self) {
+        let Self {
+            message,
+            notice,
+            kind,
+            error,
+            hint,
+            operation,
+            suppressed,
+        } = self;
+        #[cfg(feature = "tracing")]
+        tracing::warn!(
+            target: "tower_idempotency",
+            notice,
+            kind,
+            error,
+            hint,
+            operation = operation.map(tracing::field::display),
+            suppressed,
+            "{message}"
+        );
+        let _ = (message, notice, kind, error, hint, operation, suppressed);
+    }
+}
+
+/// What to do about a failure of which the store cannot say it.
+fn remedy(kind: StoreErrorKind) -> Option<&'static str> {
+    match kind {
+        StoreErrorKind::Full => Some(
+            "give the store more room, run a `Sweeper`, or shorten `retention`: nothing is evicted",
+        ),
+        StoreErrorKind::Corrupt => Some(
+            "the record is damaged, or a newer version wrote it: `read` it, and `forget` it if \
+             you know what happened",
+        ),
+        StoreErrorKind::Overloaded => Some(
+            "the store is slower than its callers: find out what it waits for, or raise \
+             `waiting_calls` of a PostgreSQL store",
+        ),
+        StoreErrorKind::Unavailable | StoreErrorKind::TimedOut => None,
+    }
 }
 
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -154,14 +213,16 @@ mod tests {
         );
     }
 
-    #[test]
-    fn limit_permits_the_first_event_and_counts_the_rest() {
+    #[tokio::test(start_paused = true)]
+    async fn limit_permits_the_first_event_and_counts_the_rest() {
         let limit = LogLimit::new();
         assert_eq!(limit.permit(), Some(0));
         assert_eq!(limit.permit(), None);
+        tokio::time::advance(INTERVAL - Duration::from_millis(1)).await;
         assert_eq!(limit.permit(), None);
-        // As if the interval had passed.
-        limit.logged.store(0, Ordering::Relaxed);
+        tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(limit.permit(), Some(2));
+        tokio::time::advance(INTERVAL).await;
+        assert_eq!(limit.permit(), Some(0));
     }
 }

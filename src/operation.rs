@@ -387,6 +387,16 @@ impl Operation {
         Transacted::Not
     }
 
+    /// Whether a transaction of the operation is being committed.
+    pub(crate) fn is_committing(&self) -> bool {
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        if let Some(transactions) = self.shared.transactions.get() {
+            let transacted = transactions.transacted.borrow();
+            return matches!(*transacted, Transacted::Pending);
+        }
+        false
+    }
+
     /// Whether a transaction was begun and neither committed nor rolled back on
     /// purpose.
     pub(crate) fn is_uncommitted(&self) -> bool {

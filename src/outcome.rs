@@ -1,12 +1,17 @@
 //! What the layer did with a request: for outer layers, logs and metrics.
 
-use crate::{OperationId, RejectionKind};
+use crate::{
+    OperationId, RejectionKind, StoreError,
+    log::{Event, Warnings, chain},
+};
 
 /// What the layer did with a guarded request, as an extension of its response.
 ///
-/// Requests that are not guarded have none. Each outcome is one `tracing` event
+/// Requests that are not guarded have none. Each outcome is one event at DEBUG
 /// (feature `tracing`) and one count of the metric `idempotency_requests_total`
-/// with the label `outcome` (feature `metrics`); neither shows a key or scope.
+/// with the label `outcome` (feature `metrics`). Neither shows a key or a scope.
+/// The crate's documentation lists all
+/// [events and metrics](crate#logs-and-metrics).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
@@ -55,15 +60,12 @@ impl Outcome {
     /// The one event and the one count of a guarded request.
     pub(crate) fn tell(self, operation: Option<OperationId>) {
         #[cfg(feature = "tracing")]
-        {
-            let operation = operation.map(tracing::field::display);
-            match self {
-                Self::Unknown | Self::Unrecorded | Self::Unguarded => {
-                    tracing::warn!(outcome = self.name(), operation, "idempotent request");
-                }
-                _ => tracing::debug!(outcome = self.name(), operation, "idempotent request"),
-            }
-        }
+        tracing::debug!(
+            target: "tower_idempotency",
+            outcome = self.name(),
+            operation = operation.map(tracing::field::display),
+            "idempotent request"
+        );
         #[cfg(feature = "metrics")]
         metrics::counter!("idempotency_requests_total", "outcome" => self.name()).increment(1);
         let _ = operation;
@@ -82,10 +84,10 @@ pub(crate) enum Notice {
     /// A late write reached the store after all.
     RecordedLate,
     /// A late write was given up: the outcome stays unknown.
-    GaveUpRecording,
+    GaveUpRecording(GaveUp),
     /// A claim in doubt was not taken back: if it is in the store, its lease
     /// lapses there.
-    GaveUpWithdrawing,
+    GaveUpWithdrawing(GaveUp),
     /// An outcome that was still unknown has expired, and its key runs again.
     UnknownExpired,
     /// A live response ended, and a tombstone stands for it.
@@ -103,15 +105,70 @@ pub(crate) enum Notice {
     AbortFound,
 }
 
+/// Why a write in the background was given up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GaveUp {
+    TimedOut,
+    TooMany,
+    TooManyBytes,
+}
+
 impl Notice {
-    pub(crate) fn tell(self, operation: Option<OperationId>) {
-        let name = match self {
+    pub(crate) fn tell(self, warnings: &Warnings, operation: Option<OperationId>) {
+        self.tell_because(warnings, operation, None);
+    }
+
+    /// One event and one count. The event is a warning if an operator has to know
+    /// of it, unless `warnings` suppresses it.
+    pub(crate) fn tell_because(
+        self,
+        warnings: &Warnings,
+        operation: Option<OperationId>,
+        cause: Option<&StoreError>,
+    ) {
+        self.log(warnings, operation, cause);
+        #[cfg(feature = "metrics")]
+        metrics::counter!("idempotency_notices_total", "notice" => self.name()).increment(1);
+    }
+
+    fn log(self, warnings: &Warnings, operation: Option<OperationId>, cause: Option<&StoreError>) {
+        let warning = self.warning();
+        let reason = self.reason().unwrap_or_default();
+        let suppressed = warning.and_then(|_| warnings.permit(self.name(), reason));
+        let (Some((message, hint)), Some(suppressed)) = (warning, suppressed) else {
+            #[cfg(feature = "tracing")]
+            tracing::debug!(
+                target: "tower_idempotency",
+                notice = self.name(),
+                operation = operation.map(tracing::field::display),
+                "idempotent request"
+            );
+            return;
+        };
+        let message = match self.reason() {
+            Some(reason) => format!("{message}: {reason}"),
+            None => message.to_owned(),
+        };
+        let event = Event {
+            message: &message,
+            notice: Some(self.name()),
+            kind: cause.map(|cause| cause.kind().name()),
+            error: cause.map(|cause| chain(cause)),
+            hint,
+            operation,
+            suppressed,
+        };
+        event.log();
+    }
+
+    fn name(self) -> &'static str {
+        match self {
             Self::ClientGone => "client_gone",
             Self::LostOwnership => "lost_ownership",
             Self::Corrupt => "corrupt",
             Self::RecordedLate => "recorded_late",
-            Self::GaveUpRecording => "gave_up_recording",
-            Self::GaveUpWithdrawing => "gave_up_withdrawing",
+            Self::GaveUpRecording(_) => "gave_up_recording",
+            Self::GaveUpWithdrawing(_) => "gave_up_withdrawing",
             Self::UnknownExpired => "unknown_expired",
             Self::Tombstone => "tombstone",
             Self::LiveBroken => "live_broken",
@@ -120,31 +177,94 @@ impl Notice {
             Self::CommitFound => "commit_found",
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
             Self::AbortFound => "abort_found",
-        };
-        #[cfg(feature = "tracing")]
-        {
-            let operation = operation.map(tracing::field::display);
-            match self {
-                Self::ClientGone | Self::RecordedLate | Self::Tombstone => {
-                    tracing::debug!(notice = name, operation, "idempotent request");
-                }
-                Self::Uncommitted => {
-                    tracing::warn!(
-                        notice = name,
-                        operation,
-                        hint = UNCOMMITTED,
-                        "idempotent request"
-                    );
-                }
-                _ => tracing::warn!(notice = name, operation, "idempotent request"),
-            }
         }
-        #[cfg(feature = "metrics")]
-        metrics::counter!("idempotency_notices_total", "notice" => name).increment(1);
-        let _ = (name, operation);
+    }
+
+    /// What an operator has to know, and what to do about it.
+    fn warning(self) -> Option<(&'static str, Option<&'static str>)> {
+        Some(match self {
+            // The refusal of an unreadable record is a warning with its cause.
+            Self::ClientGone | Self::RecordedLate | Self::Tombstone | Self::Corrupt => return None,
+            Self::LostOwnership => (
+                "a run has lost its key: another request or an operator ended its claim, and its \
+                 response is not recorded",
+                Some("if it happens often, raise `lease`, or find out why leases are not renewed"),
+            ),
+            Self::GaveUpRecording(_) => (
+                "recording of an outcome given up",
+                Some(
+                    "retries get 409 outcome-unknown: look up what was done, and `resolve` the \
+                     record",
+                ),
+            ),
+            Self::GaveUpWithdrawing(_) => (
+                "withdrawal of a claim given up",
+                Some(
+                    "if the store has the claim, its outcome is unknown once its lease lapses, \
+                     although nothing ran: `resolve` it as not happened",
+                ),
+            ),
+            Self::UnknownExpired => (
+                "a record has expired while its outcome was unknown, and its key runs again",
+                Some("`resolve` unknown outcomes in time, or raise `unknown_retention`"),
+            ),
+            Self::LiveBroken => (
+                "a response that was sent as it came broke off, or its client left: its outcome is \
+                 unknown",
+                Some(RESOLVE),
+            ),
+            Self::Uncommitted => (
+                "the handler answered with success, but a transaction from `begin` was not \
+                 committed: its outcome is unknown",
+                Some("pass it to the store's `commit`, or end it with `rollback`"),
+            ),
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            Self::CommitFound => (
+                "COMMIT was not answered, and its record shows that it succeeded",
+                None,
+            ),
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            Self::AbortFound => (
+                "COMMIT was not answered, and its record shows that it was rolled back",
+                None,
+            ),
+        })
+    }
+
+    fn reason(self) -> Option<&'static str> {
+        match self {
+            Self::GaveUpRecording(gave_up) | Self::GaveUpWithdrawing(gave_up) => {
+                Some(match gave_up {
+                    GaveUp::TimedOut => "it did not succeed within `late_recording`",
+                    GaveUp::TooMany => "as many late writes as `in_flight` allows are under way",
+                    GaveUp::TooManyBytes => {
+                        "the responses of late writes have reached the bytes of `late_recording`"
+                    }
+                })
+            }
+            _ => None,
+        }
     }
 }
 
-#[cfg(feature = "tracing")]
-const UNCOMMITTED: &str = "the handler answered with success, but a transaction from `begin` was not \
-    committed: pass it to the store's `commit`, or end it with `rollback`";
+/// The remedy for an unknown outcome.
+pub(crate) const RESOLVE: &str = "look up what the handler did, and `resolve` the record: until then retries get 409 \
+     outcome-unknown";
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn documentation_lists_every_outcome_and_notice() {
+        let source = include_str!("outcome.rs");
+        let documentation = include_str!("lib.rs");
+        let names: Vec<_> = source
+            .lines()
+            .filter_map(|line| line.split_once(" => \"")?.1.strip_suffix("\","))
+            .filter(|name| !name.contains(' '))
+            .collect();
+        assert!(names.len() > 20, "{names:?}");
+        for name in names {
+            assert!(documentation.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

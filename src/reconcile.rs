@@ -133,9 +133,14 @@ pub(crate) async fn reconcile<S: Store>(
         tokio::task::yield_now().await;
     }
     let asked = AssertUnwindSafe(async { (reconciler.0)(operation).await }).catch_unwind();
+    let failed = |warning| {
+        host.config.warnings.warn(warning, None, owned.operation);
+        Reconciled::StillUnknown
+    };
     let said = match time::timeout(host.config.longest_run, asked).await {
         Ok(Ok(said)) => said,
-        Ok(Err(_)) | Err(_) => Reconciled::StillUnknown,
+        Ok(Err(_panic)) => failed(PANICKED),
+        Err(_) => failed(TOOK_TOO_LONG),
     };
     let ending = match said {
         Reconciled::Happened(response) => {
@@ -175,3 +180,7 @@ pub(crate) async fn reconcile<S: Store>(
         None => Reconciliation::Unknown,
     })
 }
+
+const PANICKED: &str = "`Reconciler` panicked: the outcome stays unknown";
+const TOOK_TOO_LONG: &str =
+    "`Reconciler` took longer than `longest_run` and was stopped: the outcome stays unknown";

@@ -204,9 +204,8 @@ impl Rejection {
             "The key cannot be told apart from other callers' keys, because this request names no caller. Nothing ran.",
         )
         .warning(
-            "request refused with 403 caller-unknown: the scope function returned None. \
-             Authentication must stand outside of the idempotency layer, and leave what the \
-             function reads in the request",
+            "scope function returned None, request refused with 403: authentication must stand \
+             outside of the idempotency layer, and leave what the function reads in the request",
         )
     }
 
@@ -296,7 +295,7 @@ impl Rejection {
             )
         }
         .retry_after(1)
-        .warning("request answered with 503: it is not known whether its transaction was committed")
+        .warning("COMMIT was not answered, request answered with 503: its outcome is unknown until the database shows it")
     }
 
     pub(crate) fn rolled_back() -> Self {
@@ -305,7 +304,7 @@ impl Rejection {
             "The transaction of this request was rolled back: nothing was done. The same request may be sent again with the same key.",
         )
         .retry_after(1)
-        .warning("the handler answered as if its transaction was committed, but it was rolled back: 500 rolled-back")
+        .warning("transaction rolled back although the handler answered with success, request answered with 500: return the error of `commit`")
     }
 
     pub(crate) fn rolled_back_after_effects() -> Self {
@@ -313,7 +312,16 @@ impl Rejection {
             RejectionKind::RolledBack,
             "The transaction of this request was not committed, but the request may have done other work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
         )
-        .warning("the handler answered as if its transaction was committed, but it was rolled back after other effects: 500 rolled-back, and the outcome is unknown")
+        .warning("transaction rolled back although the handler answered with success after other effects, request answered with 500: its outcome is unknown")
+    }
+
+    /// As [`rolled_back_after_effects`](Self::rolled_back_after_effects); a notice is
+    /// the warning.
+    pub(crate) fn uncommitted() -> Self {
+        Self {
+            warning: None,
+            ..Self::rolled_back_after_effects()
+        }
     }
 
     pub(crate) fn not_replayable() -> Self {
@@ -323,7 +331,30 @@ impl Rejection {
         )
     }
 
-    pub(crate) fn store_unavailable(error: &StoreError) -> Self {
+    /// Nothing ran: the claim failed.
+    pub(crate) fn claim_failed(error: &StoreError) -> Self {
+        Self::store_unavailable(error, "claim failed, request refused with 503")
+    }
+
+    /// Nothing ran, and the record of the first request cannot be read.
+    pub(crate) fn record_unreadable(error: &StoreError) -> Self {
+        Self::store_unavailable(error, "record not readable, request refused with 503")
+    }
+
+    /// The handler ran, and its answer is in a record that cannot be read.
+    pub(crate) fn answer_unreadable(error: &StoreError) -> Self {
+        Self::new(
+            RejectionKind::StoreUnavailable,
+            "This request may have done its work, but what is recorded of it cannot be read at the moment. Send the same request with the same key again later to get its answer.",
+        )
+        .retry_after(1)
+        .caused(
+            "record not readable after the run, request answered with 503",
+            error,
+        )
+    }
+
+    fn store_unavailable(error: &StoreError, warning: &'static str) -> Self {
         let reason = match error.kind() {
             StoreErrorKind::Unavailable | StoreErrorKind::TimedOut => {
                 "It cannot be told whether this request was sent before"
@@ -339,10 +370,7 @@ impl Rejection {
             ),
         )
         .retry_after(1)
-        .caused(
-            "request refused with 503 store-unavailable: the store did not answer",
-            error,
-        )
+        .caused(warning, error)
     }
 
     pub(crate) fn scheme_unknown() -> Self {
@@ -351,7 +379,7 @@ impl Rejection {
             "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later.",
         )
         .retry_after(1)
-        .warning("request refused with 503: its record was made with another fingerprint setting. Name that setting with `earlier_fingerprint`")
+        .warning("record made with another fingerprint setting, request refused with 503: name that setting with `earlier_fingerprint`")
     }
 
     pub(crate) fn contended() -> Self {
@@ -360,7 +388,7 @@ impl Rejection {
             "Too many requests with this key arrived at once; this one did not run. Send it again with the same key.",
         )
         .retry_after(1)
-        .warning("request refused with 503: the record of its key changed under every attempt to claim it")
+        .warning("claim failed, request refused with 503: the record of its key changed during each attempt")
     }
 
     pub(crate) fn overloaded(warning: &'static str) -> Self {
@@ -378,7 +406,7 @@ impl Rejection {
             "This process is shutting down. This request did not run; send it again with the same key.",
         )
         .retry_after(1)
-        .warning("request refused with 503: this process drains")
+        .warning("request refused with 503: `drain` was called, and this process accepts no more requests with a key")
     }
 
     pub(crate) fn handler_panicked() -> Self {
@@ -386,7 +414,14 @@ impl Rejection {
             RejectionKind::HandlerPanicked,
             "The request failed in the middle of its work, and it is not known how much of it was done. Sending the same key again is safe.",
         )
-        .warning("the handler panicked: the request is answered with 500, and its outcome is unknown")
+        .warning("handler or response body panicked, request answered with 500: its outcome is unknown")
+    }
+
+    /// A panic of the layer itself, or of a function that it does not catch.
+    pub(crate) fn task_panicked() -> Self {
+        Self::handler_panicked().warning(
+            "task of a request panicked, request answered with 500: its outcome is unknown",
+        )
     }
 
     /// Before the run nothing is claimed.
@@ -423,9 +458,7 @@ impl Rejection {
             RejectionKind::RuntimeMissing,
             "The idempotency layer needs a Tokio runtime and is not called in one. Nothing ran.",
         )
-        .warning(
-            "request refused with 500: the idempotency layer is called outside of a Tokio runtime",
-        )
+        .warning("no Tokio runtime, request refused with 500: call the layer inside of one")
     }
 
     pub(crate) fn about(mut self, operation: OperationId) -> Self {
@@ -563,15 +596,13 @@ impl Callback {
     fn warning(self) -> &'static str {
         match self {
             Self::Admission => {
-                "the scope function, `guard_if` or the key's validator panicked: the request is refused with 500"
+                "scope function, `guard_if` or key validator panicked, request refused with 500"
             }
-            Self::Fingerprint => {
-                "the fingerprint function panicked: the request is refused with 500"
-            }
+            Self::Fingerprint => "fingerprint function panicked, request refused with 500",
             Self::Dispositions => {
-                "the function of `Dispositions::by` panicked: the request is answered with 500, and its outcome is unknown"
+                "function of `Dispositions::by` panicked, request answered with 500: its outcome is unknown"
             }
-            Self::Renderer => "the function of `render` panicked: the refusal is answered with 500",
+            Self::Renderer => "function of `render` panicked, refusal answered with 500",
         }
     }
 }
@@ -607,7 +638,13 @@ impl Renderer {
             .custom
             .as_ref()
             .and_then(custom)
-            .filter(|response| is_final(response.status()))
+            .filter(|response| {
+                let is_final = is_final(response.status());
+                if !is_final {
+                    warnings.warn(UNFIT_RENDERING, None, rejection.operation);
+                }
+                is_final
+            })
             .unwrap_or_else(|| self.problem(rejection));
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -691,4 +728,6 @@ fn spelled(name: &HeaderName) -> String {
         .join("-")
 }
 
+const UNFIT_RENDERING: &str = "response of `render` not used, since its status is below 200, or \
+    425 or 429: the refusal is sent as problem details";
 const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";

@@ -58,7 +58,7 @@ where
         }
         outcome.tell(operation);
         if client.send(answer).is_err() {
-            Notice::ClientGone.tell(operation);
+            Notice::ClientGone.tell(&self.config.warnings, operation);
         }
     }
 
@@ -100,7 +100,7 @@ where
                 self.finish(Ok(response), Outcome::Recorded, operation);
             }
             Ok(None) => self.refuse(&Rejection::not_replayable()),
-            Err(error) => self.refuse(&Rejection::store_unavailable(&error)),
+            Err(error) => self.refuse_unreadable(Rejection::answer_unreadable(&error), operation),
         }
     }
 
@@ -109,10 +109,17 @@ where
             Ok(Some(response)) => self.finish(Ok(response), Outcome::Replayed, Some(operation)),
             Ok(None) => self.refuse(&Rejection::not_replayable().about(operation)),
             Err(error) => {
-                Notice::Corrupt.tell(Some(operation));
-                self.refuse(&Rejection::store_unavailable(&error).about(operation));
+                self.refuse_unreadable(Rejection::record_unreadable(&error), Some(operation));
             }
         }
+    }
+
+    fn refuse_unreadable(&mut self, rejection: Rejection, operation: Option<OperationId>) {
+        Notice::Corrupt.tell(&self.config.warnings, operation);
+        self.refuse(&match operation {
+            Some(operation) => rejection.about(operation),
+            None => rejection,
+        });
     }
 
     /// `None` if there is no response that could be replayed.

@@ -9,7 +9,7 @@ use crate::{
     claim::{Claimant, Found, Seen},
     host::{Host, Share},
     jitter::jittered,
-    outcome::Notice,
+    outcome::{GaveUp, Notice},
     store::{Completion, Grant, RecordState, Release, Settlement, Witness},
 };
 
@@ -74,36 +74,45 @@ impl<'a, S: Store> Owned<'a, S> {
             Ending::Released(_) | Ending::Unknown => 0,
         };
         let host = self.host;
-        let taken = (host.late.take(1), host.late_bytes.take(bytes));
+        let warnings = &host.config.warnings;
+        let task = host.late.take(1);
+        let room = host.late_bytes.take(bytes);
         // Not before: whoever drains the layer counts the one or the other.
         drop(place);
-        let (Some(_task), Some(_bytes)) = taken else {
-            Notice::GaveUpRecording.tell(self.operation);
-            return;
+        let too_many = match (&task, &room) {
+            (Some(_), Some(_)) => None,
+            (None, _) => Some(GaveUp::TooMany),
+            (_, None) => Some(GaveUp::TooManyBytes),
         };
-        let end = Instant::now() + self.host.config.late_time;
+        if let Some(too_many) = too_many {
+            return Notice::GaveUpRecording(too_many).tell(warnings, self.operation);
+        }
+        let end = Instant::now() + host.config.late_time;
         let mut pause = FIRST_PAUSE;
+        let mut failure = None;
         while Instant::now() < end {
             time::sleep(jittered(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.settle(ending).await {
                 Ok(Settlement::Applied) => {
-                    Notice::RecordedLate.tell(self.operation);
-                    return;
+                    return Notice::RecordedLate.tell(warnings, self.operation);
                 }
                 Ok(Settlement::Superseded) => {
-                    Notice::LostOwnership.tell(self.operation);
-                    return;
+                    return Notice::LostOwnership.tell(warnings, self.operation);
                 }
-                Err(error) => self.warn_late(&error),
+                Err(error) => {
+                    self.warn_late(&error);
+                    failure = Some(error);
+                }
             }
         }
-        Notice::GaveUpRecording.tell(self.operation);
+        let gave_up = Notice::GaveUpRecording(GaveUp::TimedOut);
+        gave_up.tell_because(warnings, self.operation, failure.as_ref());
     }
 
     pub(crate) fn warn_late(&self, error: &StoreError) {
         self.host.config.warnings.warn(
-            "an outcome is not recorded yet: it is tried again in the background",
+            "recording of an outcome failed, it is tried again in the background",
             Some(error),
             self.operation,
         );

@@ -179,8 +179,8 @@ impl<N> Open<N> {
                 ControlFlow::Continue(length) => {
                     if !self.buffered.grow(length) {
                         return Poll::Ready(Err(Rejection::overloaded(
-                            "request refused with 503 overloaded: the request bodies held in \
-                             memory have reached `buffered_bytes`",
+                            "too many bytes of request bodies are held in memory, request \
+                             refused with 503: raise `buffered_bytes`, or lower `request_limit`",
                         )));
                     }
                 }

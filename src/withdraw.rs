@@ -13,7 +13,7 @@ use crate::{
     claim::Doubt,
     host::{Host, Share},
     jitter::jittered,
-    outcome::Notice,
+    outcome::{GaveUp, Notice},
     store::{
         Claim, Claimed, Record, RecordState, Release, Resolution, Settlement, Succession, Witness,
     },
@@ -37,29 +37,33 @@ impl<S: Store> Withdrawal<S> {
         let taken = host.late.take(1);
         // Not before: `drain` counts the one or the other.
         drop(place);
+        let config = &host.config;
         if taken.is_none() {
-            Notice::GaveUpWithdrawing.tell(None);
+            Notice::GaveUpWithdrawing(GaveUp::TooMany).tell(&config.warnings, None);
             return;
         }
-        let config = &host.config;
         let longest = config.late_time.max(config.lease + config.store_timeout);
         let end = Instant::now() + longest;
         // A retry waits no longer than a lease for the key of a claim that landed.
         let longest_pause = LONGEST_PAUSE.min(config.lease / 3);
         let mut pause = FIRST_PAUSE;
         loop {
-            match host.timely(self.attempt()).await {
+            let failure = match host.timely(self.attempt()).await {
                 Ok(true) => return,
-                Ok(false) => {}
-                Err(error) => config.warnings.warn(
-                    "a claim in doubt is not withdrawn yet: it is tried again",
-                    Some(&error),
-                    None,
-                ),
-            }
+                Ok(false) => None,
+                Err(error) => Some(error),
+            };
             if Instant::now() >= end {
-                Notice::GaveUpWithdrawing.tell(None);
+                let gave_up = Notice::GaveUpWithdrawing(GaveUp::TimedOut);
+                gave_up.tell_because(&config.warnings, None, failure.as_ref());
                 return;
+            }
+            if let Some(error) = &failure {
+                config.warnings.warn(
+                    "withdrawal of a claim failed, it is tried again",
+                    Some(error),
+                    None,
+                );
             }
             time::sleep(jittered(pause)).await;
             pause = (pause * 2).min(longest_pause);

@@ -82,8 +82,8 @@ where
 
     /// The answer to COMMIT got lost, and nobody could say what became of it.
     pub(super) async fn lose_commit(&mut self, owned: &Owned<'_, S>) {
-        let response = self.host.config.refuse(&Rejection::commit_unknown());
-        self.lose(owned, Ok(response)).await;
+        let response = self.refusal(owned, Rejection::commit_unknown());
+        self.lose(owned, Ok(response), None).await;
     }
 
     /// The transaction was rolled back, and the handler has not noticed.
@@ -94,13 +94,12 @@ where
         word: Word,
     ) {
         if operation.effects_began() || word.verdict() == Some(Verdict::Unknown) {
-            let rejection = Rejection::rolled_back_after_effects();
-            let response = self.host.config.refuse(&rejection);
-            return self.lose(owned, Ok(response)).await;
+            let response = self.refusal(owned, Rejection::rolled_back_after_effects());
+            return self.lose(owned, Ok(response), None).await;
         }
-        let response = self.host.config.refuse(&Rejection::rolled_back());
+        let response = self.refusal(owned, Rejection::rolled_back());
         let ending = Ending::Released(Release::Bound);
-        self.settle(owned, &ending, Outcome::Released, Ok(response))
+        self.settle(owned, &ending, Outcome::Released.into(), Ok(response))
             .await;
     }
 
@@ -110,10 +109,9 @@ where
     /// Recording its response would promise work that is not there (I5). Releasing
     /// the key could do its other work twice. So the outcome is unknown.
     async fn deny_uncommitted(&mut self, owned: &Owned<'_, S>) {
-        Notice::Uncommitted.tell(owned.operation);
-        let rejection = Rejection::rolled_back_after_effects();
-        let response = self.host.config.refuse(&rejection);
-        self.lose(owned, Ok(response)).await;
+        Notice::Uncommitted.tell(&self.host.config.warnings, owned.operation);
+        let response = self.refusal(owned, Rejection::uncommitted());
+        self.lose(owned, Ok(response), None).await;
     }
 
     /// The handler was stopped with nobody left to answer.
@@ -123,14 +121,29 @@ where
         if let Transacted::Committed { .. } = operation.transacted().await {
             return owned.host.waiters.wake(&owned.name);
         }
+        let warnings = &owned.host.config.warnings;
+        warnings.warn(CANCELLED, None, owned.operation);
         match owned.settle(&Ending::Unknown).await {
             Ok(Settlement::Applied) => {}
-            Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
+            Ok(Settlement::Superseded) => Notice::LostOwnership.tell(warnings, owned.operation),
             Err(error) => {
                 owned.warn_late(&error);
                 self.settle_late(owned, &Ending::Unknown).await;
             }
         }
+    }
+
+    /// The answer in the handler's place.
+    pub(super) fn refusal(
+        &self,
+        owned: &Owned<'_, S>,
+        rejection: Rejection,
+    ) -> Response<ResponseBody<R>> {
+        let rejection = match owned.operation {
+            Some(operation) => rejection.about(operation),
+            None => rejection,
+        };
+        self.host.config.refuse(&rejection)
     }
 
     /// The handler has answered: do with its response what its word, or the
@@ -150,18 +163,19 @@ where
             let conclusion = || config.dispositions.conclude(&parts, word, operation);
             let Ok(conclusion) = catch_unwind(AssertUnwindSafe(conclusion)) else {
                 drop((parts, body));
-                let response = config.refuse(&Rejection::dispositions_panicked());
-                return Box::pin(self.lose(owned, Ok(response))).await;
+                let response = self.refusal(owned, Rejection::dispositions_panicked());
+                return Box::pin(self.lose(owned, Ok(response), None)).await;
             };
             match conclusion {
                 Conclusion::Release(release) => {
                     let response = Response::from_parts(parts, ResponseBody::streamed(body));
                     let ending = Ending::Released(release);
-                    Box::pin(self.settle(owned, &ending, Outcome::Released, Ok(response))).await;
+                    let finish = Outcome::Released.into();
+                    Box::pin(self.settle(owned, &ending, finish, Ok(response))).await;
                 }
                 Conclusion::Unknown => {
                     let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                    Box::pin(self.lose(owned, Ok(response))).await;
+                    Box::pin(self.lose(owned, Ok(response), Some(ANSWERED_UNKNOWN))).await;
                 }
                 Conclusion::Record
                     if claims_success(parts.status) && operation.is_uncommitted() =>
@@ -194,8 +208,8 @@ where
                     Ok(gathered) => gathered,
                     Err(_panic) => {
                         drop((parts, body));
-                        let response = config.refuse(&Rejection::handler_panicked());
-                        return Box::pin(self.lose(owned, Ok(response))).await;
+                        let response = self.refusal(owned, Rejection::handler_panicked());
+                        return Box::pin(self.lose(owned, Ok(response), None)).await;
                     }
                 }
             };
@@ -207,13 +221,13 @@ where
                     correct_length(&mut parts, Some(data.len() as u64));
                     let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
                     let ending = Ending::Completed(completion);
-                    self.settle(owned, &ending, Outcome::Recorded, Ok(response))
+                    self.settle(owned, &ending, Outcome::Recorded.into(), Ok(response))
                         .await;
                 }
                 Gathered::Broken { read, error } => {
                     drop(body);
                     let response = Response::from_parts(parts, ResponseBody::broken(read, error));
-                    Box::pin(self.lose(owned, Ok(response))).await;
+                    Box::pin(self.lose(owned, Ok(response), Some(BROKE_OFF))).await;
                 }
                 Gathered::Outgrown { read } | Gathered::Late { read } => {
                     Box::pin(self.let_out(owned, parts, read, body, word)).await;
@@ -244,10 +258,12 @@ where
             }
             Err(_) => (Ending::Unknown, Notice::LiveBroken),
         };
-        notice.tell(owned.operation);
+        notice.tell(&config.warnings, owned.operation);
         match owned.settle(&ending).await {
             Ok(Settlement::Applied) => {}
-            Ok(Settlement::Superseded) => Notice::LostOwnership.tell(owned.operation),
+            Ok(Settlement::Superseded) => {
+                Notice::LostOwnership.tell(&config.warnings, owned.operation);
+            }
             Err(error) => {
                 owned.warn_late(&error);
                 self.settle_late(owned, &ending).await;
@@ -255,20 +271,29 @@ where
         }
     }
 
-    /// There is no word of the handler: the outcome is unknown.
-    pub(super) async fn lose(&mut self, owned: &Owned<'_, S>, answer: Answer<R, E>) {
-        self.settle(owned, &Ending::Unknown, Outcome::Unknown, answer)
-            .await;
+    /// There is no word of the handler: the outcome is unknown. `warning` says why,
+    /// unless a warning has said it before.
+    pub(super) async fn lose(
+        &mut self,
+        owned: &Owned<'_, S>,
+        answer: Answer<R, E>,
+        warning: Option<&'static str>,
+    ) {
+        let finish = Finish {
+            outcome: Outcome::Unknown,
+            warning,
+        };
+        self.settle(owned, &Ending::Unknown, finish, answer).await;
     }
 
     /// Another claim has superseded this one: its answer is the only one that
     /// an epoch has, and this handler's is not shown.
     pub(super) async fn answer_as_loser(&mut self, owned: &Owned<'_, S>) {
-        Notice::LostOwnership.tell(owned.operation);
+        Notice::LostOwnership.tell(&self.host.config.warnings, owned.operation);
         match owned.winner().await {
             Ok(Some(seen)) => self.reply.answer(seen),
             Ok(None) => self.reply.refuse(&Rejection::outcome_unknown()),
-            Err(error) => self.reply.refuse(&Rejection::store_unavailable(&error)),
+            Err(error) => self.reply.refuse(&Rejection::answer_unreadable(&error)),
         }
     }
 
@@ -279,18 +304,28 @@ where
         &mut self,
         owned: &Owned<'_, S>,
         ending: &Ending,
-        outcome: Outcome,
+        finish: Finish,
         mut answer: Answer<R, E>,
     ) -> impl Future<Output = ()> + Send {
         async move {
-            match owned.settle(ending).await {
+            let Finish {
+                mut outcome,
+                warning,
+            } = finish;
+            let settled = owned.settle(ending).await;
+            if let Some(warning) = warning
+                && !matches!(settled, Ok(Settlement::Superseded))
+            {
+                let warnings = &self.host.config.warnings;
+                warnings.warn(warning, None, owned.operation);
+            }
+            match settled {
                 Ok(Settlement::Applied) => {
                     self.reply.finish(answer, outcome, owned.operation);
                 }
                 Ok(Settlement::Superseded) => Box::pin(self.answer_as_loser(owned)).await,
                 Err(error) => {
                     owned.warn_late(&error);
-                    let mut outcome = outcome;
                     if let (Ok(response), Ending::Completed(_)) = (&mut answer, ending) {
                         say_unrecorded(response);
                         outcome = Outcome::Unrecorded;
@@ -302,3 +337,29 @@ where
         }
     }
 }
+
+/// The outcome of a run, and a warning about it.
+#[derive(Clone, Copy)]
+struct Finish {
+    outcome: Outcome,
+    warning: Option<&'static str>,
+}
+
+impl From<Outcome> for Finish {
+    fn from(outcome: Outcome) -> Self {
+        Self {
+            outcome,
+            warning: None,
+        }
+    }
+}
+
+const CANCELLED: &str = "client left and `Disconnect::Cancel` stopped the handler: its outcome is \
+    unknown";
+const ANSWERED_UNKNOWN: &str = "handler answered with a status or a word that leaves its outcome \
+    unknown: look up what it did, and `resolve` the record";
+const BROKE_OFF: &str = "response body broke off: its outcome is unknown, look up what the handler \
+    did, and `resolve` the record";
+/// Of an error of the inner service, which may say anything.
+pub(super) const INNER_FAILED: &str = "inner service failed: its outcome is unknown, look up what \
+    the handler did, and `resolve` the record";

@@ -93,7 +93,7 @@ where
                     if wait_until.is_none() && host.config.runs_unguarded(error.kind()) =>
                 {
                     host.config.warnings.warn(
-                        "the store did not answer a claim: the request runs unguarded",
+                        "claim failed, request runs unguarded",
                         Some(&error),
                         None,
                     );
@@ -101,9 +101,9 @@ where
                 }
                 Claiming::Failed { error, .. } => {
                     if error.kind() == StoreErrorKind::Corrupt {
-                        Notice::Corrupt.tell(None);
+                        Notice::Corrupt.tell(&host.config.warnings, None);
                     }
-                    return Turn::Over(Over::Refused(Rejection::store_unavailable(&error)));
+                    return Turn::Over(Over::Refused(Rejection::claim_failed(&error)));
                 }
             };
             let is_running = matches!(seen.found, Found::InProgress { .. });
@@ -147,12 +147,14 @@ where
             Ok(Reconciliation::Happened) => Err(match claim::look(host, claimant).await {
                 Ok(Some(seen)) => Over::Seen(seen),
                 Ok(None) => Over::Refused(Rejection::contended()),
-                Err(error) => Over::Refused(Rejection::store_unavailable(&error)),
+                Err(error) => {
+                    Over::Refused(Rejection::record_unreadable(&error).about(grant.operation))
+                }
             }),
             Ok(Reconciliation::Unknown) => Err(unknown()),
             Err(error) => {
                 host.config.warnings.warn(
-                    "what a `Reconciler` found out could not be recorded: the outcome stays unknown",
+                    "recording failed of what a `Reconciler` found out: the outcome stays unknown",
                     Some(&error),
                     Some(grant.operation),
                 );
@@ -179,7 +181,7 @@ where
                 Ok(Some(now)) => seen = now,
                 // Without an answer the last one stands, until the bound.
                 Err(error) => host.config.warnings.warn(
-                    "a record could not be read: the request waits on",
+                    "record not readable, the request waits on",
                     Some(&error),
                     Some(seen.operation),
                 ),
@@ -212,8 +214,8 @@ where
                 Ok(Ok(_)) => None,
                 Ok(Err(error)) => Some(Over::Unready(error)),
                 Err(_) => Some(Over::Refused(Rejection::overloaded(
-                    "request refused with 503 overloaded: after it had waited for another \
-                     request, the inner service was not ready within `wait`",
+                    "inner service not ready within `wait` after another request had ended, \
+                     request refused with 503",
                 ))),
             },
             () = self.reply.left() => Some(Over::Left),

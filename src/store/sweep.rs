@@ -1,10 +1,11 @@
 //! Removing what has expired, in the background.
 
-use std::{sync::Arc, time::Duration};
+use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use tokio::{sync::SetOnce, task::JoinHandle, time};
 
-use super::{Purged, Store};
+use super::{Purged, Store, StoreError};
 use crate::{
     jitter::jittered,
     log::{self, LogLimit},
@@ -105,28 +106,30 @@ impl<S: Store> Sweeper<S> {
     /// One sweep: batches until nothing more is due.
     async fn sweep(&self, stop: &Stop, report: &mut SweepReport) {
         loop {
-            match self
-                .store
-                .purge_expired(self.batch, self.unknown_retention)
-                .await
-            {
-                Ok(purged) => {
+            let purged = async {
+                let retention = self.unknown_retention;
+                self.store.purge_expired(self.batch, retention).await
+            };
+            match AssertUnwindSafe(purged).catch_unwind().await {
+                Ok(Ok(purged)) => {
                     report.add(purged);
                     if purged.touched() < u64::from(self.batch) {
                         return;
                     }
                 }
-                Err(error) => {
-                    report.failures += 1;
-                    let message = "sweep failed: expired records stay in the store";
-                    log::warn(&self.failures, message, Some(&error), None);
-                    return;
-                }
+                Ok(Err(error)) => return self.fail(report, FAILED, Some(&error)),
+                Err(_panic) => return self.fail(report, PANICKED, None),
             }
             if pause(stop, self.pause).await {
                 return;
             }
         }
+    }
+
+    fn fail(&self, report: &mut SweepReport, message: &str, error: Option<&StoreError>) {
+        report.failures += 1;
+        let error = error.map(|error| error as _);
+        log::warn(&self.failures, message, error, None);
     }
 }
 
@@ -165,7 +168,8 @@ pub struct SweepReport {
     pub removed_unknown: u64,
     /// Records in progress that became unknown.
     pub marked_unknown: u64,
-    /// Sweeps that the store broke off.
+    /// Sweeps that the store broke off, or in which it panicked. Each is logged at
+    /// WARN with its cause, at most one in 5 seconds.
     pub failures: u64,
 }
 
@@ -186,6 +190,7 @@ impl SweepReport {
         }
         #[cfg(feature = "tracing")]
         tracing::info!(
+            target: "tower_idempotency",
             removed,
             removed_unknown,
             marked_unknown,
@@ -210,3 +215,6 @@ type Stop = SetOnce<()>;
 async fn pause(stop: &Stop, duration: Duration) -> bool {
     time::timeout(duration, stop.wait()).await.is_ok()
 }
+
+const FAILED: &str = "sweep failed, expired records stay in the store until the next one";
+const PANICKED: &str = "sweep panicked, expired records stay in the store until the next one";

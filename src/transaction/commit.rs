@@ -179,9 +179,13 @@ where
         operation: operation.clone(),
         otherwise: Transacted::Aborted,
     };
-    let Some((response, completion)) = gathered(response, &operation).await else {
-        roll_back(&operation, transaction).await;
-        return Err(operation.failed(CommitError::new(CommitErrorKind::ResponseNotKept)));
+    let (response, completion) = match gathered(response, &operation).await {
+        Ok(gathered) => gathered,
+        Err(reason) => {
+            roll_back(&operation, transaction).await;
+            let kind = CommitErrorKind::ResponseNotKept;
+            return Err(operation.failed(CommitError::caused(kind, reason)));
+        }
     };
     let settling = async move {
         pending.otherwise = Transacted::Unknown;
@@ -198,10 +202,15 @@ where
     };
     #[cfg(feature = "tracing")]
     let settling = tracing::Instrument::in_current_span(settling);
+    #[cfg(feature = "tracing")]
+    let settling = tracing::instrument::WithSubscriber::with_current_subscriber(settling);
     match tokio::spawn(settling).await {
         Ok(Ok(())) => Ok(Committed::new(response)),
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(CommitError::new(CommitErrorKind::Unknown)),
+        Err(_) => Err(operation.failed(CommitError::caused(
+            CommitErrorKind::Unknown,
+            "the task that commits panicked, or the runtime is shutting down",
+        ))),
     }
 }
 
@@ -249,49 +258,59 @@ async fn settle<D: Desk>(
             return Err(error);
         }
     }
-    let error = match time::timeout(patience, transaction.commit()).await {
+    let unknown = match time::timeout(patience, transaction.commit()).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) if D::is_abort(&error) => {
             return Err(CommitError::caused(CommitErrorKind::Aborted, error));
         }
-        Ok(Err(error)) => Some(error),
-        Err(_) => None,
+        Ok(Err(error)) => CommitError::caused(CommitErrorKind::Unknown, error),
+        Err(_) => CommitError::caused(
+            CommitErrorKind::Unknown,
+            format!("COMMIT was not answered within `store_timeout` ({patience:?})"),
+        ),
     };
+    let warnings = &operation.config().warnings;
     // Anything else is no answer: a connection that broke before COMMIT arrived
     // and one that broke after it look the same.
     let end = Instant::now() + 2 * patience;
     let mut pause = FIRST_PAUSE;
     while Instant::now() < end {
-        match time::timeout(patience, desk.find_out(operation)).await {
-            Ok(Ok(Verdict::Completed)) => {
-                Notice::CommitFound.tell(Some(operation.id()));
+        let verdict = time::timeout(patience, desk.find_out(operation)).await;
+        match verdict.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+            Ok(Verdict::Completed) => {
+                Notice::CommitFound.tell(warnings, Some(operation.id()));
                 return Ok(());
             }
-            Ok(Ok(Verdict::Open)) => {
-                Notice::AbortFound.tell(Some(operation.id()));
-                return Err(CommitError::new(CommitErrorKind::Aborted));
+            Ok(Verdict::Open) => {
+                Notice::AbortFound.tell(warnings, Some(operation.id()));
+                return Err(unknown.found_aborted());
             }
-            Ok(Ok(Verdict::Superseded)) => {
+            Ok(Verdict::Superseded) => {
                 return Err(CommitError::new(CommitErrorKind::Superseded));
             }
-            Ok(Err(_)) | Err(_) => time::sleep(jittered(pause)).await,
+            Err(error) => {
+                warnings.warn(NOT_FOUND_OUT, Some(&error), Some(operation.id()));
+                time::sleep(jittered(pause)).await;
+            }
         }
         pause = (pause * 2).min(LONGEST_PAUSE);
     }
-    Err(match error {
-        Some(error) => CommitError::caused(CommitErrorKind::Unknown, error),
-        None => CommitError::new(CommitErrorKind::Unknown),
-    })
+    Err(unknown)
 }
 
 /// Waits for the end of the rollback, so that the locks of the transaction are
 /// free for the next one, but not for ever.
 async fn roll_back<DB: Database>(operation: &Operation, transaction: Transaction<'static, DB>) {
     let patience = operation.config().store_timeout;
-    let _ = time::timeout(patience, transaction.rollback()).await;
+    let rolled_back = time::timeout(patience, transaction.rollback()).await;
+    if !matches!(rolled_back, Ok(Ok(()))) {
+        let warnings = &operation.config().warnings;
+        warnings.warn(NOT_ROLLED_BACK, None, Some(operation.id()));
+    }
 }
 
-async fn gathered<B>(response: Response<B>, operation: &Operation) -> Option<WithCompletion>
+/// Why not, if the response cannot be kept.
+async fn gathered<B>(response: Response<B>, operation: &Operation) -> Result<WithCompletion, String>
 where
     B: Body<Data = Bytes, Error: Send> + Send,
 {
@@ -301,25 +320,41 @@ where
     let word = said.or(operation.word());
     let (limit, within) = (config.response_limit, config.response_time);
     if config.goes_out_live(&parts) {
-        return None;
+        return Err("its status is below 200, or its media type a `live_type`".to_owned());
     }
-    match gather(pin!(body), limit, within).await {
-        // A trailer cannot follow a body of known length; none is lost unsaid.
+    let data = match gather(pin!(body), limit, within).await {
         Gathered::Whole {
             data,
             trailers: None,
-        } => {
-            correct_length(&mut parts, Some(data.len() as u64));
-            let completion = config.completion(&parts, &data, None, word);
-            // A tombstone would be committed work without its answer.
-            (!completion.is_tombstone())
-                .then(|| (Response::from_parts(parts, Full::new(data)), completion))
+        } => data,
+        // A trailer cannot follow a body of known length; none is lost unsaid.
+        Gathered::Whole { .. } => return Err("it has trailers".to_owned()),
+        Gathered::Outgrown { .. } => {
+            return Err(format!("its body exceeds `response_limit` ({limit} bytes)"));
         }
-        _ => None,
+        Gathered::Late { .. } => {
+            return Err(format!(
+                "its body took longer than `response_time` ({within:?})"
+            ));
+        }
+        Gathered::Broken { .. } => return Err("its body broke off".to_owned()),
+    };
+    correct_length(&mut parts, Some(data.len() as u64));
+    let completion = config.completion(&parts, &data, None, word);
+    // A tombstone would be committed work without its answer.
+    match completion.is_tombstone() {
+        true => Err(format!(
+            "with its headers it exceeds `response_limit` ({limit} bytes)"
+        )),
+        false => Ok((Response::from_parts(parts, Full::new(data)), completion)),
     }
 }
 
 pub(crate) const ENDED: &str = "the transaction had been ended before";
-const NO_ANSWER: &str = "the database did not answer in time";
+const NO_ANSWER: &str = "the database did not answer within `store_timeout`";
+const NOT_FOUND_OUT: &str =
+    "COMMIT was not answered, and its record is not readable: it is read again";
+const NOT_ROLLED_BACK: &str = "ROLLBACK was not answered, and the connection is dropped: its locks are \
+    held until the database notices";
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -17,7 +17,7 @@ use sqlx::error::DatabaseError;
 use super::Transacted;
 use crate::{
     OperationId, Rejection, StoreError,
-    log::{self, LogLimit, Warnings},
+    log::{self, Event, LogLimit, Warnings},
     rejection::Renderer,
 };
 
@@ -183,6 +183,13 @@ impl CommitError {
         }))
     }
 
+    /// The record shows that a COMMIT without an answer was rolled back; the cause
+    /// is the same.
+    pub(crate) fn found_aborted(self) -> Self {
+        let source = Arc::into_inner(self.0).and_then(|failure| failure.source);
+        Self::of(CommitErrorKind::Aborted, source)
+    }
+
     /// Which kind it is.
     #[must_use]
     pub fn kind(&self) -> CommitErrorKind {
@@ -209,6 +216,9 @@ impl CommitError {
 
     /// Logs the error at WARN, at most once in five seconds for each kind, and
     /// returns a response for services that are not axum's.
+    ///
+    /// The log does not have the messages of the database that may quote a value, as
+    /// for SQLSTATE 22P02. It names their SQLSTATE.
     ///
     /// The response is `application/problem+json` with the error's
     /// [`status`](Self::status) and `Retry-After`. It shows nothing of the cause.
@@ -284,8 +294,54 @@ impl CommitError {
             return;
         }
         let kind = self.kind();
-        let message = format!("transaction failed ({}), answered with 5xx", kind.name());
-        log::warn(kind.limit(), &message, Some(self), operation);
+        let Some(suppressed) = kind.limit().permit() else {
+            return;
+        };
+        let event = Event {
+            message: &format!("transaction failed ({}), answered with 5xx", kind.name()),
+            notice: None,
+            kind: Some(kind.name()),
+            error: Some(self.loggable()),
+            hint: None,
+            operation,
+            suppressed,
+        };
+        event.log();
+    }
+
+    /// The text of the error, without messages that may quote a value.
+    fn loggable(&self) -> String {
+        let source = self.0.source.as_deref();
+        let safe = source
+            .and_then(|source| source.downcast_ref())
+            .and_then(without_values);
+        match safe {
+            Some(safe) => format!("{}: {safe}", self.reason()),
+            None => log::chain(self),
+        }
+    }
+
+    fn reason(&self) -> &'static str {
+        match self.kind() {
+            CommitErrorKind::Unavailable => "the database is unavailable",
+            CommitErrorKind::LeaseLost => {
+                "no transaction began, because the operation's lease is lost"
+            }
+            CommitErrorKind::Aborted => "the transaction was rolled back",
+            CommitErrorKind::Superseded => {
+                "the transaction was rolled back, because another claim has superseded this one"
+            }
+            CommitErrorKind::Unknown => "it is not known whether the transaction was committed",
+            CommitErrorKind::ResponseNotKept => {
+                "the transaction was rolled back, because its response is too large or too slow to be kept"
+            }
+            CommitErrorKind::OtherDatabase => {
+                "the transaction was rolled back, because it is not one on the store's database"
+            }
+            CommitErrorKind::Isolation => {
+                "the transaction was rolled back, because it is not READ COMMITTED: begin it with `store.begin`"
+            }
+        }
     }
 
     fn rejection(&self) -> Rejection {
@@ -359,6 +415,27 @@ impl From<sqlx::Error> for CommitError {
     }
 }
 
+/// The text of an error that may quote a value, without the value; `None` for one
+/// that does not.
+fn without_values(error: &sqlx::Error) -> Option<String> {
+    match error {
+        // Data exceptions, and what a trigger or a function of the application says.
+        #[cfg(feature = "postgres")]
+        sqlx::Error::Database(error) => {
+            let error = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?;
+            let code = error.code();
+            let quotes = matches!(&code[..2], "22" | "P0");
+            quotes.then(|| format!("SQLSTATE {code}, whose message may quote values"))
+        }
+        sqlx::Error::ColumnDecode { index, .. } => {
+            Some(format!("column {index} could not be decoded"))
+        }
+        sqlx::Error::Decode(_) => Some("a value could not be decoded".to_owned()),
+        sqlx::Error::Encode(_) => Some("a value could not be encoded".to_owned()),
+        _ => None,
+    }
+}
+
 /// Whether the database itself says that it does not serve now.
 fn is_unavailable(error: &dyn DatabaseError) -> bool {
     #[cfg(feature = "postgres")]
@@ -390,26 +467,7 @@ impl fmt::Debug for CommitError {
 
 impl fmt::Display for CommitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind() {
-            CommitErrorKind::Unavailable => "the database is unavailable",
-            CommitErrorKind::LeaseLost => {
-                "no transaction began, because the operation's lease is lost"
-            }
-            CommitErrorKind::Aborted => "the transaction was rolled back",
-            CommitErrorKind::Superseded => {
-                "the transaction was rolled back, because another claim has superseded this one"
-            }
-            CommitErrorKind::Unknown => "it is not known whether the transaction was committed",
-            CommitErrorKind::ResponseNotKept => {
-                "the transaction was rolled back, because its response is too large or too slow to be kept"
-            }
-            CommitErrorKind::OtherDatabase => {
-                "the transaction was rolled back, because it is not one on the store's database"
-            }
-            CommitErrorKind::Isolation => {
-                "the transaction was rolled back, because it is not READ COMMITTED: begin it with `store.begin`"
-            }
-        })?;
+        f.write_str(self.reason())?;
         match &self.0.source {
             Some(source) => write!(f, ": {source}"),
             None => Ok(()),

@@ -129,6 +129,8 @@ impl Shared {
                 }
                 let mut child = Command::new(program())
                     .env_clear()
+                    // Warnings are limited; each notice is an event at DEBUG at least.
+                    .env("RUST_LOG", "warn,tower_idempotency=debug")
                     .envs(self.environment.iter().map(|(name, value)| (name, value)))
                     .envs(now.besides)
                     .stdin(Stdio::null())

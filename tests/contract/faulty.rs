@@ -56,6 +56,7 @@ pub(crate) enum Fault {
     IsFull,
     /// Too many calls wait for it.
     IsOverloaded,
+    Panics,
 }
 
 /// Wraps any store. Clones share their faults.
@@ -187,6 +188,7 @@ impl<S> Faulty<S> {
             Some(Fault::IsCorrupt) => Err(StoreError::corrupt("as the test wants it")),
             Some(Fault::IsFull) => Err(StoreError::full("as the test wants it")),
             Some(Fault::IsOverloaded) => Err(StoreError::overloaded()),
+            Some(Fault::Panics) => panic!("s3cr3t, as the test wants it"),
         }
     }
 }

@@ -1,29 +1,22 @@
 //! Rules 73 to 77: records that cannot be read, the end of a process, what is
 //! told of each request, and settings that cannot be.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header};
-use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tower_idempotency::{
     BuildError, Fingerprinting, IdempotencyBuilder, KeySyntax, MemoryStore, RecordedResponse,
     SharedStore, Store, StoreFailure,
     store::{Claim, Claimed, Completion, RecordState, Settlement},
 };
-use tracing::field::{Field, Visit};
-use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
 use crate::{
     api::{Api, ask, eventually, fingerprint, keyed, named, optional, record, required, settle},
     faulty::{Call, Fault, Faulty},
     probe::{Failure, Gate, Probe, data, streamed},
     stores::{Place, memory, on_each_store},
+    told::Told,
 };
 
 on_each_store! {
@@ -562,150 +555,6 @@ async fn counted<T>(done: impl Future<Output = T>) -> (BTreeMap<&'static str, u6
     let done = done.await;
     let (_, counts, _) = told.so_far();
     (counts.into_iter().collect(), done)
-}
-
-/// Listens to the events and metrics of this thread.
-struct Told {
-    events: Events,
-    metrics: Snapshotter,
-    _subscriber: tracing::subscriber::DefaultGuard,
-    _recorder: metrics::LocalRecorderGuard<'static>,
-}
-
-impl Told {
-    fn listen() -> Self {
-        let events = Events::default();
-        // The guard outlives no scope of its own, so the recorder has to last.
-        let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
-        Self {
-            events: events.clone(),
-            metrics: recorder.snapshotter(),
-            _subscriber: tracing::subscriber::set_default(
-                tracing_subscriber::registry().with(events),
-            ),
-            _recorder: metrics::set_default_local_recorder(recorder),
-        }
-    }
-
-    /// How often each outcome or notice was told by an event, how often it was
-    /// counted, and all the text there was.
-    fn so_far(
-        &self,
-    ) -> (
-        BTreeMap<&'static str, u64>,
-        BTreeMap<&'static str, u64>,
-        String,
-    ) {
-        let mut text = String::new();
-        let mut events = BTreeMap::new();
-        for fields in &*self.events.0.lock().unwrap() {
-            text += &format!("{fields:?}\n");
-            if let Some(name) = fields.get("outcome").or(fields.get("notice")) {
-                *events.entry(known(name)).or_insert(0) += 1;
-            }
-        }
-        let mut counts = BTreeMap::new();
-        for (key, _, _, value) in self.metrics.snapshot().into_vec() {
-            text += &format!("{key:?}\n");
-            let labels: Vec<_> = key.key().labels().collect();
-            let (metric, label) = (key.key().name(), labels[0]);
-            assert_eq!(labels.len(), 1);
-            assert!(
-                matches!(
-                    (metric, label.key()),
-                    ("idempotency_requests_total", "outcome")
-                        | ("idempotency_notices_total", "notice")
-                ),
-                "{key:?}"
-            );
-            let DebugValue::Counter(count) = value else {
-                panic!("not a counter: {key:?}");
-            };
-            *counts.entry(known(label.value())).or_insert(0) += count;
-        }
-        (events, counts, text)
-    }
-}
-
-/// Labels are bounded: these, and no others.
-fn known(name: &str) -> &'static str {
-    [
-        "recorded",
-        "released",
-        "unknown",
-        "live",
-        "unrecorded",
-        "unguarded",
-        "replayed",
-        "left",
-        "unready",
-        "key-missing",
-        "key-invalid",
-        "key-stale",
-        "caller-unknown",
-        "body-too-large",
-        "body-timeout",
-        "body-invalid",
-        "key-reused",
-        "request-in-progress",
-        "outcome-unknown",
-        "response-not-replayable",
-        "store-unavailable",
-        "overloaded",
-        "draining",
-        "handler-panicked",
-        "runtime-missing",
-        "client_gone",
-        "lost_ownership",
-        "corrupt",
-        "recorded_late",
-        "gave_up_recording",
-        "tombstone",
-        "live_broken",
-    ]
-    .into_iter()
-    .find(|known| *known == name)
-    .unwrap_or_else(|| panic!("not a known label: {name}"))
-}
-
-/// The fields of each event of the crate, and of each span.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<BTreeMap<&'static str, String>>>>);
-
-impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        if event.metadata().target().starts_with("tower_idempotency") {
-            let mut fields = Fields::default();
-            event.record(&mut fields);
-            self.0.lock().unwrap().push(fields.0);
-        }
-    }
-
-    fn on_new_span(
-        &self,
-        span: &tracing::span::Attributes<'_>,
-        _: &tracing::span::Id,
-        _: Context<'_, S>,
-    ) {
-        if span.metadata().target().starts_with("tower_idempotency") {
-            let mut fields = Fields::default();
-            span.record(&mut fields);
-            self.0.lock().unwrap().push(fields.0);
-        }
-    }
-}
-
-#[derive(Default)]
-struct Fields(BTreeMap<&'static str, String>);
-
-impl Visit for Fields {
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.0.insert(field.name(), format!("{value:?}"));
-    }
-
-    fn record_str(&mut self, field: &Field, value: &str) {
-        self.0.insert(field.name(), value.to_owned());
-    }
 }
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -7,6 +7,7 @@ mod faulty;
 mod probe;
 mod server;
 mod stores;
+mod told;
 
 mod availability;
 mod bodies;
@@ -19,6 +20,7 @@ mod headers;
 mod layers;
 mod keys;
 mod life;
+mod logs;
 mod operator;
 // Not every binary uses all of it.
 #[allow(dead_code)]

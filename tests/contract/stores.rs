@@ -47,6 +47,11 @@ impl Place {
         Self::of(Kind::Postgres(database))
     }
 
+    /// A database without the store's tables.
+    pub(crate) async fn postgres_without_tables() -> Self {
+        Self::of(Kind::Postgres(Database::create().await))
+    }
+
     fn of(kind: Kind) -> Self {
         Self {
             kind,
@@ -191,7 +196,7 @@ impl Database {
     }
 }
 
-async fn run(server: &str, statement: String) {
+pub(crate) async fn run(server: &str, statement: String) {
     let mut connection = PgConnection::connect(server).await.unwrap();
     raw_sql(AssertSqlSafe(statement))
         .execute(&mut connection)

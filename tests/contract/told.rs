@@ -1,0 +1,195 @@
+//! What the crate tells an operator: events and metrics.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex},
+};
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tracing::{
+    Level,
+    field::{Field, Visit},
+};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+/// Listens to the events and metrics of this thread.
+pub(crate) struct Told {
+    events: Events,
+    metrics: Snapshotter,
+    _subscriber: tracing::subscriber::DefaultGuard,
+    _recorder: metrics::LocalRecorderGuard<'static>,
+}
+
+impl Told {
+    pub(crate) fn listen() -> Self {
+        let events = Events::default();
+        // The guard outlives no scope of its own, so the recorder has to last.
+        let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
+        Self {
+            events: events.clone(),
+            metrics: recorder.snapshotter(),
+            _subscriber: tracing::subscriber::set_default(
+                tracing_subscriber::registry().with(events),
+            ),
+            _recorder: metrics::set_default_local_recorder(recorder),
+        }
+    }
+
+    /// The number of events of each outcome or notice, the count of each, and the
+    /// whole text.
+    pub(crate) fn so_far(
+        &self,
+    ) -> (
+        BTreeMap<&'static str, u64>,
+        BTreeMap<&'static str, u64>,
+        String,
+    ) {
+        let mut text = String::new();
+        let mut events = BTreeMap::new();
+        for Event { fields, .. } in &*self.events.0.lock().unwrap() {
+            text += &format!("{fields:?}\n");
+            if let Some(name) = fields.get("outcome").or(fields.get("notice")) {
+                *events.entry(known(name)).or_insert(0) += 1;
+            }
+        }
+        let mut counts = BTreeMap::new();
+        for (key, _, _, value) in self.metrics.snapshot().into_vec() {
+            text += &format!("{key:?}\n");
+            let labels: Vec<_> = key.key().labels().collect();
+            let (metric, label) = (key.key().name(), labels[0]);
+            assert_eq!(labels.len(), 1);
+            assert!(
+                matches!(
+                    (metric, label.key()),
+                    ("idempotency_requests_total", "outcome")
+                        | ("idempotency_notices_total", "notice")
+                ),
+                "{key:?}"
+            );
+            let DebugValue::Counter(count) = value else {
+                panic!("not a counter: {key:?}");
+            };
+            *counts.entry(known(label.value())).or_insert(0) += count;
+        }
+        (events, counts, text)
+    }
+
+    /// The warnings of the crate, in order.
+    pub(crate) fn warnings(&self) -> Vec<Event> {
+        let events = self.events.0.lock().unwrap();
+        let warnings = events.iter().filter(|event| event.level == Level::WARN);
+        warnings.cloned().collect()
+    }
+}
+
+/// Labels are bounded: these, and no others.
+fn known(name: &str) -> &'static str {
+    [
+        "recorded",
+        "released",
+        "unknown",
+        "live",
+        "unrecorded",
+        "unguarded",
+        "replayed",
+        "left",
+        "unready",
+        "key-missing",
+        "key-invalid",
+        "key-stale",
+        "caller-unknown",
+        "body-too-large",
+        "body-timeout",
+        "body-invalid",
+        "key-reused",
+        "request-in-progress",
+        "outcome-unknown",
+        "response-not-replayable",
+        "store-unavailable",
+        "overloaded",
+        "draining",
+        "rolled-back",
+        "handler-panicked",
+        "callback-panicked",
+        "runtime-missing",
+        "client_gone",
+        "lost_ownership",
+        "corrupt",
+        "recorded_late",
+        "gave_up_recording",
+        "gave_up_withdrawing",
+        "unknown_expired",
+        "tombstone",
+        "live_broken",
+        "uncommitted",
+        "commit_found",
+        "abort_found",
+    ]
+    .into_iter()
+    .find(|known| *known == name)
+    .unwrap_or_else(|| panic!("not a known label: {name}"))
+}
+
+/// An event of the crate, or a span.
+#[derive(Clone, Debug)]
+pub(crate) struct Event {
+    level: Level,
+    fields: BTreeMap<&'static str, String>,
+}
+
+impl Event {
+    /// Empty if it has no such field.
+    pub(crate) fn field(&self, name: &str) -> &str {
+        self.fields.get(name).map_or("", String::as_str)
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        self.field("message")
+    }
+}
+
+#[derive(Clone, Default)]
+struct Events(Arc<Mutex<Vec<Event>>>);
+
+impl<S: tracing::Subscriber> tracing_subscriber::Layer<S> for Events {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target().starts_with("tower_idempotency") {
+            let mut fields = Fields::default();
+            event.record(&mut fields);
+            self.push(*event.metadata().level(), fields);
+        }
+    }
+
+    fn on_new_span(
+        &self,
+        span: &tracing::span::Attributes<'_>,
+        _: &tracing::span::Id,
+        _: Context<'_, S>,
+    ) {
+        if span.metadata().target().starts_with("tower_idempotency") {
+            let mut fields = Fields::default();
+            span.record(&mut fields);
+            self.push(*span.metadata().level(), fields);
+        }
+    }
+}
+
+impl Events {
+    fn push(&self, level: Level, Fields(fields): Fields) {
+        self.0.lock().unwrap().push(Event { level, fields });
+    }
+}
+
+#[derive(Default)]
+struct Fields(BTreeMap<&'static str, String>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.insert(field.name(), format!("{value:?}"));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name(), value.to_owned());
+    }
+}
