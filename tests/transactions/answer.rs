@@ -13,6 +13,7 @@ use tower_idempotency::{
 
 use crate::{
     commit::{order, respond},
+    log::Log,
     proxy::{Network, Proxy},
     service::{Run, Service, past, status},
     shop::{PostgresShop, SHORT, Shop, options, with_postgres},
@@ -57,12 +58,15 @@ fn noting(shop: &PostgresShop) -> (Service<PostgresShop>, Told) {
 async fn f62_a_connection_cut_before_commit_arrives_is_found_to_be_an_abort_and_a_retry_orders() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
+        let log = Log::start();
         proxy.set(Network::CutBefore);
         let first = service.post("key").await;
         first.assert_problem(500, "rolled-back");
         assert_eq!(first.outcome, Outcome::Released);
         assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
         assert!(!shop.i5_has_order("key").await);
+        let found = ["abort_found", "COMMIT was not answered", "operation="];
+        assert!(log.has(&found), "{}", log.warnings());
 
         proxy.set(Network::Sound);
         service.post("key").await.assert_is(201, "ordered by run 2");
@@ -204,10 +208,19 @@ async fn f68_a_commit_that_waits_longer_than_all_patience_is_unknown_until_it_en
         take_lock(&mut lock).await;
         let (service, told) = noting(&shop);
         let service = service.set(|layer| layer.store_timeout(2 * SHORT));
+        let log = Log::start();
         service
             .post("key")
             .await
             .assert_problem(503, "outcome-unknown");
+        let asked = "COMMIT was not answered, and its record is not readable";
+        assert!(
+            log.has(&[asked, "kind=", "operation="]),
+            "{}",
+            log.warnings()
+        );
+        let unknown = "COMMIT was not answered, request answered with 503";
+        assert!(log.has(&[unknown, "operation="]), "{}", log.warnings());
         assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Unknown)]);
         assert!(!shop.i5_has_order("key").await);
         service
@@ -348,7 +361,7 @@ async fn a_record_that_somebody_keeps_locked_aborts_the_commit_in_time() {
 }
 
 /// Every COMMIT of an order runs `statement` first.
-async fn slow_commits(shop: &PostgresShop, statement: &str) {
+pub(crate) async fn slow_commits(shop: &PostgresShop, statement: &str) {
     shop.execute(&format!(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
              {statement};

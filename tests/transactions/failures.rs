@@ -36,7 +36,7 @@ async fn fail<S: Shop>(run: &Run<S>) -> Result<Committed, CommitError> {
 }
 
 /// Asks with new keys until the log says it: it limits how often it does.
-async fn until_logged<S: Shop>(
+pub(crate) async fn until_logged<S: Shop>(
     service: &Service<S>,
     log: &Log,
     key: &str,
@@ -47,7 +47,7 @@ async fn until_logged<S: Shop>(
         if log.has(parts) {
             return answer;
         }
-        assert!(n < 1_000, "{parts:?} is not in: {}", log.text());
+        assert!(n < 1_000, "{parts:?} is not in: {}", log.warnings());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     unreachable!()
@@ -108,7 +108,60 @@ async fn f110_a_failed_commit_that_the_handler_handles_is_not_logged<S: Shop>(sh
         status(409)
     });
     service.post("commit").await.assert_is(409, "");
-    assert_eq!(log.text(), "");
+    assert_eq!(log.warnings(), "");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_an_error_that_quotes_a_value_is_logged_without_it() {
+    with_postgres(async |shop| {
+        let service = Service::new(&shop, async |run| {
+            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
+            let statement = match run.operation.key().as_str() {
+                key if key.starts_with("number") => "SELECT 's3cr3t'::int",
+                _ => "DO $$ BEGIN RAISE 's3cr3t'; END $$",
+            };
+            let failed = PostgresShop::run(&mut transaction, statement).await;
+            let error = CommitError::from(failed.unwrap_err());
+            // The handler may look at it.
+            assert!(error.to_string().contains("s3cr3t"), "{error}");
+            error.into_response()
+        });
+        for (key, code) in [("number", "SQLSTATE 22P02"), ("raise", "SQLSTATE P0001")] {
+            let log = Log::start();
+            let parts = ["transaction failed (aborted)", code];
+            let answer = until_logged(&service, &log, key, &parts).await;
+            answer.assert_problem(500, "rolled-back");
+            assert!(!log.warnings().contains("s3cr3t"), "{}", log.warnings());
+        }
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_a_response_that_is_not_kept_is_logged_with_its_reason() {
+    with_sqlite(async |shop| {
+        let service = Service::new(&shop, async |run| {
+            let transaction = run.shop.begin(&run.operation).await.unwrap();
+            let mut response = ordered("too much for 10 bytes");
+            if run.operation.key().as_str().starts_with("stream") {
+                let stream = "text/event-stream".parse().unwrap();
+                response.headers_mut().insert("content-type", stream);
+            }
+            let committed = run.shop.commit(&run.operation, transaction, response).await;
+            committed.into_response()
+        })
+        .set(|layer| layer.response_limit(10));
+        for (key, reason) in [
+            ("large", "its body exceeds `response_limit` (10 bytes)"),
+            ("stream", "its media type a `live_type`"),
+        ] {
+            let log = Log::start();
+            let parts = ["transaction failed (response_not_kept)", reason];
+            let answer = until_logged(&service, &log, key, &parts).await;
+            answer.assert_problem(500, "rolled-back");
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,10 +1,14 @@
 //! Owners that were superseded on their way.
 
-use std::sync::Arc;
+use std::{
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use axum::response::IntoResponse as _;
 use http::Response;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 use tower_idempotency::{
     CommitErrorKind, Key, PostgresStore, RecordName, RecordedResponse, Recovery, Scope, Store as _,
     sqlx::query_scalar,
@@ -12,8 +16,10 @@ use tower_idempotency::{
 };
 
 use crate::{
+    answer::slow_commits,
     commit::{order, respond},
-    service::{Service, status},
+    log::Log,
+    service::{Run, Service, status},
     shop::{PostgresShop, Shop, options, ordered, with_each_database, with_postgres},
 };
 
@@ -24,6 +30,7 @@ with_each_database! {
     an_owner_whose_outcome_was_given_up_may_still_commit;
     i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit;
     an_owner_that_has_lost_its_lease_begins_nothing;
+    lost_never_resolves_after_the_operation_s_own_commit;
 }
 
 async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer<
@@ -182,6 +189,62 @@ async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
     assert!(!shop.i5_has_order("key").await);
 }
 
+/// Whether `lost` resolves within more than a lease and many heartbeats.
+async fn is_lost<S: Shop>(run: &Run<S>) -> bool {
+    tokio::time::timeout(2 * LEASE, run.operation.lost())
+        .await
+        .is_ok()
+}
+
+/// The first run sends `true` if `lost` resolved. A panic after its commit would not
+/// reach the client.
+fn watched<S: Shop>(shop: &S) -> (Service<S>, oneshot::Receiver<bool>) {
+    let (sender, receiver) = oneshot::channel();
+    let sender = Arc::new(Mutex::new(Some(sender)));
+    let service = Service::new(shop, move |run| {
+        let sender = sender.lock().unwrap().take();
+        async move {
+            let mut lost = pin!(run.operation.lost());
+            let mut committing = pin!(order(&run));
+            let (committed, was_lost) = tokio::select! {
+                biased;
+                () = &mut lost => (committing.await, true),
+                committed = &mut committing => (committed, is_lost(&run).await),
+            };
+            sender.unwrap().send(was_lost).unwrap();
+            committed.into_response()
+        }
+    });
+    let service = service.set(|layer| {
+        let layer = layer.lease(LEASE).store_timeout(LEASE / 2);
+        layer.heartbeat(LEASE / 10)
+    });
+    (service, receiver)
+}
+
+async fn lost_never_resolves_after_the_operation_s_own_commit<S: Shop>(shop: S) {
+    let (service, was_lost) = watched(&shop);
+    service.post("key").await.assert_is(201, "ordered by run 1");
+    assert!(!was_lost.await.unwrap());
+    assert!(shop.i5_has_order("key").await);
+}
+
+#[tokio::test]
+async fn lost_never_resolves_while_the_commit_is_pending() {
+    with_postgres(async |shop| {
+        // Longer than the lease. The record is locked meanwhile.
+        slow_commits(&shop, "PERFORM pg_sleep(2.5)").await;
+        let log = Log::start();
+        let (service, was_lost) = watched(&shop);
+        service.post("key").await.assert_is(201, "ordered by run 1");
+        assert!(!was_lost.await.unwrap());
+        assert!(shop.i5_has_order("key").await);
+        // That the record is locked is no failure of a renewal.
+        assert!(!log.has(&["lease"]), "{}", log.warnings());
+    })
+    .await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn i5_an_order_that_was_written_before_its_owner_was_fenced_is_rolled_back() {
     with_postgres(async |shop| {
@@ -289,3 +352,5 @@ async fn f36_duplicates_take_no_connection_from_the_handler() {
     })
     .await;
 }
+
+const LEASE: Duration = Duration::from_secs(2);

@@ -8,7 +8,7 @@ use std::{
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-/// What requests from this thread log at WARN and above.
+/// What requests from this thread log.
 pub(crate) struct Log {
     lines: Lines,
     _subscriber: DefaultGuard,
@@ -18,7 +18,7 @@ impl Log {
     pub(crate) fn start() -> Self {
         let lines = Lines::default();
         let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::new("off,tower_idempotency=warn"))
+            .with_env_filter(EnvFilter::new("off,tower_idempotency=debug"))
             .with_ansi(false)
             .with_writer(lines.clone())
             .finish();
@@ -28,20 +28,27 @@ impl Log {
         }
     }
 
-    pub(crate) fn text(&self) -> String {
-        String::from_utf8(self.lines.0.lock().unwrap().clone()).unwrap()
+    /// The warnings, one on a line.
+    pub(crate) fn warnings(&self) -> String {
+        let text = self.text();
+        let warnings = text.lines().filter(|line| line.contains(" WARN "));
+        warnings.map(|line| format!("{line}\n")).collect()
     }
 
-    /// How often a notice was logged.
+    /// How often a notice was logged, as a warning or not.
     pub(crate) fn notices(&self, name: &str) -> usize {
         self.text().matches(&format!("notice=\"{name}\"")).count()
     }
 
-    /// Whether one line has all of these.
+    /// Whether one warning has all of these.
     pub(crate) fn has(&self, parts: &[&str]) -> bool {
-        let text = self.text();
-        let mut lines = text.lines();
+        let warnings = self.warnings();
+        let mut lines = warnings.lines();
         lines.any(|line| parts.iter().all(|part| line.contains(part)))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.lines.0.lock().unwrap().clone()).unwrap()
     }
 }
 

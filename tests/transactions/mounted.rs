@@ -15,7 +15,10 @@ use tower_idempotency::{
     CommitError, Committed, IdempotencyLayer, Operation, PostgresStore, Scope, SqliteStore, sqlx,
 };
 
-use crate::shop::{Shop as _, with_postgres, with_sqlite};
+use crate::{
+    log::Log,
+    shop::{Shop as _, with_postgres, with_sqlite},
+};
 
 /// A router with a handler for each kind of response. A handler whose future is
 /// not `Send` does not compile here.
@@ -123,6 +126,53 @@ async fn every_kind_of_response_is_committed_from_a_mounted_sqlite_handler() {
         let store = shop.store.clone();
         assert_each_is_served_once(routes!(store: SqliteStore)).await;
         assert_eq!(shop.orders().await.len(), PATHS.len());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_a_sql_error_in_a_mounted_handler_is_logged() {
+    async fn order(
+        State(store): State<PostgresStore>,
+        operation: Operation,
+    ) -> Result<Committed, CommitError> {
+        let mut transaction = store.begin(&operation).await?;
+        sqlx::query("INSERT INTO ordrs (item) VALUES ('pen')")
+            .execute(&mut *transaction)
+            .await?;
+        store.commit(&operation, transaction, "ordered").await
+    }
+    with_postgres(async |shop| {
+        let log = Log::start();
+        let layer =
+            IdempotencyLayer::required(shop.store.clone(), |_| Some(Scope::single_tenant()));
+        let app = Router::new()
+            .route("/orders", post(order).layer(layer.build().unwrap()))
+            .with_state(shop.store.clone());
+        // Another test of the same process may have logged such an error just now.
+        for attempt in 0..1_000 {
+            let request = Request::post("/orders")
+                .header("idempotency-key", "k")
+                .body(Body::empty())
+                .unwrap();
+            let response = app.clone().oneshot(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+            assert_eq!(
+                response.headers()["content-type"],
+                "application/problem+json"
+            );
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            let said = String::from_utf8(body.to_vec()).unwrap();
+            assert!(
+                said.contains("rolled-back") && !said.contains("ordrs"),
+                "{said}"
+            );
+            if log.has(&["transaction failed (aborted)", "ordrs", "does not exist"]) {
+                return;
+            }
+            assert!(attempt < 999, "{}", log.warnings());
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
     })
     .await;
 }
