@@ -508,6 +508,68 @@ async fn f57_a_claim_that_another_transaction_may_have_made_is_not_waited_for_fo
 }
 
 #[tokio::test(start_paused = true)]
+async fn f97_a_herd_of_waiters_is_bounded_in_number_and_reads() {
+    let store = Faulty::over(MemoryStore::new());
+    let gate = Gate::closed();
+    let builder = required(SharedStore::new(store.clone()))
+        .wait(Duration::from_secs(20))
+        .waiters(100);
+    let api = Api::new(builder, &Probe::behind(&gate));
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    let herd: Vec<_> = (0..2_000).map(|_| api.spawn(keyed("K"))).collect();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let waiting = herd.iter().filter(|asked| !asked.is_finished()).count();
+    assert_eq!(waiting, 100);
+    // Each waiter reads once a second at most, to notice an owner in another process.
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    let reads = store.count(Call::Read);
+    assert!((500..=2_000).contains(&reads), "{reads} reads");
+    gate.open();
+    let owner = owner.await.unwrap();
+    let mut replays = 0;
+    for asked in herd {
+        let answer = asked.await.unwrap();
+        match answer.is_replay() {
+            true => replays += 1,
+            false => drop(answer.assert_problem(409, "request-in-progress")),
+        }
+    }
+    owner.assert_run(1);
+    assert_eq!(replays, 100);
+}
+
+#[tokio::test]
+async fn f99_a_marker_that_the_client_sends_means_nothing() {
+    let api = Api::new(required(memory()), &Probe::counting());
+    let spoofed = || keyed("K").header("idempotent-replayed", "true");
+    let first = api.send(spoofed()).await;
+    first.assert_run(1);
+    api.send(spoofed()).await.assert_replay_of(&first);
+}
+
+#[tokio::test]
+async fn f100_a_replay_keeps_the_cache_control_of_its_response() {
+    let probe = Probe::answering(|run| {
+        let mut response = run.created();
+        let private = HeaderValue::from_static("private, max-age=5");
+        response
+            .headers_mut()
+            .insert(header::CACHE_CONTROL, private);
+        response
+    });
+    let api = Api::new(required(memory()), &probe);
+    let first = api.send(keyed("K")).await;
+    let replay = api.send(keyed("K")).await;
+    replay.assert_replay_of(&first);
+    assert_eq!(replay.header("cache-control"), Some("private, max-age=5"));
+    // Refusals are not for any cache.
+    let refused = api.send(keyed("K").body("{}")).await;
+    refused.assert_problem(422, "key-reused");
+    assert_eq!(refused.header("cache-control"), Some("no-store"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn f59_a_record_that_vanishes_under_a_claim_is_claimed_again_and_never_run_without() {
     let store = Faulty::over(MemoryStore::new());
     let probe = Probe::counting();
