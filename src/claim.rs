@@ -34,8 +34,8 @@ pub(crate) struct Claimant {
     pub(crate) parts: request::Parts,
     pub(crate) body: Bytes,
     pub(crate) trailers: Option<HeaderMap>,
-    /// Set once the answer to a call of this claim got lost.
-    pub(crate) doubt: Option<Doubt>,
+    /// What the token of this claim may hold although the request does not run.
+    pub(crate) hold: Option<Hold>,
 }
 
 /// How a claim ended.
@@ -111,9 +111,15 @@ pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &mut Claimant) -> 
     if let Some(bar) = claimant.bar() {
         return Box::pin(barred(host, claimant, bar)).await;
     }
-    let mut tried = Tried::default();
+    let mut tried = Tried {
+        hold: claimant.hold,
+        ..Tried::default()
+    };
     let claiming = claim_in_rounds(host, claimant, &mut tried).await;
-    claimant.doubt = Doubt::after(claimant.doubt, tried.doubt);
+    claimant.hold = match claiming {
+        Claiming::Granted { .. } => None,
+        _ => tried.hold,
+    };
     if let Some(error) = &tried.failure
         && !matches!(claiming, Claiming::Failed { .. })
     {
@@ -142,19 +148,15 @@ async fn claim_in_rounds<S: Store>(
         match round.unwrap_or_else(|| Err(StoreError::timed_out())) {
             Ok(Some(Round::Granted(grant))) => {
                 if start.elapsed() <= host.config.lease / 3 {
-                    return granted(grant, start, tried.asking);
+                    return tried.granted(grant, start);
                 }
                 // Much of the lease is gone already: confirm it before the
                 // handler starts.
                 let since = Instant::now();
                 match renew(host, claimant).await {
-                    Ok(Settlement::Applied) => return granted(grant, since, tried.asking),
+                    Ok(Settlement::Applied) => return tried.granted(grant, since),
                     Ok(Settlement::Superseded) => outcome = Claiming::Contended,
-                    // The claim is held, and has to be taken back.
-                    Err(error) => {
-                        tried.doubt = tried.doubt.or(Some(Doubt::Claim));
-                        return Claiming::Failed { error, seen: true };
-                    }
+                    Err(error) => return Claiming::Failed { error, seen: true },
                 }
             }
             Ok(Some(Round::Found(seen))) => return Claiming::Found(seen),
@@ -164,9 +166,6 @@ async fn claim_in_rounds<S: Store>(
                     error.kind(),
                     StoreErrorKind::Unavailable | StoreErrorKind::TimedOut
                 );
-                if passing {
-                    tried.doubt = Doubt::after(tried.doubt, tried.unanswered.take());
-                }
                 // A busy or full store says nothing about the round before it.
                 if passing || !matches!(outcome, Claiming::Failed { .. }) {
                     let seen = tried.seen;
@@ -185,51 +184,52 @@ async fn claim_in_rounds<S: Store>(
 /// What the rounds of one claim have found out.
 #[derive(Default)]
 struct Tried {
-    asking: Option<Asking>,
     /// Whether the store has shown a record of the key.
     seen: bool,
-    /// The call that is on its way.
-    unanswered: Option<Doubt>,
-    /// The last call whose answer got lost.
-    doubt: Option<Doubt>,
+    /// Whether the request may run if the operation did not happen.
+    may_run: bool,
+    hold: Option<Hold>,
     /// Why a round failed.
     failure: Option<StoreError>,
 }
 
-/// A call that may be granted although its answer got lost.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Doubt {
-    Claim,
-    Reclaim(Fence, Succession),
-}
-
-impl Doubt {
-    /// A record that was to be claimed again is there: a first claim in doubt adds
-    /// nothing to it.
-    fn after(earlier: Option<Self>, later: Option<Self>) -> Option<Self> {
-        match (earlier, later) {
-            (Some(Self::Reclaim(..)), Some(Self::Claim)) | (_, None) => earlier,
-            _ => later,
+impl Tried {
+    /// A claim that was made in order to ask is for asking alone.
+    fn granted(&self, grant: Grant, since: Instant) -> Claiming {
+        match self.hold {
+            Some(Hold::Reclaim {
+                succession: Succession::Reconcile,
+                ..
+            }) => Claiming::Asking {
+                grant,
+                since,
+                may_run: self.may_run,
+            },
+            _ => Claiming::Granted { grant, since },
         }
     }
-}
 
-fn granted(grant: Grant, since: Instant, asking: Option<Asking>) -> Claiming {
-    match asking {
-        None => Claiming::Granted { grant, since },
-        Some(Asking { may_run }) => Claiming::Asking {
-            grant,
-            since,
-            may_run,
-        },
+    /// Forgets what the token can no longer hold beside another claim's record.
+    fn saw_another(&mut self, record: &Record) {
+        self.hold = self.hold.filter(|hold| match hold {
+            Hold::Claim => false,
+            Hold::Reclaim { seen, .. } => *seen == record.fence,
+        });
     }
 }
 
-/// This claim was tried in order to ask. From then on, to run under it is not
-/// safe: the answer may have got lost to the very try that was granted.
-#[derive(Clone, Copy)]
-struct Asking {
-    may_run: bool,
+/// What a token holds, or may hold if the answer of the store got lost.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Hold {
+    /// A name that had no record.
+    Claim,
+    /// The record that was seen with this fence.
+    Reclaim {
+        seen: Fence,
+        succession: Succession,
+        /// For whom the record was released, if it was.
+        released: Option<Release>,
+    },
 }
 
 /// One round; `None` if the record changed meanwhile.
@@ -240,14 +240,29 @@ async fn round_of<S: Store>(
 ) -> Result<Option<Round>, StoreError> {
     let Claimant { name, claim, .. } = claimant;
     let config = &host.config;
-    tried.unanswered = Some(Doubt::Claim);
-    let claimed = host.store.claim(name, claim).await?;
-    tried.unanswered = None;
-    let record = match claimed {
-        Claimed::Acquired(grant) => return Ok(Some(Round::Granted(grant))),
-        Claimed::Occupied(record) => record,
-        Claimed::Vanished => return Ok(None),
+    let before = tried.hold;
+    tried.hold = before.or(Some(Hold::Claim));
+    let claimed = match host.store.claim(name, claim).await {
+        Err(error) if error.sent_nothing() => {
+            tried.hold = before;
+            return Err(error);
+        }
+        claimed => claimed?,
     };
+    let record = match claimed {
+        Claimed::Acquired(grant) => {
+            tried.hold = Some(Hold::Claim);
+            return Ok(Some(Round::Granted(grant)));
+        }
+        Claimed::Occupied(record) => record,
+        Claimed::Vanished => {
+            tried.hold = before;
+            return Ok(None);
+        }
+    };
+    if record.token != claim.token {
+        tried.saw_another(&record);
+    }
     tried.seen = true;
     let seen = |found| {
         Round::Found(Seen {
@@ -258,14 +273,27 @@ async fn round_of<S: Store>(
     Ok(match claimant.judge(config, &record) {
         Standing::Mine(grant) => Some(Round::Granted(grant)),
         Standing::Free(succession) => {
-            if succession == Succession::Reconcile {
-                let may_run = record.takeovers + 1 < config.attempts;
-                tried.asking = Some(Asking { may_run });
-            }
+            tried.may_run = record.takeovers + 1 < config.attempts;
+            let before = tried.hold;
+            tried.hold = Some(Hold::Reclaim {
+                seen: record.fence,
+                succession,
+                released: match record.state {
+                    RecordState::Released(release) => Some(release),
+                    _ => None,
+                },
+            });
             let reclaimed = host.store.reclaim(name, record.fence, succession, claim);
-            tried.unanswered = Some(Doubt::Reclaim(record.fence, succession));
-            let granted = reclaimed.await?;
-            tried.unanswered = None;
+            let granted = match reclaimed.await {
+                Err(error) if error.sent_nothing() => {
+                    tried.hold = before;
+                    return Err(error);
+                }
+                granted => granted?,
+            };
+            if granted.is_none() {
+                tried.hold = before;
+            }
             let was_open = matches!(
                 record.state,
                 RecordState::Unknown | RecordState::InProgress { .. }
@@ -375,11 +403,11 @@ async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Settleme
 impl Claimant {
     /// What takes the claim back, if it may be in the store.
     pub(crate) fn withdrawal<S: Store>(&self, host: &Arc<Host<S>>) -> Option<Withdrawal<S>> {
-        self.doubt.map(|doubt| Withdrawal {
+        self.hold.map(|hold| Withdrawal {
             host: Arc::clone(host),
             name: self.name.clone(),
             claim: self.claim,
-            doubt,
+            hold,
         })
     }
 

@@ -82,7 +82,7 @@ where
             parts,
             body,
             trailers,
-            doubt: None,
+            hold: None,
         });
         let (client, answer) = oneshot::channel();
         detach(run(

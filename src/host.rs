@@ -33,6 +33,8 @@ pub(crate) struct Host<S> {
     /// The writes that are tried again after their client was answered, and
     /// the bytes of their responses.
     pub(crate) late: Room,
+    /// The claims in doubt that are taken back.
+    pub(crate) withdrawals: Room,
     pub(crate) late_bytes: Room,
 }
 
@@ -48,6 +50,7 @@ impl<S> Host<S> {
             buffers: Room::new(config.buffered_bytes),
             discards: Room::new(DISCARDS),
             late: Room::new(config.in_flight),
+            withdrawals: Room::new(config.in_flight),
             late_bytes: Room::new(config.late_bytes),
             config: Arc::new(config),
         }
@@ -89,6 +92,7 @@ impl<S> Host<S> {
             while self.left() > 0 {
                 self.running.emptied().await;
                 self.late.emptied().await;
+                self.withdrawals.emptied().await;
             }
         };
         let _ = time::timeout(grace, emptied).await;
@@ -96,7 +100,7 @@ impl<S> Host<S> {
     }
 
     fn left(&self) -> usize {
-        self.running.taken() + self.late.taken()
+        self.running.taken() + self.late.taken() + self.withdrawals.taken()
     }
 }
 

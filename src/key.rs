@@ -137,9 +137,10 @@ impl KeySyntax {
     /// window longer than one of its retentions. A retention that the handler
     /// shortens is not checked.
     ///
-    /// The age is measured on this host's wall clock. A timestamp in the future by
-    /// more than a minute is refused as invalid; a client whose clock is ahead
-    /// lengthens its window by as much. Defaults to any text.
+    /// The age is measured on this host's wall clock. A clock that is ahead by up to a
+    /// minute, or a tenth of the window if that is shorter, is tolerated: a timestamp
+    /// further in the future is refused as invalid, and the window ends earlier by as
+    /// much. Defaults to any text.
     #[must_use]
     pub fn uuid_v7(mut self, window: Duration) -> Self {
         self.form = Form::UuidV7 { window };
@@ -252,10 +253,12 @@ impl KeySyntax {
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
-        if made_at > now + FUTURE_TOLERANCE {
+        // A key of a clock that is ahead must not outlive its record by as much.
+        let tolerance = FUTURE_TOLERANCE.min(window / 10);
+        if made_at > now + tolerance {
             return Err(KeyFault::invalid("its timestamp lies in the future"));
         }
-        let left = window.saturating_sub(now.saturating_sub(made_at));
+        let left = (window - tolerance).saturating_sub(now.saturating_sub(made_at));
         parsed.stale_from = Some(Instant::now() + left);
         Ok(parsed)
     }

@@ -176,8 +176,8 @@ pub struct Drained {
 }
 
 impl Drained {
-    /// How many requests were still running; their keys are left to their
-    /// leases.
+    /// How many requests were still running, and how many outcomes and withdrawals
+    /// were still to be written; their keys are left to their leases.
     #[must_use]
     pub fn left(&self) -> usize {
         self.left

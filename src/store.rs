@@ -105,6 +105,11 @@ pub trait Store: Send + Sync + 'static {
     /// answer got lost, it shows its token and a fence that is larger than every
     /// fence of this name before it. A crash right after the call leaves a record
     /// in progress whose lease lapses.
+    ///
+    /// A claim whose answer got lost is made again with its token, at once or later,
+    /// and then released. While the first is still being written, the second waits for
+    /// it or fails; once the second is answered, the first is never granted. A token
+    /// whose claim was released or has ended gets the record that is there.
     fn claim(
         &self,
         name: &RecordName,

@@ -9,8 +9,8 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{self, Instant};
 
 use crate::{
-    RecordName, Store, StoreError,
-    claim::Doubt,
+    Fence, RecordName, Store, StoreError, StoreErrorKind,
+    claim::Hold,
     host::{Host, Share},
     jitter::jittered,
     outcome::{GaveUp, Notice},
@@ -20,24 +20,31 @@ use crate::{
 };
 
 /// What is left of a request once it has been answered: its name, its claim, and
-/// the call whose answer got lost.
+/// what the claim's token may hold.
 pub(crate) struct Withdrawal<S> {
     pub(crate) host: Arc<Host<S>>,
     pub(crate) name: RecordName,
     pub(crate) claim: Claim,
-    pub(crate) doubt: Doubt,
+    pub(crate) hold: Hold,
+}
+
+/// How a record gets back to where it was before the claim.
+enum Undo {
+    Release(Release),
+    /// The outcome was unknown, and still is.
+    MarkUnknown,
 }
 
 impl<S: Store> Withdrawal<S> {
-    /// Tries until the store has answered, rarely after a while, and gives up once
-    /// a lease, a store timeout and the time for late recording have passed. The
-    /// request gives its `place` among the running back.
+    /// Tries until the store has answered, rarely after a while, and gives up after
+    /// the time for late recording, or a lease and a store timeout if that is
+    /// longer. The request gives its `place` among the running back.
     pub(crate) async fn run(self, place: Option<Share>) {
         let host = &self.host;
-        let taken = host.late.take(1);
+        let config = &host.config;
+        let taken = host.withdrawals.take(1);
         // Not before: `drain` counts the one or the other.
         drop(place);
-        let config = &host.config;
         if taken.is_none() {
             Notice::GaveUpWithdrawing(GaveUp::TooMany).tell(&config.warnings, None);
             return;
@@ -70,74 +77,138 @@ impl<S: Store> Withdrawal<S> {
         }
     }
 
-    /// Returns whether the claim can no longer be granted and holds nothing.
-    ///
-    /// If the claim is not there, it is made once more with the same token: the
-    /// store waits for an earlier one that is still being written, and what is
-    /// left behind, a released record, keeps one that arrives later from being
-    /// granted.
+    /// Returns whether the token holds nothing, and can no longer come to hold it.
     async fn attempt(&self) -> Result<bool, StoreError> {
-        let store = &self.host.store;
-        if self.give_back().await? == Settlement::Applied {
+        if self.undo().await? == Settlement::Applied {
             return Ok(true);
         }
-        let record = match self.doubt {
-            Doubt::Reclaim(seen, succession) => {
-                let reclaimed = store.reclaim(&self.name, seen, succession, &self.claim);
-                if reclaimed.await?.is_some() {
-                    return Ok(self.give_back().await? == Settlement::Applied);
-                }
-                match store.read(&self.name).await? {
-                    // The state or the time has changed under the same fence: an
-                    // earlier try may still be waiting.
-                    Some(record) if record.fence == seen => return Ok(false),
-                    Some(record) => record,
-                    None => return Ok(true),
-                }
+        let record = match self.hold {
+            Hold::Claim => self.claim_again().await?,
+            // Its owner may be alive: to claim the record only to give it back would
+            // take it from that owner.
+            Hold::Reclaim {
+                seen,
+                succession: Succession::TakeOver | Succession::Rerun | Succession::Reconcile,
+                ..
+            } => {
+                let record = self.host.store.read(&self.name).await?;
+                return Ok(record.is_none_or(|record| record.fence != seen));
             }
-            Doubt::Claim => match store.claim(&self.name, &self.claim).await? {
-                Claimed::Acquired(_) => {
-                    return Ok(self.give_back().await? == Settlement::Applied);
-                }
-                Claimed::Occupied(record) => record,
-                Claimed::Vanished => return Ok(false),
-            },
+            Hold::Reclaim {
+                seen, succession, ..
+            } => self.reclaim_again(seen, succession).await?,
         };
-        match record.state {
-            _ if record.token != self.claim.token => Ok(true),
-            RecordState::InProgress { .. } => Ok(self.give_back().await? == Settlement::Applied),
-            RecordState::Unknown if self.is_first_run(&record) => {
-                let resolution = Resolution::DidNotHappen;
-                let resolved = store.resolve(&self.name, record.fence, &resolution);
-                Ok(resolved.await? == Settlement::Applied)
-            }
-            _ => Ok(true),
+        match record {
+            Again::Pending => Ok(false),
+            Again::Over => Ok(true),
+            Again::Own(record) => self.undo_own(&record).await,
         }
     }
 
-    /// Nothing ran under this claim. One that was to ask what became of an unknown
-    /// outcome leaves it unknown.
-    async fn give_back(&self) -> Result<Settlement, StoreError> {
+    /// The store waits for an earlier claim that is still being written. A released
+    /// record is left, which keeps one that arrives later from being granted.
+    async fn claim_again(&self) -> Result<Again, StoreError> {
+        Ok(match self.host.store.claim(&self.name, &self.claim).await {
+            Ok(Claimed::Acquired(_)) => match self.undo().await? {
+                Settlement::Applied => Again::Over,
+                Settlement::Superseded => Again::Pending,
+            },
+            Ok(Claimed::Occupied(record)) => self.found(record),
+            Ok(Claimed::Vanished) => Again::Pending,
+            // It holds no such record, and takes none.
+            Err(error) if error.kind() == StoreErrorKind::Full => Again::Over,
+            Err(error) => return Err(error),
+        })
+    }
+
+    async fn reclaim_again(
+        &self,
+        seen: Fence,
+        succession: Succession,
+    ) -> Result<Again, StoreError> {
+        let store = &self.host.store;
+        let reclaimed = store.reclaim(&self.name, seen, succession, &self.claim);
+        if reclaimed.await?.is_some() {
+            return Ok(match self.undo().await? {
+                Settlement::Applied => Again::Over,
+                Settlement::Superseded => Again::Pending,
+            });
+        }
+        Ok(match store.read(&self.name).await? {
+            // Its time is over meanwhile: an earlier try may still be on its way.
+            Some(record) if record.fence == seen => Again::Pending,
+            Some(record) => self.found(record),
+            None => Again::Over,
+        })
+    }
+
+    fn found(&self, record: Record) -> Again {
+        match record.token == self.claim.token {
+            true => Again::Own(record),
+            false => Again::Over,
+        }
+    }
+
+    /// Nothing ran under this claim, whatever became of its record meanwhile.
+    async fn undo_own(&self, record: &Record) -> Result<bool, StoreError> {
+        let undone = match record.state {
+            RecordState::InProgress { .. } => self.undo().await?,
+            // Its lease has lapsed. An outcome that was unknown before stays unknown.
+            RecordState::Unknown if record.takeovers == 0 => {
+                let resolution = Resolution::DidNotHappen;
+                let store = &self.host.store;
+                let resolved = store.resolve(&self.name, record.fence, &resolution).await?;
+                self.host.waiters.wake(&self.name);
+                resolved
+            }
+            _ => Settlement::Applied,
+        };
+        Ok(undone == Settlement::Applied)
+    }
+
+    async fn undo(&self) -> Result<Settlement, StoreError> {
         let store = &self.host.store;
         let (name, token) = (&self.name, self.claim.token);
-        let given_back = match self.doubt {
-            Doubt::Reclaim(_, Succession::Reconcile) => {
+        let undone = match self.hold.undo() {
+            Undo::Release(release) => store.release(name, token, release).await,
+            Undo::MarkUnknown => {
                 let retention = self.host.config.unknown_retention;
                 let owner = Witness::Owner(token);
                 store.mark_unknown(name, owner, retention).await
             }
-            _ => store.release(name, token, Release::Bound).await,
         };
         self.host.waiters.wake(name);
-        given_back
+        undone
     }
+}
 
-    /// Whether no run before this claim has an unknown outcome. Its own, which
-    /// another request saw lapse and marked unknown, is known: nothing ran.
-    fn is_first_run(&self, record: &Record) -> bool {
-        let asks = matches!(self.doubt, Doubt::Reclaim(_, Succession::Reconcile));
-        record.takeovers == 0 && !asks
+impl Hold {
+    fn undo(self) -> Undo {
+        match self {
+            Self::Claim => Undo::Release(Release::Freed),
+            Self::Reclaim {
+                succession,
+                released,
+                ..
+            } => match succession {
+                Succession::TakeOver | Succession::Rerun | Succession::Reconcile => {
+                    Undo::MarkUnknown
+                }
+                Succession::Retry => Undo::Release(released.unwrap_or(Release::Bound)),
+                Succession::Replace | Succession::Expired => Undo::Release(Release::Freed),
+            },
+        }
     }
+}
+
+/// What a claim that was made once more has found.
+enum Again {
+    /// An earlier try may still be granted.
+    Pending,
+    /// Nothing is held, and nothing will be.
+    Over,
+    /// The record of an earlier try.
+    Own(Record),
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);

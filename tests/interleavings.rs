@@ -33,6 +33,26 @@ mod sync {
     };
 }
 
+mod log {
+    #[derive(Default)]
+    pub(crate) struct Warnings;
+}
+
+mod outcome {
+    use tower_idempotency::OperationId;
+
+    use crate::log::Warnings;
+
+    pub(crate) enum Notice {
+        UnknownExpired,
+    }
+
+    impl Notice {
+        /// No log is kept here.
+        pub(crate) fn tell(self, _: &Warnings, _: Option<OperationId>) {}
+    }
+}
+
 mod jitter {
     use std::time::Duration;
 

@@ -86,7 +86,8 @@ where
         self.lose(owned, Ok(response), None).await;
     }
 
-    /// The transaction was rolled back, and the handler has not noticed.
+    /// The commit failed, and the handler answered as if it had not. It is taken for
+    /// the failure that the handler should have answered with: a retry runs.
     pub(super) async fn deny_success(
         &mut self,
         owned: &Owned<'_, S>,
@@ -106,8 +107,9 @@ where
     /// The handler says that it did its work, but has not committed a transaction
     /// that it began.
     ///
-    /// Recording its response would promise work that is not there (I5). Releasing
-    /// the key could do its other work twice. So the outcome is unknown.
+    /// Recording its response would promise work that is not there (I5). It may have
+    /// done its work in another way, or its transaction may still be open: so the
+    /// outcome is unknown.
     async fn deny_uncommitted(&mut self, owned: &Owned<'_, S>) {
         Notice::Uncommitted.tell(&self.host.config.warnings, owned.operation);
         let response = self.refusal(owned, Rejection::uncommitted());
@@ -180,6 +182,7 @@ where
                 Conclusion::Record
                     if claims_success(parts.status) && operation.is_uncommitted() =>
                 {
+                    drop((parts, body));
                     Box::pin(self.deny_uncommitted(owned)).await;
                 }
                 Conclusion::Record => self.keep(owned, parts, body, word).await,

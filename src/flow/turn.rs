@@ -142,16 +142,23 @@ where
                 since,
             }) => {
                 claimant.claim = claim;
+                claimant.hold = None;
                 Ok((grant, since))
             }
-            Ok(Reconciliation::Happened) => Err(match claim::look(host, claimant).await {
-                Ok(Some(seen)) => Over::Seen(seen),
-                Ok(None) => Over::Refused(Rejection::contended()),
-                Err(error) => {
-                    Over::Refused(Rejection::record_unreadable(&error).about(grant.operation))
-                }
-            }),
-            Ok(Reconciliation::Unknown) => Err(unknown()),
+            Ok(Reconciliation::Happened) => {
+                claimant.hold = None;
+                Err(match claim::look(host, claimant).await {
+                    Ok(Some(seen)) => Over::Seen(seen),
+                    Ok(None) => Over::Refused(Rejection::contended()),
+                    Err(error) => {
+                        Over::Refused(Rejection::record_unreadable(&error).about(grant.operation))
+                    }
+                })
+            }
+            Ok(Reconciliation::Unknown) => {
+                claimant.hold = None;
+                Err(unknown())
+            }
             Err(error) => {
                 host.config.warnings.warn(
                     "recording failed of what a `Reconciler` found out: the outcome stays unknown",

@@ -20,6 +20,7 @@ pub struct StoreError {
     is_about_one: bool,
     #[cfg(feature = "postgres")]
     lacks_privileges: bool,
+    sent_nothing: bool,
 }
 
 /// The kinds of [`StoreError`].
@@ -66,6 +67,23 @@ impl StoreError {
     #[must_use]
     pub fn overloaded() -> Self {
         Self::new(StoreErrorKind::Overloaded, None)
+    }
+
+    /// Says that the call failed before anything of it was sent: an unanswered claim
+    /// is in doubt and has to be withdrawn, and one that was not sent need not be.
+    ///
+    /// A store that makes a call again must not say so if an earlier try was sent.
+    /// Always said of [`Overloaded`](StoreErrorKind::Overloaded).
+    #[must_use]
+    pub fn unsent(mut self) -> Self {
+        self.sent_nothing = true;
+        self
+    }
+
+    /// Whether nothing of the call was sent.
+    #[must_use]
+    pub fn sent_nothing(&self) -> bool {
+        self.sent_nothing || self.kind == StoreErrorKind::Overloaded
     }
 
     /// Which kind of failure it is.
@@ -130,6 +148,7 @@ impl StoreError {
             is_about_one: false,
             #[cfg(feature = "postgres")]
             lacks_privileges: false,
+            sent_nothing: false,
         }
     }
 }

@@ -18,6 +18,8 @@ use super::{
 };
 use crate::{
     Fence, RecordName, Token,
+    log::Warnings,
+    outcome::Notice,
     protocol::{Due, Moment, Row, Sweep},
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
@@ -55,6 +57,7 @@ struct Inner {
     most_bytes: usize,
     /// The shard in which room was found last.
     emptied: AtomicUsize,
+    warnings: Warnings,
 }
 
 #[derive(Default)]
@@ -103,6 +106,7 @@ impl MemoryStore {
                 most_records: records,
                 most_bytes: bytes,
                 emptied: AtomicUsize::new(0),
+                warnings: Warnings::default(),
             }),
         }
     }
@@ -199,7 +203,14 @@ impl Inner {
                 continue;
             }
             let removed = self.sweep(shard, |row| match row.due() {
-                Due::Removal(_) => row.sweep(Duration::ZERO, now),
+                Due::Removal(_) => {
+                    let swept = row.sweep(Duration::ZERO, now);
+                    if let Sweep::Due { unknown: true } = swept {
+                        let operation = Some(row.grant().operation);
+                        Notice::UnknownExpired.tell(&self.warnings, operation);
+                    }
+                    swept
+                }
                 Due::Marking(_) => Sweep::Kept,
             });
             if removed > 0 {
@@ -325,7 +336,8 @@ impl Store for MemoryStore {
             }
             drop(table);
             if !inner.make_room() {
-                return Err(StoreError::full("the bound on records of the memory store"));
+                let full = StoreError::full("the bound on records of the memory store");
+                return Err(full.unsent());
             }
         }
     }

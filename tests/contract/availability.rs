@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
     MemoryStore, Reconciled, Reconciler, Recovery, Scope, SharedStore, Store as _, StoreErrorKind,
-    store::{Claim, Claimed, RecordState, Release, Settlement, Witness},
+    store::{Claim, Claimed, Completion, RecordState, Release, Settlement, Witness},
 };
 
 use crate::{
@@ -550,3 +550,109 @@ async fn purging_a_memory_store_lets_other_tasks_run() {
 }
 
 const HOUR: Duration = Duration::from_secs(3600);
+
+/// A hook that finds the outcome of its operation.
+fn finds() -> Recovery {
+    Recovery::Reconcile(Reconciler::new(|_| async {
+        Reconciled::Happened(http::Response::new(Bytes::from_static(b"found")))
+    }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn i11_an_answer_lost_before_a_question_releases_nothing() {
+    let faulty = Faulty::over(MemoryStore::new());
+    let store = SharedStore::new(faulty.clone());
+    let probe = Probe::statuses(&[504, 201]);
+    let api = Api::new(required(store.clone()).recovery(finds()), &probe);
+    api.send(keyed("K")).await.assert_live(504);
+    // The first claim of the retry is lost, the second asks, and what the hook says
+    // cannot be recorded.
+    faulty.breaks(Call::Claim, 2..=2, Fault::Fails);
+    faulty.breaks(Call::Complete, .., Fault::Fails);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let state = record(&store, "K").await.unwrap().state;
+    assert!(matches!(state, RecordState::Unknown), "{state:?}");
+    faulty.heals();
+    let found = api.send(keyed("K")).await;
+    assert_eq!((found.is_replay(), found.body), (true, "found".into()));
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn f102_a_claim_that_lapsed_before_its_withdrawal_is_resolved() {
+    let faulty = Faulty::over(MemoryStore::new());
+    // It is in the store, which is then down for longer than the lease.
+    faulty.breaks(Call::Claim, ..=1, Fault::HangsAfterwards);
+    faulty.breaks(Call::Claim, 2..=8, Fault::Hangs);
+    faulty.breaks(Call::Release, .., Fault::Fails);
+    let store = SharedStore::new(faulty.clone());
+    let probe = Probe::counting();
+    let api = Api::new(required(store.clone()), &probe);
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    tokio::time::sleep(Duration::from_secs(40)).await;
+    // The retry comes before the withdrawal, and finds a lapsed lease.
+    faulty.heals();
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    api.send(keyed("K")).await.assert_run(1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_withdrawn_takeover_leaves_a_late_owner_its_record() {
+    let faulty = Faulty::over(MemoryStore::new());
+    let store = SharedStore::new(faulty.clone());
+    let minute = Duration::from_secs(60);
+    let owner = Claim::new(fingerprint(keyed("K")).await, Duration::ZERO, HOUR);
+    store.claim(&named("K"), &owner).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    // The takeover of its retry does not arrive.
+    faulty.breaks(Call::Reclaim, .., Fault::Fails);
+    let api = Api::new(
+        required(store.clone()).recovery(Recovery::Rerun),
+        &Probe::counting(),
+    );
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    faulty.heals();
+    tokio::time::sleep(minute).await;
+    let completion = Completion::new(Bytes::new(), HOUR, HOUR);
+    let late = store.complete(&named("K"), owner.token, &completion).await;
+    assert_eq!(late.unwrap(), Settlement::Applied);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_withdrawn_claim_leaves_its_key_to_any_request() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Claim, ..=8, Fault::LosesItsAnswer);
+    let api = Api::new(required(SharedStore::new(faulty)), &Probe::counting());
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    settle().await;
+    api.send(keyed("K").body("{\"amount\":2}"))
+        .await
+        .assert_run(1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_was_not_sent_is_not_withdrawn() {
+    let faulty = Faulty::over(MemoryStore::new());
+    faulty.breaks(Call::Claim, .., Fault::IsUnreachable);
+    let api = Api::new(
+        required(SharedStore::new(faulty.clone())),
+        &Probe::counting(),
+    );
+    api.send(keyed("K"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(faulty.count(Call::Release), 0);
+}

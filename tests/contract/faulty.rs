@@ -52,6 +52,8 @@ pub(crate) enum Fault {
     Vanishes,
     /// The row cannot be read.
     IsCorrupt,
+    /// Nothing is sent, and an error is the answer.
+    IsUnreachable,
     /// There is no room.
     IsFull,
     /// Too many calls wait for it.
@@ -186,6 +188,9 @@ impl<S> Faulty<S> {
                 done.await
             }
             Some(Fault::IsCorrupt) => Err(StoreError::corrupt("as the test wants it")),
+            Some(Fault::IsUnreachable) => {
+                Err(StoreError::unavailable("as the test wants it").unsent())
+            }
             Some(Fault::IsFull) => Err(StoreError::full("as the test wants it")),
             Some(Fault::IsOverloaded) => Err(StoreError::overloaded()),
             Some(Fault::Panics) => panic!("s3cr3t, as the test wants it"),

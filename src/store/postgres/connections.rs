@@ -93,7 +93,8 @@ impl Connections {
         let mut busy = None;
         let line = timeout(self.patience, self.line(&mut busy)).await;
         let none_free = || busy.unwrap_or_else(|| self.none_free());
-        let mut line = line.unwrap_or_else(|_| Err(none_free()))?;
+        let line = line.unwrap_or_else(|_| Err(none_free()));
+        let mut line = line.map_err(StoreError::unsent)?;
         let call = async {
             match &self.begin {
                 None => work(Session::lasting(&mut line.connection, &self.sql)).await,
@@ -126,7 +127,7 @@ impl Connections {
         if is_answered || !ready.idle.is_empty() {
             return Ok(());
         }
-        Err(error)
+        Err(error.unsent())
     }
 
     /// Returns `None` if the call takes longer than `bound`. A slow call makes the
