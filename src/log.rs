@@ -77,17 +77,13 @@ impl Warnings {
     }
 }
 
-/// An error with its sources, in one line. A source whose text the line ends with
-/// already is not repeated.
+/// An error with its sources, in one line.
 pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
     let mut line = error.to_string();
     let mut source = error.source();
     while let Some(error) = source {
-        let text = error.to_string();
-        if !line.ends_with(&text) {
-            line.push_str(": ");
-            line.push_str(&text);
-        }
+        line.push_str(": ");
+        line.push_str(&error.to_string());
         source = error.source();
     }
     line
@@ -200,16 +196,12 @@ mod tests {
     }
 
     #[test]
-    fn chain_names_each_cause_once() {
+    fn chain_of_a_store_error_names_each_cause_once() {
         let refused = Failure("connection refused", None);
-        let named = Failure(
-            "cannot connect: connection refused",
-            Some(Box::new(refused)),
-        );
-        let error = Failure("the store is unavailable", Some(Box::new(named)));
+        let cannot = Failure("cannot connect", Some(Box::new(refused)));
         assert_eq!(
-            chain(&error),
-            "the store is unavailable: cannot connect: connection refused"
+            chain(&StoreError::unavailable(cannot)),
+            "the idempotency store is unavailable: cannot connect: connection refused"
         );
     }
 

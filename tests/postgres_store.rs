@@ -1414,8 +1414,7 @@ async fn run_on(connection: &mut PgConnection, statements: &str) {
 }
 
 fn told(error: &StoreError) -> String {
-    let source = std::error::Error::source(error).map(ToString::to_string);
-    format!("{error}: {} {error:?}", source.unwrap_or_default())
+    format!("{error} {error:?}")
 }
 
 /// A record that was completed and has expired.

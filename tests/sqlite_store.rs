@@ -757,8 +757,7 @@ async fn execute(connection: &mut SqliteConnection, statements: &str) {
 }
 
 fn told(error: &StoreError) -> String {
-    let source = std::error::Error::source(error).map(ToString::to_string);
-    format!("{error}: {}", source.unwrap_or_default())
+    error.to_string()
 }
 
 async fn complete_and_expire(store: &SqliteStore, name: &RecordName, claim: &Claim) {

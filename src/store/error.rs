@@ -9,6 +9,10 @@ type Source = Box<dyn Error + Send + Sync>;
 ///
 /// Its text names the kind and the cause, with a remedy where there is one. The
 /// texts of this crate's stores quote no key, scope, token, response or password.
+///
+/// Because the text includes that of the cause, [`source`](Error::source) returns
+/// the source of the cause, and [`get_ref`](Self::get_ref) the cause itself. So a
+/// report of the whole chain names each error once.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -90,6 +94,13 @@ impl StoreError {
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
+    }
+
+    /// Returns the cause, such as what a store passed to
+    /// [`unavailable`](Self::unavailable), or `None` if there is none.
+    #[must_use]
+    pub fn get_ref(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
+        self.source.as_deref()
     }
 
     /// Of several calls made together, it may be about one: about a value of it
@@ -185,6 +196,6 @@ impl fmt::Display for StoreError {
 
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_ref().map(|source| &**source as _)
+        self.source.as_ref()?.source()
     }
 }

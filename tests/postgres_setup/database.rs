@@ -100,8 +100,7 @@ pub(crate) async fn run_on(connection: &mut PgConnection, statements: &str) {
 }
 
 pub(crate) fn told(error: &StoreError) -> String {
-    let source = std::error::Error::source(error).map(ToString::to_string);
-    format!("{error}: {}", source.unwrap_or_default())
+    error.to_string()
 }
 
 pub(crate) fn acquired(answer: Result<Claimed, StoreError>) {

@@ -75,6 +75,8 @@ async fn f110_errors_of_connecting_say_what_to_do() {
             let error = PostgresStore::builder(options).connect().await.unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Unavailable);
             assert!(error.to_string().contains(says), "{error}");
+            let below = std::error::Error::source(&error);
+            assert!(below.is_none(), "{below:?} stands in the text already");
         }
     })
     .await;
