@@ -335,6 +335,7 @@ impl Operation {
 
     /// Keeps why a transaction failed, for the log if the handler does not log it.
     pub(crate) fn failed(&self, error: CommitError) -> CommitError {
+        let error = error.of_operation(self.id(), Arc::clone(&self.shared.config));
         self.transactions().keep_failure(&error);
         error
     }
@@ -413,7 +414,7 @@ impl Operation {
         if let Some(transactions) = self.shared.transactions.get()
             && let Some(error) = transactions.take_failure()
         {
-            error.log(Some(self.id()));
+            error.log();
         }
     }
 }

@@ -44,7 +44,7 @@ mod postgres;
 mod reads;
 mod shared;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-mod sql;
+pub(crate) mod sql;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod sweep;

@@ -1,7 +1,7 @@
 //! What the SQL stores share: how a record is spelled in columns, and how work
 //! on a connection survives a caller that leaves.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type, error::DatabaseError};
 
@@ -259,9 +259,56 @@ pub(super) fn failure(
         Error::ColumnNotFound(_) | Error::ColumnIndexOutOfBounds { .. } => {
             StoreError::corrupt("a missing column")
         }
-        Error::Protocol(_) => StoreError::unavailable("the database broke its protocol"),
-        Error::WorkerCrashed => StoreError::unavailable("the database's worker is gone"),
-        _ => StoreError::unavailable("the database driver failed"),
+        error => StoreError::unavailable(quoting_no_value(&error)),
+    }
+}
+
+/// What an error of sqlx says, without a value that was bound or read.
+pub(crate) fn quoting_no_value(error: &Error) -> Cow<'static, str> {
+    Cow::Borrowed(match error {
+        Error::Database(error) => return answered_quoting_no_value(&**error).into(),
+        // What a type's own decoder says may quote the value.
+        Error::ColumnDecode { index, .. } => {
+            return format!("the value of column {index} cannot be decoded").into();
+        }
+        Error::Decode(_) => "a value cannot be decoded",
+        Error::Encode(_) => "a value cannot be encoded",
+        Error::Protocol(_) => "the database broke its protocol",
+        Error::Configuration(_)
+        | Error::Io(_)
+        | Error::Tls(_)
+        | Error::RowNotFound
+        | Error::TypeNotFound { .. }
+        | Error::ColumnIndexOutOfBounds { .. }
+        | Error::ColumnNotFound(_)
+        | Error::PoolTimedOut
+        | Error::PoolClosed
+        | Error::WorkerCrashed
+        | Error::InvalidSavePointStatement
+        | Error::BeginFailed => return error.to_string().into(),
+        _ => "the database driver failed",
+    })
+}
+
+fn answered_quoting_no_value(error: &dyn DatabaseError) -> String {
+    #[cfg(feature = "postgres")]
+    if error
+        .try_downcast_ref::<sqlx::postgres::PgDatabaseError>()
+        .is_some()
+    {
+        return super::postgres::quoting_no_value(error);
+    }
+    #[cfg(feature = "sqlite")]
+    if error
+        .try_downcast_ref::<sqlx::sqlite::SqliteError>()
+        .is_some()
+    {
+        return super::sqlite::quoting_no_value(error);
+    }
+    // Of another database, which the application uses beside the store.
+    match error.code() {
+        Some(code) => format!("the database answered with the error {code}"),
+        None => "the database answered with an error".into(),
     }
 }
 

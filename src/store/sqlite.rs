@@ -435,8 +435,7 @@ fn failure(error: sqlx::Error) -> StoreError {
     sql::failure(error, answered)
 }
 
-/// What SQLite's own error means. Its messages name tables and columns, never
-/// values.
+/// What SQLite's own error means.
 fn answered(error: &dyn DatabaseError) -> StoreError {
     match primary_code(error) {
         BUSY | LOCKED => StoreError::timed_out().because(IS_LOCKED),
@@ -448,14 +447,23 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
             StoreError::unavailable(format!("{}{IS_MISSING}", error.message()))
         }
         code => {
-            let failed = format!("{} (SQLite code {code})", error.message());
-            let failed = StoreError::unavailable(failed);
+            let failed = StoreError::unavailable(quoting_no_value(error));
             match code {
                 TOO_BIG | CONSTRAINT => failed.about_one(),
                 _ => failed,
             }
         }
     }
+}
+
+/// What SQLite said of an error. Its messages name tables, columns and
+/// constraints. That of a trigger may quote a value, and is left out.
+pub(super) fn quoting_no_value(error: &dyn DatabaseError) -> String {
+    let code = error.code().unwrap_or_default();
+    if code == CONSTRAINT_TRIGGER {
+        return format!("a trigger refused it (SQLite code {code})");
+    }
+    format!("{} (SQLite code {code})", error.message())
 }
 
 /// The result code without its extension.
@@ -499,6 +507,7 @@ const FULL: u8 = 13;
 const CANNOT_OPEN: u8 = 14;
 const TOO_BIG: u8 = 18;
 const CONSTRAINT: u8 = 19;
+const CONSTRAINT_TRIGGER: &str = "1811";
 const NOT_A_DATABASE: u8 = 26;
 
 #[cfg(test)]

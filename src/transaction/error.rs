@@ -17,8 +17,10 @@ use sqlx::error::DatabaseError;
 use super::Transacted;
 use crate::{
     OperationId, Rejection, StoreError,
+    config::Config,
     log::{self, Event, LogLimit, Warnings},
     rejection::Renderer,
+    store::sql,
 };
 
 /// Why a transaction did not begin, or was not, or not surely, committed.
@@ -28,6 +30,12 @@ use crate::{
 /// application's own with its [`status`](Self::status) and
 /// [`retry_after_seconds`](Self::retry_after_seconds). With the feature `axum` it
 /// is `IntoResponse`; other services have [`into_http`](Self::into_http).
+///
+/// Its text names the kind and the cause, and so does its event in the log. Neither
+/// quotes a value that a statement was given. The text of a database's error is its
+/// message, if errors of its class quote none. Otherwise it is the SQLSTATE, with the
+/// names of the table, column and constraint. The message of a trigger is left out.
+/// [`get_ref`](Self::get_ref) returns the error itself, which may quote values.
 ///
 /// An application with an error type of its own wraps it:
 ///
@@ -123,7 +131,18 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct CommitError(Arc<Failure>);
+pub struct CommitError {
+    failure: Arc<Failure>,
+    /// `None` for one that `?` made of an error.
+    origin: Option<Origin>,
+}
+
+/// The operation whose transaction failed, and the settings of its layer.
+#[derive(Clone)]
+struct Origin {
+    operation: OperationId,
+    config: Arc<Config>,
+}
 
 struct Failure {
     kind: CommitErrorKind,
@@ -176,24 +195,34 @@ impl CommitError {
 
     fn of(kind: CommitErrorKind, source: Option<Box<dyn Error + Send + Sync>>) -> Self {
         let is_logged = AtomicBool::new(false);
-        Self(Arc::new(Failure {
-            kind,
-            source,
-            is_logged,
-        }))
+        Self {
+            failure: Arc::new(Failure {
+                kind,
+                source,
+                is_logged,
+            }),
+            origin: None,
+        }
+    }
+
+    pub(crate) fn of_operation(self, operation: OperationId, config: Arc<Config>) -> Self {
+        Self {
+            origin: Some(Origin { operation, config }),
+            ..self
+        }
     }
 
     /// The record shows that a COMMIT without an answer was rolled back; the cause
     /// is the same.
     pub(crate) fn found_aborted(self) -> Self {
-        let source = Arc::into_inner(self.0).and_then(|failure| failure.source);
+        let source = Arc::into_inner(self.failure).and_then(|failure| failure.source);
         Self::of(CommitErrorKind::Aborted, source)
     }
 
     /// Which kind it is.
     #[must_use]
     pub fn kind(&self) -> CommitErrorKind {
-        self.0.kind
+        self.failure.kind
     }
 
     /// The status of the handler's response to it: 503 for
@@ -201,7 +230,15 @@ impl CommitError {
     /// [`LeaseLost`](CommitErrorKind::LeaseLost) and
     /// [`Unknown`](CommitErrorKind::Unknown), otherwise 500.
     ///
-    /// Both release the key for the same request, by the standard dispositions.
+    /// The standard dispositions release the key for the same request after a
+    /// response with it. There are three exceptions:
+    ///
+    /// - After [`effects_begin`](crate::Operation::effects_begin) the outcome is
+    ///   unknown.
+    /// - After [`Unknown`](CommitErrorKind::Unknown) the outcome is unknown too, and
+    ///   the client gets 503 `outcome-unknown` whatever the handler returns.
+    /// - After [`Superseded`](CommitErrorKind::Superseded) the client gets the answer
+    ///   of the other claim, and nothing is released.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.rejection().status()
@@ -222,6 +259,14 @@ impl CommitError {
     ///
     /// The response is `application/problem+json` with the error's
     /// [`status`](Self::status) and `Retry-After`. It shows nothing of the cause.
+    ///
+    /// It looks as the refusals of the operation's layer do, with its
+    /// [`render`](crate::IdempotencyBuilder::render),
+    /// [`problem_types`](crate::IdempotencyBuilder::problem_types) and
+    /// [`documentation`](crate::IdempotencyBuilder::documentation), if the error is
+    /// from a store's `begin` or `commit` or a transaction's `rollback`. One that `?`
+    /// made of an [`sqlx::Error`] or a [`StoreError`] knows no operation, and has the
+    /// defaults of these settings.
     ///
     /// ```
     /// # use tower::{Layer, ServiceExt, service_fn};
@@ -283,16 +328,59 @@ impl CommitError {
     /// ```
     #[must_use]
     pub fn into_http(self) -> Response<Full<Bytes>> {
-        self.log(None);
-        let response = Renderer::standard().render(&self.rejection(), &Warnings::default());
+        self.log();
+        let rejection = self.rejection();
+        let response = match &self.origin {
+            Some(Origin { operation, config }) => config
+                .renderer
+                .render(&rejection.about(*operation), &config.warnings),
+            None => Renderer::standard().render(&rejection, &Warnings::default()),
+        };
         response.map(Full::new)
     }
 
-    /// Logs the error once, whoever is the first to.
-    pub(crate) fn log(&self, operation: Option<OperationId>) {
-        if self.0.is_logged.swap(true, Ordering::Relaxed) {
+    /// Returns the cause: an [`sqlx::Error`], a [`StoreError`] or a text, or `None`
+    /// if the kind says all.
+    ///
+    /// An [`sqlx::Error`] has all that the database said. That may quote values of the
+    /// request, so that it does not belong in a log.
+    ///
+    /// ```
+    /// use tower_idempotency::{CommitError, sqlx};
+    ///
+    /// /// Whether a statement broke a unique constraint.
+    /// fn is_duplicate(error: &CommitError) -> bool {
+    ///     error
+    ///         .get_ref()
+    ///         .and_then(|cause| cause.downcast_ref::<sqlx::Error>()?.as_database_error())
+    ///         .is_some_and(|error| error.is_unique_violation())
+    /// }
+    /// # assert!(!is_duplicate(&sqlx::Error::PoolTimedOut.into()));
+    /// ```
+    #[must_use]
+    pub fn get_ref(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
+        self.failure.source.as_deref()
+    }
+
+    fn sqlx_error(&self) -> Option<&sqlx::Error> {
+        self.get_ref()?.downcast_ref()
+    }
+
+    /// The text of the cause.
+    fn cause(&self) -> Option<String> {
+        let cause = self.get_ref()?;
+        Some(match self.sqlx_error() {
+            Some(error) => sql::quoting_no_value(error).into_owned(),
+            None => cause.to_string(),
+        })
+    }
+
+    /// Logs the error, unless it was logged before.
+    pub(crate) fn log(&self) {
+        if self.failure.is_logged.swap(true, Ordering::Relaxed) {
             return;
         }
+        let operation = self.origin.as_ref().map(|origin| origin.operation);
         let kind = self.kind();
         let Some(suppressed) = kind.limit().permit() else {
             return;
@@ -301,24 +389,12 @@ impl CommitError {
             message: &format!("transaction failed ({}), answered with 5xx", kind.name()),
             notice: None,
             kind: Some(kind.name()),
-            error: Some(self.loggable()),
+            error: Some(log::chain(self)),
             hint: None,
             operation,
             suppressed,
         };
         event.log();
-    }
-
-    /// The text of the error, without messages that may quote a value.
-    fn loggable(&self) -> String {
-        let source = self.0.source.as_deref();
-        let safe = source
-            .and_then(|source| source.downcast_ref())
-            .and_then(without_values);
-        match safe {
-            Some(safe) => format!("{}: {safe}", self.reason()),
-            None => log::chain(self),
-        }
     }
 
     fn reason(&self) -> &'static str {
@@ -415,34 +491,15 @@ impl From<sqlx::Error> for CommitError {
     }
 }
 
-/// The text of an error that may quote a value, without the value; `None` for one
-/// that does not.
-fn without_values(error: &sqlx::Error) -> Option<String> {
-    match error {
-        // Data exceptions, and what a trigger or a function of the application says.
-        #[cfg(feature = "postgres")]
-        sqlx::Error::Database(error) => {
-            let error = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?;
-            let code = error.code();
-            let quotes = matches!(&code[..2], "22" | "P0");
-            quotes.then(|| format!("SQLSTATE {code}, whose message may quote values"))
-        }
-        sqlx::Error::ColumnDecode { index, .. } => {
-            Some(format!("column {index} could not be decoded"))
-        }
-        sqlx::Error::Decode(_) => Some("a value could not be decoded".to_owned()),
-        sqlx::Error::Encode(_) => Some("a value could not be encoded".to_owned()),
-        _ => None,
-    }
-}
-
 /// Whether the database itself says that it does not serve now.
 fn is_unavailable(error: &dyn DatabaseError) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
         let code = error.code();
         // Connections, resources, and a server that stops or starts.
-        return matches!(&code[..2], "08" | "53") || matches!(code, "57P01" | "57P02" | "57P03");
+        return ["08", "53", "57P01", "57P02", "57P03"]
+            .iter()
+            .any(|class| code.starts_with(class));
     }
     #[cfg(feature = "sqlite")]
     if let Some(code) = error
@@ -460,7 +517,7 @@ impl fmt::Debug for CommitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CommitError")
             .field("kind", &self.kind())
-            .field("source", &self.0.source)
+            .field("cause", &self.cause())
             .finish()
     }
 }
@@ -468,8 +525,8 @@ impl fmt::Debug for CommitError {
 impl fmt::Display for CommitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.reason())?;
-        match &self.0.source {
-            Some(source) => write!(f, ": {source}"),
+        match self.cause() {
+            Some(cause) => write!(f, ": {cause}"),
             None => Ok(()),
         }
     }
@@ -477,6 +534,10 @@ impl fmt::Display for CommitError {
 
 impl Error for CommitError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.0.source.as_ref().map(|source| &**source as _)
+        match self.sqlx_error() {
+            // Its source is the database's error, whose text may quote values.
+            Some(_) => None,
+            None => self.get_ref()?.source(),
+        }
     }
 }

@@ -113,8 +113,15 @@ impl<DB: Database> OperationTransaction<DB> {
     /// If the database could not be told. The transaction is not committed in
     /// this case either.
     pub async fn rollback(self) -> Result<(), CommitError> {
-        self.into_ended().rollback().await?;
-        Ok(())
+        let operation = self
+            .begun
+            .as_ref()
+            .and_then(|begun| begun.operation.upgrade());
+        let rolled_back = self.into_ended().rollback().await;
+        rolled_back.map_err(|error| match operation {
+            Some(operation) => operation.failed(error.into()),
+            None => error.into(),
+        })
     }
 
     /// The transaction, once what becomes of it is known otherwise.

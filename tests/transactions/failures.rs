@@ -1,11 +1,20 @@
 //! What the client and the operator learn when a transaction fails.
 
-use std::{error::Error as _, time::Duration};
+use std::{error::Error, io, time::Duration};
 
 use axum::response::{IntoResponse as _, Response};
+use http_body_util::BodyExt as _;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
 use tower_idempotency::{
-    CommitError, CommitErrorKind, Committed, Outcome, PostgresStore,
-    sqlx::{self, query},
+    CommitError, CommitErrorKind, Committed, Outcome, PostgresStore, StoreError,
+    sqlx::{
+        self, ConnectOptions as _,
+        postgres::{PgConnectOptions, PgSslMode},
+        query,
+    },
 };
 
 use crate::{
@@ -25,6 +34,23 @@ async fn fail<S: Shop>(run: &Run<S>) -> Result<Committed, CommitError> {
     match run.operation.key().as_str() {
         key if key.starts_with("statement") => {
             S::run(&mut transaction, "SELECT * FROM nothing_like_it").await?;
+        }
+        key if key.starts_with("22P02") => {
+            S::run(&mut transaction, "SELECT 'the-secret'::uuid").await?;
+        }
+        key if key.starts_with("23505") => {
+            let twice = "INSERT INTO items VALUES ('the-secret'), ('the-secret')";
+            S::run(&mut transaction, twice).await?;
+        }
+        key if key.starts_with("P0001") => {
+            let raise = "DO 'BEGIN RAISE ''the-secret''; END'";
+            S::run(&mut transaction, raise).await?;
+        }
+        key if key.starts_with("1811") => {
+            let trigger = "CREATE TEMP TRIGGER refusal BEFORE INSERT ON items
+                BEGIN SELECT RAISE(ABORT, 'the-secret'); END";
+            S::run(&mut transaction, trigger).await?;
+            S::run(&mut transaction, "INSERT INTO items VALUES ('pencil')").await?;
         }
         key if key.starts_with("commit") => {
             S::order(&mut transaction, &run.operation, "unicorn").await?;
@@ -57,6 +83,7 @@ with_each_database! {
     f110_a_failed_statement_and_a_failed_commit_are_logged_with_their_cause;
     f110_a_failed_commit_that_the_handler_hides_is_logged;
     f110_a_failed_commit_that_the_handler_handles_is_not_logged;
+    f110_failed_commit_is_rendered_as_the_layers_refusals;
 }
 
 async fn f110_a_failed_statement_and_a_failed_commit_are_logged_with_their_cause<S: Shop>(shop: S) {
@@ -112,32 +139,6 @@ async fn f110_a_failed_commit_that_the_handler_handles_is_not_logged<S: Shop>(sh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f110_an_error_that_quotes_a_value_is_logged_without_it() {
-    with_postgres(async |shop| {
-        let service = Service::new(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            let statement = match run.operation.key().as_str() {
-                key if key.starts_with("number") => "SELECT 's3cr3t'::int",
-                _ => "DO $$ BEGIN RAISE 's3cr3t'; END $$",
-            };
-            let failed = PostgresShop::run(&mut transaction, statement).await;
-            let error = CommitError::from(failed.unwrap_err());
-            // The handler may look at it.
-            assert!(error.to_string().contains("s3cr3t"), "{error}");
-            error.into_response()
-        });
-        for (key, code) in [("number", "SQLSTATE 22P02"), ("raise", "SQLSTATE P0001")] {
-            let log = Log::start();
-            let parts = ["transaction failed (aborted)", code];
-            let answer = until_logged(&service, &log, key, &parts).await;
-            answer.assert_problem(500, "rolled-back");
-            assert!(!log.warnings().contains("s3cr3t"), "{}", log.warnings());
-        }
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn f110_a_response_that_is_not_kept_is_logged_with_its_reason() {
     with_sqlite(async |shop| {
         let service = Service::new(&shop, async |run| {
@@ -160,6 +161,76 @@ async fn f110_a_response_that_is_not_kept_is_logged_with_its_reason() {
             let answer = until_logged(&service, &log, key, &parts).await;
             answer.assert_problem(500, "rolled-back");
         }
+    })
+    .await;
+}
+
+async fn f110_failed_commit_is_rendered_as_the_layers_refusals<S: Shop>(shop: S) {
+    let service = Service::new(&shop, async |run| {
+        let error = fail(&run).await.unwrap_err();
+        match run.operation.key().as_str() {
+            "commit" => error.into_response(),
+            _ => error.into_http().map(axum::body::Body::new),
+        }
+    });
+    let service = service.set(|layer| {
+        let layer = layer.documentation("https://docs.example/keys");
+        layer.problem_types("https://docs.example/problems:")
+    });
+    for key in ["commit", "commit-http"] {
+        let answer = service.post(key).await;
+        answer.assert_problem(500, "rolled-back");
+        let expected = r#""type":"https://docs.example/problems:rolled-back""#;
+        assert!(answer.body.contains(expected), "{}", answer.body);
+        let link = "<https://docs.example/keys>; rel=\"describedby\"";
+        assert_eq!(answer.headers["link"], link);
+    }
+}
+
+/// Each failure quotes a value, and its error tells the other text only.
+async fn assert_no_value_is_told<S: Shop>(shop: S, told: &'static [(&str, &str)]) {
+    let log = Log::start();
+    let service = Service::new(&shop, move |run| async move {
+        let code = run.operation.key().as_str();
+        let (_, says) = told.iter().find(|(key, _)| code.starts_with(key)).unwrap();
+        let error = fail(&run).await.unwrap_err();
+        let cause = error.get_ref().unwrap();
+        assert!(format!("{cause:?}").contains("the-secret"), "{cause:?}");
+        for text in [report(&error), format!("{error:?}")] {
+            assert!(text.contains(says), "{text}");
+            assert!(!text.contains("the-secret"), "{text}");
+        }
+        error.into_response()
+    });
+    for (code, says) in told {
+        service.post(code).await.assert_problem(500, "rolled-back");
+        if *code == told[0].0 {
+            until_logged(&service, &log, code, &["WARN", says]).await;
+        }
+    }
+    assert!(!log.warnings().contains("the-secret"), "{}", log.warnings());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_value_that_postgres_quotes_is_neither_told_nor_logged() {
+    with_postgres(async |shop| {
+        let told = &[
+            ("22P02", "SQLSTATE 22P02"),
+            (
+                "23505",
+                "SQLSTATE 23505, table items, constraint items_pkey",
+            ),
+            ("P0001", "SQLSTATE P0001"),
+        ];
+        assert_no_value_is_told(shop, told).await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_value_that_an_sqlite_trigger_quotes_is_neither_told_nor_logged() {
+    with_sqlite(async |shop| {
+        assert_no_value_is_told(shop, &[("1811", "SQLite code 1811")]).await;
     })
     .await;
 }
@@ -315,11 +386,74 @@ fn errors_of_sqlx_become_kinds_with_status_and_cause() {
         assert_eq!(error.status(), status);
         assert_eq!(error.retry_after_seconds(), retry_after);
         assert!(error.to_string().contains(&cause), "{error}");
-        assert!(error.source().unwrap().is::<sqlx::Error>());
+        assert_eq!(report(&error).matches(&cause).count(), 1);
+        assert!(error.get_ref().unwrap().is::<sqlx::Error>());
     }
+}
+
+#[tokio::test]
+async fn error_of_no_operation_is_rendered_with_defaults() {
     let response: Response = CommitError::from(sqlx::Error::PoolTimedOut).into_response();
+    let content_type = &response.headers()["content-type"];
+    assert_eq!(content_type, "application/problem+json");
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    let body = String::from_utf8(body.to_vec()).unwrap();
+    let expected = "urn:tower-idempotency:problem:store-unavailable";
+    assert!(body.contains(expected), "{body}");
+}
+
+#[test]
+fn report_of_a_store_failure_names_each_cause_once() {
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot read the settings")]
+    struct Settings(#[source] io::Error);
+
+    let settings = Settings(io::Error::other("no such file"));
+    let error = CommitError::from(StoreError::unavailable(settings));
     assert_eq!(
-        response.headers()["content-type"],
-        "application/problem+json"
+        report(&error),
+        "the database is unavailable: the idempotency store is unavailable: \
+         cannot read the settings: no such file"
     );
+    let store = error.get_ref().unwrap().downcast_ref::<StoreError>();
+    assert!(store.unwrap().get_ref().unwrap().is::<Settings>());
+}
+
+/// As a server or a pooler that speaks the protocol badly.
+#[tokio::test]
+async fn short_sqlstate_is_a_kind_and_no_panic() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let options = PgConnectOptions::new()
+        .host("127.0.0.1")
+        .port(listener.local_addr().unwrap().port())
+        .ssl_mode(PgSslMode::Disable)
+        .username("app");
+    let refusing = async {
+        let (mut client, _) = listener.accept().await.unwrap();
+        client.read_u8().await.unwrap();
+        let fields = b"SFATAL\0VFATAL\0C5\0Mgone\0\0";
+        client.write_u8(b'E').await.unwrap();
+        client.write_i32(4 + fields.len() as i32).await.unwrap();
+        client.write_all(fields).await.unwrap();
+        client.flush().await.unwrap();
+        // Until the client has read it.
+        let _ = client.read_to_end(&mut Vec::new()).await;
+    };
+    let (error, ()) = tokio::join!(options.connect(), refusing);
+    let error = error.unwrap_err();
+    assert_eq!(error.as_database_error().unwrap().message(), "gone");
+    let error = CommitError::from(error);
+    assert_eq!(error.kind(), CommitErrorKind::Aborted);
+    assert!(error.to_string().contains("SQLSTATE 5"), "{error}");
+}
+
+/// An error with all of its sources, as applications report it.
+fn report(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut below = error.source();
+    while let Some(error) = below {
+        text = format!("{text}: {error}");
+        below = error.source();
+    }
+    text
 }

@@ -1,8 +1,18 @@
 //! What an error of the database means, and what to do about it.
 
-use std::{borrow::Cow, io, time::Duration};
+use std::{
+    borrow::Cow,
+    error,
+    fmt::{self, Write as _},
+    io,
+    time::Duration,
+};
 
-use sqlx::{Error, error::DatabaseError, postgres::PgConnectOptions};
+use sqlx::{
+    Error,
+    error::DatabaseError,
+    postgres::{PgConnectOptions, PgDatabaseError},
+};
 
 use crate::store::{StoreError, alone::RECORD_LOCKED, sql};
 
@@ -13,9 +23,9 @@ pub(super) fn failure(error: Error) -> StoreError {
 /// As [`failure`], of an attempt to connect.
 pub(super) fn connecting(error: Error, options: &PgConnectOptions) -> StoreError {
     match error {
-        Error::Io(source) => StoreError::unavailable(Unreachable {
+        Error::Io(cause) => StoreError::unavailable(Unreachable {
             address: address(options),
-            source,
+            cause,
         }),
         error => failure(error),
     }
@@ -37,11 +47,22 @@ fn address(options: &PgConnectOptions) -> String {
     }
 }
 
-#[derive(Debug, thiserror::Error)]
-#[error("cannot connect to {address}: {source}")]
+#[derive(Debug)]
 struct Unreachable {
     address: String,
-    source: io::Error,
+    cause: io::Error,
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot connect to {}: {}", self.address, self.cause)
+    }
+}
+
+impl error::Error for Unreachable {
+    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
+        self.cause.source()
+    }
 }
 
 pub(super) fn sqlstate(error: &Error) -> Option<Cow<'_, str>> {
@@ -61,34 +82,50 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
         LOCK_NOT_AVAILABLE => StoreError::timed_out().because(RECORD_LOCKED).about_one(),
         "53100" => StoreError::full("the server's disk"),
         "42501" => said(error, &code).of_privileges(),
-        // These speak of the server and the schema; other classes quote values.
-        _ if ["08", "25", "26", "28", "3D", "3F", "42", "53", "55", "57"]
-            .iter()
-            .any(|class| code.starts_with(class)) =>
-        {
-            said(error, &code)
-        }
-        _ => {
-            let failed = StoreError::unavailable(format!("SQLSTATE {code}"));
-            // Values, constraints, limits, and what a trigger says.
-            let about_one = ["21", "22", "23", "54", "P0"];
-            if about_one.iter().any(|class| code.starts_with(class)) {
-                failed.about_one()
-            } else {
-                failed
-            }
-        }
+        // Values, constraints, limits, and what a trigger says.
+        _ if is_of(&code, &["21", "22", "23", "54", "P0"]) => said(error, &code).about_one(),
+        _ => said(error, &code),
     }
 }
 
-/// The server's words, and a remedy if there is one.
+/// What the server said, and a remedy if there is one.
 fn said(error: &dyn DatabaseError, code: &str) -> StoreError {
-    let message = error.message();
-    let said = format!("{message} (SQLSTATE {code})");
-    StoreError::unavailable(match remedy(code, message) {
+    let said = quoting_no_value(error);
+    StoreError::unavailable(match remedy(code, error.message()) {
         Some(remedy) => format!("{said}: {remedy}"),
         None => said,
     })
+}
+
+/// What the server said of an error. If its message may quote a value, the
+/// SQLSTATE stands for it, with the names of the table, column and constraint.
+pub(in crate::store) fn quoting_no_value(error: &dyn DatabaseError) -> String {
+    let code = error.code().unwrap_or_default();
+    // These speak of the server, the schema and other transactions.
+    let quotes_none = [
+        "08", "25", "26", "28", "3D", "3F", "40", "42", "53", "55", "57",
+    ];
+    if is_of(&code, &quotes_none) {
+        return format!("{} (SQLSTATE {code})", error.message());
+    }
+    let mut said = format!("SQLSTATE {code}");
+    let column = error
+        .try_downcast_ref::<PgDatabaseError>()
+        .and_then(PgDatabaseError::column);
+    for (what, name) in [
+        ("table", error.table()),
+        ("column", column),
+        ("constraint", error.constraint()),
+    ] {
+        if let Some(name) = name {
+            let _ = write!(said, ", {what} {name}");
+        }
+    }
+    said
+}
+
+fn is_of(code: &str, classes: &[&str]) -> bool {
+    classes.iter().any(|class| code.starts_with(class))
 }
 
 fn remedy(code: &str, message: &str) -> Option<&'static str> {
