@@ -144,7 +144,7 @@ impl<S: Store> Withdrawal<S> {
 
     fn found(&self, record: Record) -> Again {
         match record.token == self.claim.token {
-            true => Again::Own(record),
+            true => Again::Own(Box::new(record)),
             false => Again::Over,
         }
     }
@@ -208,7 +208,7 @@ enum Again {
     /// Nothing is held, and nothing will be.
     Over,
     /// The record of an earlier try.
-    Own(Record),
+    Own(Box<Record>),
 }
 
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
