@@ -11,6 +11,7 @@
 use std::{
     collections::BTreeMap,
     convert::Infallible,
+    ops::Bound,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -25,7 +26,7 @@ use tower_idempotency::{
     StoreError, Token,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
+        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
         Resolution, Settlement, Succession, Witness,
     },
 };
@@ -376,12 +377,15 @@ impl Store for MapStore {
     async fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+    ) -> Result<Page, StoreError> {
         let table = self.table();
         let now = Instant::now();
+        let first = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut listed = Vec::new();
-        for (name, row) in &table.rows {
+        let left = table.rows.range((first, Bound::Unbounded));
+        for (examined, (name, row)) in left.enumerate() {
             let record = row.record(now);
             let chosen = match filter {
                 Filter::Unknown => matches!(record.state, RecordState::Unknown),
@@ -395,10 +399,13 @@ impl Store for MapStore {
             if chosen {
                 listed.push((name.clone(), record));
             }
+            // However large the table is, the lock is not held for long.
+            if listed.len() >= limit.max(1) as usize || examined == MOST_EXAMINED {
+                let next = Some(name.clone());
+                return Ok(Page::new(listed, next));
+            }
         }
-        listed.sort_by_key(|(_, record)| std::cmp::Reverse(record.age));
-        listed.truncate(limit as usize);
-        Ok(listed)
+        Ok(Page::new(listed, None))
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
@@ -447,3 +454,6 @@ impl Store for MapStore {
         Ok(purged)
     }
 }
+
+/// How many records a page of a list looks at.
+const MOST_EXAMINED: usize = 10_000;

@@ -499,8 +499,9 @@ macro_rules! for_each_promise {
             simultaneous_sweeps_count_each_record_once
             i1_a_sweep_never_removes_a_record_that_was_claimed_again
             a_list_has_the_records_that_its_filter_chooses_and_no_others
-            a_list_has_the_oldest_claim_first
-            a_list_has_no_more_records_than_its_limit
+            the_pages_of_a_list_have_each_record_once_in_one_order
+            a_page_begins_after_a_record_that_is_gone
+            a_page_has_no_more_records_than_its_limit
             i9_nothing_in_one_scope_touches_another
             i9_names_that_look_alike_name_different_records
             odd_names_are_kept_as_they_are

@@ -11,17 +11,23 @@
 //!
 //! /// Ends what nobody knows the outcome of, once it has been looked up.
 //! async fn resolve_all(store: &impl Store) -> Result<usize, StoreError> {
-//!     let mut resolved = 0;
-//!     for (name, record) in store.list(Filter::Unknown, 100).await? {
-//!         // … look `record.operation` up where its work would have been done …
-//!         let happened = Resolution::Happened {
-//!             response: RecordedResponse::tombstone().encode(),
-//!             at_least: Duration::from_secs(24 * 3600),
-//!         };
-//!         let settled = store.resolve(&name, record.fence, &happened).await?;
-//!         resolved += usize::from(settled == Settlement::Applied);
+//!     let (mut resolved, mut after) = (0, None);
+//!     loop {
+//!         let page = store.list(Filter::Unknown, after.as_ref(), 100).await?;
+//!         for (name, record) in page.records {
+//!             // … look `record.operation` up where its work would have been done …
+//!             let happened = Resolution::Happened {
+//!                 response: RecordedResponse::tombstone().encode(),
+//!                 at_least: Duration::from_secs(24 * 3600),
+//!             };
+//!             let settled = store.resolve(&name, record.fence, &happened).await?;
+//!             resolved += usize::from(settled == Settlement::Applied);
+//!         }
+//!         after = page.next;
+//!         if after.is_none() {
+//!             return Ok(resolved);
+//!         }
 //!     }
-//!     Ok(resolved)
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), StoreError> {
@@ -197,13 +203,26 @@ pub trait Store: Send + Sync + 'static {
         name: &RecordName,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// At most `limit` records that `filter` chooses, the oldest claim first;
-    /// expired ones too, until they are swept.
+    /// Lists records that `filter` chooses, page by page.
+    ///
+    /// The order is the store's own, and always the same. A page begins after the
+    /// record `after`, which need not exist any more, or at the start; it has at
+    /// most `limit` records, where zero counts as one. Expired records are listed
+    /// too, until they are swept.
+    ///
+    /// Each call looks at a bounded number of records, so that it ends soon in a
+    /// store of any size. **A page may therefore be short, or empty, before the
+    /// last one**: continue after [`Page::next`] until there is none. A record that
+    /// the filter chooses all the while is then listed once.
+    ///
+    /// The SQL stores find unknown records through an index. To find records in
+    /// progress, a walk reads the whole table, 2,000 records a page.
     fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> impl Future<Output = Result<Vec<(RecordName, Record)>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Page, StoreError>> + Send;
 
     /// Removes a record that is still the one seen with the fence `seen`,
     /// whatever its state; where an answer got lost, read the record. **The next request with this key runs**, and an owner
@@ -484,6 +503,24 @@ pub enum Filter {
     Unknown,
     /// Those in progress whose claim is older than this.
     InProgressFor(Duration),
+}
+
+/// A page of a [list](Store::list).
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Page {
+    /// The records, in the order of the store. None of them has a response.
+    pub records: Vec<(RecordName, Record)>,
+    /// Where the next page begins: after this name. `None` on the last page.
+    pub next: Option<RecordName>,
+}
+
+impl Page {
+    /// For the authors of stores.
+    #[must_use]
+    pub fn new(records: Vec<(RecordName, Record)>, next: Option<RecordName>) -> Self {
+        Self { records, next }
+    }
 }
 
 /// What one call of [`Store::purge_expired`] did.

@@ -15,7 +15,7 @@ use tower_idempotency::{
     Fence, Key, MemoryStore, RecordName, Scope, Store, StoreError, Token,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
+        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
         Resolution, Settlement, Succession, Witness,
     },
 };
@@ -47,7 +47,9 @@ enum Defect {
     SweepsMoreThanItsLimit,
     JoinsScopeAndKey,
     FoldsCase,
-    ListsTheNewestFirst,
+    ListsFromTheStartAgain,
+    EndsAtAShortPage,
+    ListsByTheLimit,
     LapsesAtTheMomentItself,
     CompletesInTwoSteps,
     ComparesTheTokenAMomentBefore,
@@ -316,16 +318,23 @@ impl Store for Broken {
     async fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
-        let mut listed = self.inner().list(filter, limit).await?;
-        if self.has(Defect::ListsTheNewestFirst) {
-            listed.reverse();
+    ) -> Result<Page, StoreError> {
+        let after = after.filter(|_| !self.has(Defect::ListsFromTheStartAgain));
+        let mut page = self.inner().list(filter, after, limit).await?;
+        if self.has(Defect::EndsAtAShortPage) && limit < 3 {
+            page.next = None;
         }
-        Ok(listed
+        if self.has(Defect::ListsByTheLimit) && limit == 3 {
+            page.records.reverse();
+        }
+        let records = page.records;
+        let shown = records
             .into_iter()
-            .map(|(name, record)| (name.clone(), self.shown(&name, record)))
-            .collect())
+            .map(|(name, record)| (name.clone(), self.shown(&name, record)));
+        page.records = shown.collect();
+        Ok(page)
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
@@ -347,7 +356,7 @@ impl Store for Broken {
         let sweeps_live = self.has(Defect::SweepsLiveLeases);
         let sweeps_lapsed = self.has(Defect::SweepsLapsedLeasesWithoutAWord);
         let in_progress = Filter::InProgressFor(Duration::ZERO);
-        for (name, record) in inner.list(in_progress, u32::MAX).await? {
+        for (name, record) in inner.list(in_progress, None, u32::MAX).await?.records {
             let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
             let swept = if lapsed { sweeps_lapsed } else { sweeps_live };
             if swept && record.expires_in.is_none() {
@@ -534,9 +543,15 @@ catches! {
     keys_without_case_are_caught:
         FoldsCase breaks i9_names_that_look_alike_name_different_records
         because "a name without a record is acquired";
-    a_list_that_begins_at_its_end_is_caught:
-        ListsTheNewestFirst breaks a_list_has_the_oldest_claim_first
-        because "the oldest claims";
+    a_list_that_begins_again_is_caught:
+        ListsFromTheStartAgain breaks the_pages_of_a_list_have_each_record_once_in_one_order
+        because "each record is on one page";
+    a_list_that_ends_too_early_is_caught:
+        EndsAtAShortPage breaks the_pages_of_a_list_have_each_record_once_in_one_order
+        because "have all that";
+    a_list_without_an_order_is_caught:
+        ListsByTheLimit breaks the_pages_of_a_list_have_each_record_once_in_one_order
+        because "does not depend on the limit";
     a_lease_that_ends_a_moment_early_is_caught:
         LapsesAtTheMomentItself
         breaks i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after

@@ -78,7 +78,7 @@ mod late {
     use tower_idempotency::{
         Fence, RecordName, Store, StoreError, Token,
         store::{
-            Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution,
+            Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
             Settlement, Succession, Witness,
         },
     };
@@ -162,9 +162,10 @@ mod late {
         async fn list(
             &self,
             filter: Filter,
+            after: Option<&RecordName>,
             limit: u32,
-        ) -> Result<Vec<(RecordName, Record)>, StoreError> {
-            late(self.0.list(filter, limit)).await
+        ) -> Result<Page, StoreError> {
+            late(self.0.list(filter, after, limit)).await
         }
 
         async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {

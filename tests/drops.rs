@@ -37,7 +37,7 @@ use tower_idempotency::{
     RecordName, Recovery, RejectionKind, RequestBody, ResponseBody, Scope, Store, StoreError,
     Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
+        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
         Resolution, Settlement, Succession, Witness,
     },
 };
@@ -678,9 +678,10 @@ impl Store for Yielding {
     async fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
-        self.far_away(self.records.list(filter, limit)).await
+    ) -> Result<Page, StoreError> {
+        self.far_away(self.records.list(filter, after, limit)).await
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {

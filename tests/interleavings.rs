@@ -73,7 +73,7 @@ use tower_idempotency::{
 use self::{
     memory::MemoryStore,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release,
+        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
         Resolution, Settlement, Succession, Witness,
     },
     sync::{Arc, AtomicUsize, Ordering},
@@ -212,8 +212,8 @@ fn i13_a_sweep_a_removal_and_a_completion_that_race_give_back_what_was_taken_onc
             {
                 let store = store.clone();
                 thread::spawn(move || {
-                    let listed = now(store.list(Filter::InProgressFor(NOTHING), 10));
-                    assert!(listed.len() <= 1);
+                    let listed = now(store.list(Filter::InProgressFor(NOTHING), None, 10));
+                    assert!(listed.records.len() <= 1);
                 })
             },
         ];

@@ -47,12 +47,33 @@ async fn of_64_simultaneous_claims_exactly_one_is_acquired() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_transition_has_the_guard_of_the_memory_store() {
-    with_store(async |store, _| Compared::new(&store).every_transition().await).await;
+    with_store(async |store, url| {
+        Compared::new(&store).every_transition().await;
+        marks_exactly_the_unknown(&url).await;
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_random_walk_gets_the_answers_of_the_memory_store() {
-    with_store(async |store, _| Compared::new(&store).random_walk(1, 300).await).await;
+    with_store(async |store, url| {
+        Compared::new(&store).random_walk(1, 300).await;
+        marks_exactly_the_unknown(&url).await;
+    })
+    .await;
+}
+
+/// The column that the index of unknown records is over.
+async fn marks_exactly_the_unknown(url: &str) {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    let wrong: i64 = query_scalar(
+        "SELECT count(*) FROM idempotency_records
+         WHERE (state = 3) <> (unknown_since IS NOT NULL)",
+    )
+    .fetch_one(&mut connection)
+    .await
+    .unwrap();
+    assert_eq!(wrong, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -469,10 +490,20 @@ async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
         }
         assert_eq!(total, (5, 3));
         assert!(store.read(&leased).await.unwrap().is_some());
-        assert_eq!(store.list(Filter::Unknown, 10).await.unwrap().len(), 3);
-        assert_eq!(store.list(Filter::Unknown, 2).await.unwrap().len(), 2);
+        let page = store.list(Filter::Unknown, None, 10).await.unwrap();
+        assert_eq!((page.records.len(), page.next), (3, None));
+        let page = store.list(Filter::Unknown, None, 2).await.unwrap();
+        assert_eq!(page.records.len(), 2);
+        let page = store
+            .list(Filter::Unknown, page.next.as_ref(), 2)
+            .await
+            .unwrap();
+        assert_eq!((page.records.len(), page.next), (1, None));
         let old = Filter::InProgressFor(Duration::ZERO);
-        assert_eq!(store.list(old, 10).await.unwrap()[0].0, leased);
+        assert_eq!(
+            store.list(old, None, 10).await.unwrap().records[0].0,
+            leased
+        );
     })
     .await;
 }

@@ -259,10 +259,20 @@ async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
     }
     assert_eq!(total, (5, 3));
     assert!(store.read(&leased).await.unwrap().is_some());
-    assert_eq!(store.list(Filter::Unknown, 10).await.unwrap().len(), 3);
-    assert_eq!(store.list(Filter::Unknown, 2).await.unwrap().len(), 2);
+    let page = store.list(Filter::Unknown, None, 10).await.unwrap();
+    assert_eq!((page.records.len(), page.next), (3, None));
+    let page = store.list(Filter::Unknown, None, 2).await.unwrap();
+    assert_eq!(page.records.len(), 2);
+    let page = store
+        .list(Filter::Unknown, page.next.as_ref(), 2)
+        .await
+        .unwrap();
+    assert_eq!((page.records.len(), page.next), (1, None));
     let old = Filter::InProgressFor(Duration::ZERO);
-    assert_eq!(store.list(old, 10).await.unwrap()[0].0, leased);
+    assert_eq!(
+        store.list(old, None, 10).await.unwrap().records[0].0,
+        leased
+    );
     store.close().await;
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 use tower_idempotency::{
     PostgresStore, Store as _,
     sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql},
+    store::Filter,
 };
 
 use crate::{
@@ -24,15 +25,79 @@ use crate::{
 
 pub(crate) async fn measure(plan: Plan, report: &mut Report) {
     sweeps(plan, report).await;
-    if !plan.is_quick {
+    if plan.is_quick {
+        let url = database("driver_listed").await;
+        let store = store(&url).await;
+        fill(&url, LISTED, "1 day").await;
+        lists(plan, report, &url, &store, LISTED).await;
+        store.close().await;
+    } else {
         sizes(plan, report).await;
     }
 }
 
+/// An operator's list of unknown records, in a large table and beside requests.
+async fn lists(plan: Plan, report: &mut Report, url: &str, store: &PostgresStore, records: u64) {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    raw_sql(UNKNOWN).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    let (mut slowest, mut ratios) = (Vec::new(), Vec::new());
+    for _ in 0..plan.pairs {
+        let quiet = load::run(16, plan.length, claims(store.clone())).await;
+        let (walks, operator) = walk(store.clone());
+        let beside = load::run(16, plan.length, claims(store.clone())).await;
+        operator.abort();
+        ratios.push(beside.p99 / quiet.p99);
+        slowest.extend(walks.lock().unwrap().drain(..).max());
+    }
+    report.add(Target::new(
+        format!("1000 unknown among {records} records, listed in pages of 100 beside claims"),
+        Bound::AtMost(500.0),
+        "ms",
+        slowest
+            .iter()
+            .map(|walk| walk.as_secs_f64() * 1e3)
+            .collect(),
+    ));
+    report.add(Target::new(
+        "claims while an operator lists, against none: p99",
+        Bound::AtMost(1.5),
+        "×",
+        ratios,
+    ));
+}
+
+/// An operator who lists all unknown records, four times a second; and how long
+/// each time took.
+fn walk(store: PostgresStore) -> (Arc<Mutex<Vec<Duration>>>, JoinHandle<()>) {
+    let walks = Arc::<Mutex<Vec<Duration>>>::default();
+    let noted = Arc::clone(&walks);
+    let operator = tokio::spawn(async move {
+        let mut pace = tokio::time::interval(Duration::from_millis(250));
+        loop {
+            pace.tick().await;
+            let begun = Instant::now();
+            let (mut found, mut after) = (0, None);
+            loop {
+                let listed = store.list(Filter::Unknown, after.as_ref(), 100).await;
+                let page = listed.unwrap();
+                found += page.records.len();
+                after = page.next;
+                if after.is_none() {
+                    break;
+                }
+            }
+            assert_eq!(found, 1_000);
+            noted.lock().unwrap().push(begun.elapsed());
+        }
+    });
+    (walks, operator)
+}
+
 async fn sizes(plan: Plan, report: &mut Report) {
-    let mut stores = Vec::new();
+    let (mut stores, mut url) = (Vec::new(), String::new());
     for records in SIZES {
-        let url = database(&format!("driver_{records}")).await;
+        url = database(&format!("driver_{records}")).await;
         let store = store(&url).await;
         fill(&url, records, "1 day").await;
         stores.push(store);
@@ -52,6 +117,8 @@ async fn sizes(plan: Plan, report: &mut Report) {
             ));
         }
     }
+    let largest = SIZES.len() - 1;
+    lists(plan, report, &url, &stores[largest], SIZES[largest]).await;
     for store in stores {
         store.close().await;
     }
@@ -137,4 +204,11 @@ async fn fill(url: &str, records: u64, expires_in: &str) {
     connection.close().await.unwrap();
 }
 
+/// A thousand records, over all of the table.
+const UNKNOWN: &str = "
+UPDATE idempotency_records
+SET state = 3, response = NULL, unknown_since = now()
+WHERE scope = 'scope' AND fence % ((SELECT count(*) FROM idempotency_records) / 1000) = 0";
+
+const LISTED: u64 = 200_000;
 const SIZES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];

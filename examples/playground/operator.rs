@@ -74,11 +74,16 @@ async fn records(State(store): State<SharedStore>, Query(asked): Asked) -> Answe
         }),
         Some(filter) => return Err(mistaken(format!("filter: {filter:?} is no filter"))),
     };
-    let records = store.list(filter, MOST).await.map_err(failed)?;
-    let shown: Vec<_> = records
-        .iter()
-        .map(|(name, record)| show(name, record))
-        .collect();
+    let (mut shown, mut after) = (Vec::new(), None);
+    while shown.len() < MOST {
+        let listed = store.list(filter, after.as_ref(), PAGE).await;
+        let page = listed.map_err(failed)?;
+        shown.extend(page.records.iter().map(|(name, record)| show(name, record)));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
     Ok(Json(json!(shown)))
 }
 
@@ -162,4 +167,6 @@ fn failed(error: impl fmt::Display) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
-const MOST: u32 = 1_000;
+/// How many records a list shows, and up to a page more.
+const MOST: usize = 10_000;
+const PAGE: u32 = 1_000;

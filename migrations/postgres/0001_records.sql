@@ -30,11 +30,18 @@ CREATE TABLE idempotency_records (
     token       bytea            NOT NULL,
     fingerprint bytea            NOT NULL,
     response    bytea,
+    -- Set in state 3, and NULL in every other.
+    unknown_since timestamptz,
     PRIMARY KEY (scope, key)
     -- Most of each page stays free for the completed versions of its rows, which
     -- then need no new index entries; enough for responses of 500 bytes.
 ) WITH (fillfactor = 20);
 
--- The only other index. One over a column that a heartbeat or a completion
--- changes would make each of them write to every index.
+-- An index over a column that a heartbeat or a completion changes would make each
+-- of them write to every index. expires_at is set by the claim.
 CREATE INDEX idempotency_records_expires_at ON idempotency_records (expires_at);
+
+-- For lists of unknown outcomes. One over the state would be changed by each
+-- completion; unknown_since stays NULL.
+CREATE INDEX idempotency_records_unknown ON idempotency_records (scope, key)
+    WHERE unknown_since IS NOT NULL;

@@ -32,3 +32,7 @@ CREATE TABLE idempotency_records (
 ) STRICT;
 
 CREATE INDEX idempotency_records_expires_at ON idempotency_records (expires_at);
+
+-- For lists of unknown outcomes.
+CREATE INDEX idempotency_records_unknown ON idempotency_records (scope, key)
+    WHERE state = 3;

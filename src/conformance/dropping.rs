@@ -185,7 +185,8 @@ impl<S: Subject> Trial<S> {
             dropped(polls, self.store.read(&held.name)).await;
             dropped(
                 polls,
-                self.store.list(Filter::InProgressFor(Duration::ZERO), 10),
+                self.store
+                    .list(Filter::InProgressFor(Duration::ZERO), None, 10),
             )
             .await;
             let after = in_time(self.store.read(&held.name)).await;

@@ -1,10 +1,10 @@
 use super::{
-    HOUR, Subject, Trial, fingerprint, good, name,
-    situation::{Situation, Status, status_of},
+    HOUR, Subject, Trial, good, name,
+    situation::{Situation, Status},
 };
 use crate::{
-    Store,
-    store::{Claim, Filter, Succession},
+    RecordName, Store,
+    store::{Filter, Record, Settlement, Witness},
 };
 
 /// # Listing
@@ -18,7 +18,7 @@ impl<S: Subject> Trial<S> {
             (Filter::InProgressFor(S::SHORT), in_progress),
             (Filter::InProgressFor(HOUR), &[]),
         ] {
-            let listed = good(self.peer.list(filter, 100).await);
+            let listed = listed(&self.peer, filter, 100).await;
             for case in &cases {
                 let name = &case.held.name;
                 let found = listed.iter().filter(|(listed, _)| listed == name).count();
@@ -47,59 +47,119 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// By the last claim, not by the first.
-    pub async fn a_list_has_the_oldest_claim_first(&self) {
+    /// Whatever the limit.
+    pub async fn the_pages_of_a_list_have_each_record_once_in_one_order(&self) {
         let mut held = Vec::new();
-        for key in ["c", "a", "d", "b"] {
+        for key in ["c", "a", "e", "b", "d", "f", "a b", "a!"] {
             held.push(self.hold(&name(key), S::SHORT, HOUR).await);
-            self.lapse().await;
         }
-        let claim = Claim::new(fingerprint(1), S::SHORT, HOUR);
-        self.hold_again(&held[1], Succession::TakeOver, claim).await;
         self.lapse().await;
-        let filter = Filter::InProgressFor(S::SHORT);
-        self.lists(filter, 10, &["c", "d", "b", "a"]).await;
-        self.lists(filter, 2, &["c", "d"]).await;
-
-        for held in &held {
-            // The one that was claimed again has lost its token, and stays.
-            let owner = crate::store::Witness::Owner(held.token);
-            let _ = good(self.store.mark_unknown(&held.name, owner, HOUR).await);
+        let in_progress = Filter::InProgressFor(S::SHORT);
+        let names = self.has_one_order(in_progress, held.len()).await;
+        for held in held.iter().skip(2) {
+            let owner = Witness::Owner(held.token);
+            let marked = good(self.store.mark_unknown(&held.name, owner, HOUR).await);
+            assert_eq!(marked, Settlement::Applied, "mark_unknown by the owner");
         }
-        self.lists(Filter::Unknown, 10, &["c", "d", "b"]).await;
-        self.lists(Filter::Unknown, 1, &["c"]).await;
-        self.lists(filter, 10, &["a"]).await;
+        let unknown = self.has_one_order(Filter::Unknown, held.len() - 2).await;
+        let still = self.has_one_order(in_progress, 2).await;
+        for (filter, some) in [(Filter::Unknown, unknown), (in_progress, still)] {
+            let all = names.iter().filter(|name| some.contains(name));
+            assert!(
+                all.eq(&some),
+                "list: {filter:?} has the order that another filter has"
+            );
+        }
     }
 
-    async fn lists(&self, filter: Filter, limit: u32, keys: &[&str]) {
-        let listed = good(self.store.list(filter, limit).await);
-        let listed: Vec<_> = listed.iter().map(|(name, _)| name.key().as_str()).collect();
-        assert_eq!(
-            listed, keys,
-            "list: the oldest claims that {filter:?} chooses come first, up to {limit}"
+    /// The names in the order of the store.
+    async fn has_one_order(&self, filter: Filter, expected: usize) -> Vec<RecordName> {
+        let mut orders = Vec::new();
+        for (turn, limit) in [1, 2, 3, 100].into_iter().enumerate() {
+            let listed = listed(self.either(turn), filter, limit).await;
+            assert_eq!(
+                listed.len(),
+                expected,
+                "list: pages of {limit} have all that {filter:?} chooses"
+            );
+            let names: Vec<_> = listed.into_iter().map(|(name, _)| name).collect();
+            orders.push(names);
+        }
+        assert!(
+            orders.iter().all(|order| *order == orders[0]),
+            "list: the order does not depend on the limit"
         );
+        orders.swap_remove(0)
     }
 
-    /// From none to all.
-    pub async fn a_list_has_no_more_records_than_its_limit(&self) {
+    /// As an operator does who resolves each of them, and forgets it.
+    pub async fn a_page_begins_after_a_record_that_is_gone(&self) {
         let unknown = Situation {
             status: Status::Unknown,
             expired: false,
         };
         self.cases([unknown; 7].into_iter()).await;
-        for (limit, expected) in [(0, 0), (1, 1), (6, 6), (7, 7), (8, 7), (u32::MAX, 7)] {
-            let listed = good(self.store.list(Filter::Unknown, limit).await);
-            assert_eq!(
-                listed.len(),
-                expected,
-                "list: up to {limit} records, and all if there are no more"
-            );
+        let (mut after, mut gone) = (None, 0);
+        loop {
+            let page = good(self.store.list(Filter::Unknown, after.as_ref(), 2).await);
+            for (name, record) in page.records {
+                let forgotten = good(self.peer.forget(&name, record.fence).await);
+                assert_eq!(
+                    forgotten,
+                    Settlement::Applied,
+                    "forget with the fence listed"
+                );
+                gone += 1;
+            }
+            match page.next {
+                Some(next) => after = Some(next),
+                None => break,
+            }
+        }
+        assert_eq!(gone, 7, "list: goes on after a record that is gone");
+    }
+
+    /// Zero counts as one, and the last page says that it is the last.
+    pub async fn a_page_has_no_more_records_than_its_limit(&self) {
+        let unknown = Situation {
+            status: Status::Unknown,
+            expired: false,
+        };
+        self.cases([unknown; 7].into_iter()).await;
+        for limit in [0, 1, 6, 7, 8, u32::MAX] {
+            let listed = listed(&self.store, Filter::Unknown, limit).await;
+            assert_eq!(listed.len(), 7, "list: pages of {limit} have all records");
+        }
+    }
+}
+
+/// All records that the filter chooses, page by page.
+pub(super) async fn listed(
+    store: &impl Store,
+    filter: Filter,
+    limit: u32,
+) -> Vec<(RecordName, Record)> {
+    let (mut listed, mut after) = (Vec::<(RecordName, Record)>::new(), None);
+    loop {
+        let page = good(store.list(filter, after.as_ref(), limit).await);
+        assert!(
+            page.records.len() <= limit.max(1) as usize,
+            "list: no more records than the limit of {limit}"
+        );
+        for (name, _) in &page.records {
             assert!(
-                listed
-                    .iter()
-                    .all(|(_, record)| status_of(record) == Status::Unknown),
-                "list: what the filter chooses"
+                !listed.iter().any(|(before, _)| before == name),
+                "list: each record is on one page"
             );
+        }
+        listed.extend(page.records);
+        assert!(
+            page.next.is_none() || page.next != after,
+            "list: the next page begins elsewhere"
+        );
+        after = page.next;
+        if after.is_none() {
+            return listed;
         }
     }
 }

@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::{
     HOUR, Subject, Trial, beyond, good,
+    listing::listed,
     situation::{Call, applied, response_of, superseded},
 };
 use crate::{
@@ -158,7 +159,7 @@ impl<S: Subject> Trial<S> {
             self.hold(&held.name, HOUR, HOUR).await;
         }
         self.lapse().await;
-        let listed = good(self.peer.list(Filter::InProgressFor(S::SHORT), 100).await);
+        let listed = listed(&self.peer, Filter::InProgressFor(S::SHORT), 100).await;
         for (name, parts) in names.iter().zip(parts).step_by(2) {
             assert_eq!(
                 listed.iter().filter(|(listed, _)| listed == name).count(),

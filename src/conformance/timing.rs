@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use super::{
-    HOUR, Subject, Trial, fingerprint, good, name, response,
+    HOUR, Subject, Trial, fingerprint, good,
+    listing::listed,
+    name, response,
     situation::{Call, Status, applied, lease_left, status_of, superseded},
 };
 use crate::{
@@ -288,12 +290,12 @@ impl<S: Subject> Trial<S> {
         self.subject.pass(S::SHORT).await;
         let filter = Filter::InProgressFor(S::SHORT);
         assert!(
-            good(self.store.list(filter, 10).await).is_empty(),
+            listed(&self.store, filter, 10).await.is_empty(),
             "list: a claim as old as the filter says is not older"
         );
         self.subject.pass(tick).await;
         assert_eq!(
-            good(self.store.list(filter, 10).await).len(),
+            listed(&self.store, filter, 10).await.len(),
             1,
             "list: a claim older than the filter says is listed"
         );

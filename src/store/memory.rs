@@ -2,7 +2,6 @@
 //! records need not outlive them.
 
 use std::{
-    cmp::Reverse,
     fmt,
     hash::{BuildHasher as _, RandomState},
     mem,
@@ -13,8 +12,8 @@ use hashbrown::HashTable;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Purged, Record, RecordState, Release, Resolution,
-    Settlement, Store, StoreError, Succession, Witness,
+    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
+    Resolution, Settlement, Store, StoreError, Succession, Witness,
 };
 use crate::{
     Fence, RecordName, Token,
@@ -137,8 +136,11 @@ impl Inner {
     /// place in it.
     fn shard(&self, name: &RecordName) -> (&Shard, u64) {
         let hash = self.hasher.hash_one(name);
-        let shard = &self.shards[(hash >> 20) as usize % self.shards.len()];
-        (shard, hash)
+        (&self.shards[self.place(hash)], hash)
+    }
+
+    fn place(&self, hash: u64) -> usize {
+        (hash >> 20) as usize % self.shards.len()
     }
 
     /// One transition of a record that may exist, under its lock.
@@ -424,29 +426,45 @@ impl Store for MemoryStore {
         Ok(slot.map(|slot| slot.entry.row.snapshot(inner.now())))
     }
 
+    /// In the order of the shards, and of the names in each.
     async fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+    ) -> Result<Page, StoreError> {
         let inner = &*self.inner;
-        // One moment for all shards: ages that were taken at different times
-        // would not be in the order of the claims.
-        let now = inner.now();
-        let mut chosen = Vec::new();
-        for shard in &inner.shards {
-            let shard = shard.lock();
-            chosen.extend(
-                shard
-                    .iter()
-                    .map(|Slot { entry, .. }| (&entry.name, entry.row.snapshot(now)))
-                    .filter(|(_, record)| is_chosen(filter, record))
-                    .map(|(name, record)| (name.clone(), record)),
-            );
+        let limit = limit.max(1) as usize;
+        let first = after.map_or(0, |name| inner.place(inner.hasher.hash_one(name)));
+        let (mut records, mut examined) = (Vec::new(), 0);
+        for (place, shard) in inner.shards.iter().enumerate().skip(first) {
+            let after = after.filter(|_| place == first);
+            let table = shard.lock();
+            let now = inner.now();
+            let is_left = |name: &RecordName| after.is_none_or(|after| name > after);
+            let left = table.iter().map(|slot| &*slot.entry);
+            let mut chosen: Vec<_> = left
+                .filter(|entry| is_left(&entry.name))
+                .map(|entry| (&entry.name, entry.row.snapshot(now)))
+                .filter(|(_, record)| is_chosen(filter, record))
+                .collect();
+            chosen.sort_unstable_by_key(|(name, _)| *name);
+            for (name, record) in chosen {
+                records.push((name.clone(), record));
+                if records.len() == limit {
+                    let next = Some(name.clone());
+                    return Ok(Page::new(records, next));
+                }
+            }
+            examined += table.len();
+            if examined >= MOST_EXAMINED
+                && let Some(last) = table.iter().map(|slot| &slot.entry.name).max()
+            {
+                let next = Some(last.clone());
+                return Ok(Page::new(records, next));
+            }
         }
-        chosen.sort_by_key(|(_, record)| Reverse(record.age));
-        chosen.truncate(limit as usize);
-        Ok(chosen)
+        Ok(Page::new(records, None))
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
@@ -527,3 +545,6 @@ impl fmt::Debug for MemoryStore {
 
 /// So many that one which grows holds up few others, and not for long.
 const SHARDS: usize = 1024;
+
+/// How many records a page of a list looks at, and up to a shard more.
+const MOST_EXAMINED: usize = 10_000;

@@ -33,8 +33,8 @@ use self::{
     statements::{Commits, Transition, TransitionCall, Transitioned, Transitions},
 };
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-    Store, StoreError, Succession, Witness,
+    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
+    Settlement, Store, StoreError, Succession, Witness,
     alone::Alone,
     batch::Batches,
     call::{ClaimCall, Goal, SettleCall},
@@ -320,13 +320,16 @@ impl Store for PostgresStore {
         self.reads.read(name).await
     }
 
+    /// In the order of the names, by bytes.
     async fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
+    ) -> Result<Page, StoreError> {
+        let after = after.cloned();
         self.operate(move |mut on| {
-            Box::pin(async move { statements::list(&mut on, filter, limit).await })
+            Box::pin(async move { statements::list(&mut on, filter, after.as_ref(), limit).await })
         })
         .await
     }

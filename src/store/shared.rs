@@ -3,8 +3,8 @@
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-    Store, StoreError, Succession, Witness,
+    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
+    Settlement, Store, StoreError, Succession, Witness,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -47,7 +47,7 @@ impl fmt::Debug for SharedStore {
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// Declares the object-safe twin of [`Store`] and forwards both ways, so that
-/// each signature is written once.
+/// each signature but that of `list` is written once.
 macro_rules! forward {
     ($(fn $method:ident(&self $(, $argument:ident: $(&$lent:ident)? $($given:ident)?)*) -> $answer:ty;)*) => {
         trait AnyStore: Send + Sync {
@@ -55,6 +55,13 @@ macro_rules! forward {
                 &'a self
                 $(, $argument: $(&'a $lent)? $($given)?)*
             ) -> Answer<'a, $answer>;)*
+
+            fn list<'a>(
+                &'a self,
+                filter: Filter,
+                after: Option<&'a RecordName>,
+                limit: u32,
+            ) -> Answer<'a, Page>;
         }
 
         impl<S: Store> AnyStore for S {
@@ -64,6 +71,15 @@ macro_rules! forward {
             ) -> Answer<'a, $answer> {
                 Box::pin(Store::$method(self $(, $argument)*))
             })*
+
+            fn list<'a>(
+                &'a self,
+                filter: Filter,
+                after: Option<&'a RecordName>,
+                limit: u32,
+            ) -> Answer<'a, Page> {
+                Box::pin(Store::list(self, filter, after, limit))
+            }
         }
 
         impl Store for SharedStore {
@@ -73,6 +89,15 @@ macro_rules! forward {
             ) -> Result<$answer, StoreError> {
                 self.0.$method($($argument),*).await
             })*
+
+            async fn list(
+                &self,
+                filter: Filter,
+                after: Option<&RecordName>,
+                limit: u32,
+            ) -> Result<Page, StoreError> {
+                self.0.list(filter, after, limit).await
+            }
         }
     };
 }
@@ -86,7 +111,6 @@ forward! {
     fn mark_unknown(&self, name: &RecordName, witness: Witness, retention: Duration) -> Settlement;
     fn resolve(&self, name: &RecordName, seen: Fence, resolution: &Resolution) -> Settlement;
     fn read(&self, name: &RecordName) -> Option<Record>;
-    fn list(&self, filter: Filter, limit: u32) -> Vec<(RecordName, Record)>;
     fn forget(&self, name: &RecordName, seen: Fence) -> Settlement;
     fn purge_expired(&self, limit: u32, unknown_retention: Duration) -> Purged;
 }

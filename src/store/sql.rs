@@ -6,7 +6,7 @@ use std::{borrow::Cow, time::Duration};
 use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type, error::DatabaseError};
 
 use super::{
-    Grant, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession,
+    Grant, Page, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession,
     reads::Found,
 };
 use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token, transaction::Verdict};
@@ -35,8 +35,7 @@ pub(super) struct GrantColumns {
 
 /// One record with its name.
 pub(super) struct NamedColumns {
-    scope: String,
-    key: String,
+    name: RecordName,
     record: RecordColumns,
 }
 
@@ -90,8 +89,8 @@ impl RecordColumns {
 }
 
 impl NamedColumns {
-    pub(super) fn decode(self) -> Result<(RecordName, Record), StoreError> {
-        let name = RecordName::new(Scope::from_stored(self.scope), Key::new(self.key));
+    fn decode(self) -> Result<(RecordName, Record), StoreError> {
+        let name = self.name;
         match self.record.decode()? {
             Found::Whole(record) => Ok((name, record)),
             Found::Large { .. } => Err(StoreError::corrupt("state")),
@@ -138,6 +137,16 @@ where
     }
 }
 
+/// The name in a row.
+pub(super) fn name<'r, R: Row>(row: &'r R) -> Result<RecordName, Error>
+where
+    &'static str: ColumnIndex<R>,
+    String: Decode<'r, R::Database> + Type<R::Database>,
+{
+    let (scope, key): (String, String) = (row.try_get("scope")?, row.try_get("key")?);
+    Ok(RecordName::new(Scope::from_stored(scope), Key::new(key)))
+}
+
 impl<'r, R: Row> FromRow<'r, R> for NamedColumns
 where
     RecordColumns: FromRow<'r, R>,
@@ -146,11 +155,44 @@ where
 {
     fn from_row(row: &'r R) -> Result<Self, Error> {
         Ok(Self {
-            scope: row.try_get("scope")?,
-            key: row.try_get("key")?,
+            name: name(row)?,
             record: RecordColumns::from_row(row)?,
         })
     }
+}
+
+/// The smallest name that a page may begin with, as its scope and its key. `least`
+/// is the least character that a text of the database may have: a name and that
+/// character is the next one after the name.
+pub(super) fn first_name(after: Option<&RecordName>, least: char) -> (String, String) {
+    let Some(after) = after else {
+        return (String::new(), String::new());
+    };
+    let mut key = after.key().as_str().to_owned();
+    key.push(least);
+    (after.scope().as_str().to_owned(), key)
+}
+
+/// A page of the records that were found, of which a full page has `limit`. If the statement looked at as many records as it may,
+/// `last` is the name of the last one.
+pub(super) fn page(
+    found: Vec<NamedColumns>,
+    limit: i64,
+    last: Option<RecordName>,
+) -> Result<Page, StoreError> {
+    let records = found.into_iter().map(NamedColumns::decode);
+    let mut records: Vec<_> = records.collect::<Result<_, _>>()?;
+    records.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let next = match records.last() {
+        Some((name, _)) if records.len() as i64 >= limit => Some(name.clone()),
+        _ => last,
+    };
+    Ok(Page::new(records, next))
+}
+
+/// As many records as a page may have.
+pub(super) fn page_limit(limit: u32) -> i64 {
+    limit.clamp(1, LONGEST_PAGE).into()
 }
 
 /// Microseconds for a statement to add to its clock.
@@ -323,6 +365,11 @@ fn exact<const N: usize>(bytes: &[u8], what: &'static str) -> Result<[u8; N], St
 fn number<T: TryFrom<i64>>(column: i64, what: &'static str) -> Result<T, StoreError> {
     column.try_into().map_err(|_| StoreError::corrupt(what))
 }
+
+/// How many records a statement looks at for one page.
+pub(super) const MOST_EXAMINED: i64 = 2_000;
+
+const LONGEST_PAGE: u32 = 1_000;
 
 pub(super) const IN_PROGRESS: i64 = 1;
 pub(super) const COMPLETED: i64 = 2;

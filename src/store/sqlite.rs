@@ -24,8 +24,8 @@ use tokio::sync::Semaphore;
 use self::batches::{Looks, WriteCall, Writes, Written};
 pub use self::transaction::SqliteTransaction;
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-    Store, StoreError, Succession, Witness,
+    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
+    Settlement, Store, StoreError, Succession, Witness,
     alone::Limits,
     batch::{Batches, Lanes},
     call::{ClaimCall, Goal, SettleCall},
@@ -312,13 +312,18 @@ impl Store for SqliteStore {
         self.reads.read(name).await
     }
 
+    /// In the order of the names, by bytes.
     async fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
-        self.look(move |on| Box::pin(statements::list(on, filter, limit)))
-            .await
+    ) -> Result<Page, StoreError> {
+        let after = after.cloned();
+        self.look(move |on| {
+            Box::pin(async move { statements::list(on, filter, after.as_ref(), limit).await })
+        })
+        .await
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {

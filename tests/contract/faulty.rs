@@ -10,8 +10,8 @@ use std::{
 use tower_idempotency::{
     Fence, RecordName, Store, StoreError, Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-        Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
+        Settlement, Succession, Witness,
     },
 };
 
@@ -297,9 +297,10 @@ impl<S: Store + Clone> Store for Faulty<S> {
     async fn list(
         &self,
         filter: Filter,
+        after: Option<&RecordName>,
         limit: u32,
-    ) -> Result<Vec<(RecordName, Record)>, StoreError> {
-        self.around(Call::List, self.inner.list(filter, limit))
+    ) -> Result<Page, StoreError> {
+        self.around(Call::List, self.inner.list(filter, after, limit))
             .await
     }
 

@@ -113,7 +113,7 @@ async fn an_operator_finds_what_is_unknown_and_what_runs_for_long(place: &Place)
     let slow = Api::new(required(store.clone()), &Probe::behind(&gate));
     let owner = slow.spawn(keyed("L"));
     gate.arrival().await;
-    let unknown = store.list(Filter::Unknown, 10).await.unwrap();
+    let unknown = store.list(Filter::Unknown, None, 10).await.unwrap().records;
     let names: Vec<_> = unknown
         .iter()
         .map(|(name, _)| name.key().as_str())
@@ -122,16 +122,18 @@ async fn an_operator_finds_what_is_unknown_and_what_runs_for_long(place: &Place)
     assert!(matches!(unknown[0].1.state, RecordState::Unknown));
     tokio::time::sleep(Duration::from_millis(20)).await;
     let running = store
-        .list(Filter::InProgressFor(Duration::from_millis(5)), 10)
+        .list(Filter::InProgressFor(Duration::from_millis(5)), None, 10)
         .await
-        .unwrap();
+        .unwrap()
+        .records;
     let names: Vec<_> = running
         .iter()
         .map(|(name, _)| name.key().as_str())
         .collect();
     assert_eq!(names, ["L"]);
     let hour = Filter::InProgressFor(Duration::from_secs(3600));
-    assert!(store.list(hour, 10).await.unwrap().is_empty());
+    let page = store.list(hour, None, 10).await.unwrap();
+    assert!(page.records.is_empty());
     gate.open();
     owner.await.unwrap().assert_run(1);
 }

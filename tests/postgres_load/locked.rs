@@ -92,7 +92,7 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
             assert_eq!(resolved.unwrap(), Settlement::Applied);
             let forgotten = store.forget(&unknown, grant.fence).await;
             assert_eq!(forgotten.unwrap(), Settlement::Applied);
-            store.list(Filter::Unknown, 10).await.unwrap();
+            store.list(Filter::Unknown, None, 10).await.unwrap();
             store.purge_expired(10, HOUR).await.unwrap();
             // A claim of a locked record reads it.
             let seen = store.claim(&held[0].0, &hour()).await.unwrap();

@@ -3,6 +3,7 @@
 
 mod large;
 mod late;
+mod lists;
 mod locked;
 mod proxy;
 

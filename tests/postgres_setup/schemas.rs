@@ -33,7 +33,7 @@ async fn two_stores_in_two_schemas_share_nothing() {
                 };
                 assert_eq!(settled.unwrap(), Settlement::Applied);
             }
-            store.list(Filter::Unknown, 1).await.unwrap();
+            store.list(Filter::Unknown, None, 1).await.unwrap();
             store.purge_expired(1, HOUR).await.unwrap();
         }
         for (store, other) in [(0, 1), (1, 0)] {

@@ -206,7 +206,7 @@ async fn check_schema_names_each_missing_privilege() {
 }
 
 /// Changes of the tables, and the words of the check for each.
-const DAMAGES: [(&str, &str); 12] = [
+const DAMAGES: [(&str, &str); 13] = [
     (
         "ALTER TABLE app.idempotency_records DROP COLUMN takeovers",
         "column takeovers of table \"app\".idempotency_records does not exist",
@@ -234,6 +234,10 @@ const DAMAGES: [(&str, &str); 12] = [
     (
         "DROP INDEX app.idempotency_records_expires_at",
         "no index on (expires_at)",
+    ),
+    (
+        "DROP INDEX app.idempotency_records_unknown",
+        "no index on (scope, key) WHERE unknown_since IS NOT NULL",
     ),
     (
         "ALTER TABLE app.idempotency_records SET UNLOGGED",

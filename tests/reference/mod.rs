@@ -317,9 +317,10 @@ async fn ask(
 
 async fn listed(store: &impl Store, filter: Filter) -> Vec<(RecordName, Seen)> {
     let mut listed: Vec<_> = store
-        .list(filter, 1_000)
+        .list(filter, None, 1_000)
         .await
         .unwrap()
+        .records
         .into_iter()
         .map(|(name, record)| (name, Seen::new(&record)))
         .collect();

@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use tower_idempotency::{
     Fence, MemoryStore, RecordName, Store, StoreError, Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
-        Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
+        Settlement, Succession, Witness,
     },
 };
 
@@ -269,7 +269,7 @@ impl Store for Link {
         unreachable!("a layer resolves nothing")
     }
 
-    async fn list(&self, _: Filter, _: u32) -> Result<Vec<(RecordName, Record)>, StoreError> {
+    async fn list(&self, _: Filter, _: Option<&RecordName>, _: u32) -> Result<Page, StoreError> {
         unreachable!("a layer lists nothing")
     }
 

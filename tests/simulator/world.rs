@@ -186,8 +186,8 @@ fn sweep(world: &World) {
 async fn operator(world: Arc<World>) {
     while !world.is_calm() {
         sleep(world.up_to(Duration::from_secs(8))).await;
-        let unknown = world.records.list(Filter::Unknown, u32::MAX).await;
-        let mut unknown = unknown.expect("memory answers");
+        let unknown = world.records.list(Filter::Unknown, None, u32::MAX).await;
+        let mut unknown = unknown.expect("memory answers").records;
         unknown.sort_by(|(one, _), (other, _)| one.cmp(other));
         if unknown.is_empty() {
             continue;

@@ -262,11 +262,19 @@ pub(crate) async fn with_postgres(test: impl AsyncFnOnce(PostgresShop)) {
         let pool = PgPool::connect_lazy_with(options(&url));
         let shop = PostgresShop { url, pool, store };
         test(shop.clone()).await;
+        execute(&shop.url, MARKS_EXACTLY_THE_UNKNOWN).await;
         shop.store.close().await;
         shop.pool.close().await;
     })
     .await;
 }
+
+/// The column that the index of unknown records is over.
+const MARKS_EXACTLY_THE_UNKNOWN: &str = "
+DO $$ BEGIN
+    ASSERT NOT EXISTS (
+        SELECT FROM idempotency_records WHERE (state = 3) <> (unknown_since IS NOT NULL));
+END $$";
 
 pub(crate) async fn with_database(test: impl AsyncFnOnce(String)) {
     let server = std::env::var("DATABASE_URL").expect(

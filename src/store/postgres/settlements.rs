@@ -193,10 +193,11 @@ WITH asked AS MATERIALIZED (
 )
 INSERT INTO {records} AS record
     (scope, key, operation, token, fingerprint, attempt, takeovers, fence, claimed_at,
-     state, response, lease_until, expires_at)
+     state, response, unknown_since, lease_until, expires_at)
 SELECT scope, key, operation, token, fingerprint, attempt, takeovers, fence, claimed_at,
     CASE WHEN goal = 5 AND takeovers > 0 THEN 4 ELSE goal END,
     given,
+    CASE goal WHEN 3 THEN statement_timestamp() END,
     CASE goal
         WHEN 1 THEN statement_timestamp() + time * interval '1 microsecond'
         ELSE lease_until
@@ -212,6 +213,7 @@ FROM held
 ON CONFLICT (scope, key) DO UPDATE
 SET state = EXCLUDED.state,
     response = EXCLUDED.response,
+    unknown_since = EXCLUDED.unknown_since,
     lease_until = EXCLUDED.lease_until,
     expires_at = EXCLUDED.expires_at
 RETURNING token AS asked";
@@ -221,6 +223,7 @@ pub(super) const SETTLE_ONE: &str = "
 UPDATE {records}
 SET state = CASE WHEN $4 = 5 AND takeovers > 0 THEN 4 ELSE $4 END,
     response = $5,
+    unknown_since = CASE $4 WHEN 3 THEN clock_timestamp() END,
     lease_until = CASE $4
         WHEN 1 THEN clock_timestamp() + $6 * interval '1 microsecond'
         ELSE lease_until

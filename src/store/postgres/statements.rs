@@ -4,14 +4,14 @@
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
-use sqlx::{query, query_as, query_scalar};
+use sqlx::{FromRow as _, Row as _, query, query_as, query_scalar};
 
 use super::{connections::Connections, failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
     protocol::NOBODYS,
     store::{
-        Claim, Filter, Grant, Purged, Record, Resolution, Settlement, StoreError, Succession,
+        Claim, Filter, Grant, Page, Purged, Resolution, Settlement, StoreError, Succession,
         alone::{Attempt, Single},
         call::Call,
         sql::{self, GrantColumns, NamedColumns, micros},
@@ -303,21 +303,37 @@ async fn settled(
 pub(super) async fn list(
     on: &mut Session<'_>,
     filter: Filter,
+    after: Option<&RecordName>,
     limit: u32,
-) -> Result<Vec<(RecordName, Record)>, StoreError> {
-    let listed: Vec<NamedColumns> = match filter {
-        Filter::Unknown => query_as(on.sql.list_unknown.clone())
-            .persistent(on.persistent)
-            .bind(i64::from(limit)),
-        Filter::InProgressFor(least) => query_as(on.sql.list_in_progress.clone())
-            .persistent(on.persistent)
-            .bind(i64::from(limit))
-            .bind(micros(least)),
+) -> Result<Page, StoreError> {
+    // Text has no NUL.
+    let (scope, key) = sql::first_name(after, '\u{1}');
+    let limit = sql::page_limit(limit);
+    let (statement, older) = match filter {
+        Filter::Unknown => (on.sql.list_unknown.clone(), None),
+        Filter::InProgressFor(least) => (on.sql.list_in_progress.clone(), Some(micros(least))),
+    };
+    let mut asked = query(statement)
+        .persistent(on.persistent)
+        .bind(scope)
+        .bind(key)
+        .bind(limit);
+    if let Some(older) = older {
+        asked = asked.bind(older).bind(sql::MOST_EXAMINED);
     }
-    .fetch_all(&mut *on.connection)
-    .await
-    .map_err(failure)?;
-    listed.into_iter().map(NamedColumns::decode).collect()
+    let rows = asked
+        .fetch_all(&mut *on.connection)
+        .await
+        .map_err(failure)?;
+    let (mut found, mut last) = (Vec::new(), None);
+    for row in &rows {
+        if row.try_get("is_last").map_err(failure)? {
+            last = Some(sql::name(row).map_err(failure)?);
+        } else {
+            found.push(NamedColumns::from_row(row).map_err(failure)?);
+        }
+    }
+    sql::page(found, limit, last)
 }
 
 pub(super) async fn purge_expired(
@@ -398,6 +414,7 @@ SET operation = CASE WHEN $4 IN (1, 2, 5, 6) THEN record.operation ELSE $5 END,
     fingerprint = $7,
     state = 1,
     response = NULL,
+    unknown_since = NULL,
     claimed_at = clock.now,
     lease_until = clock.now + $8 * interval '1 microsecond',
     expires_at = clock.now + $9 * interval '1 microsecond'
@@ -422,6 +439,7 @@ pub(super) const MARK_LAPSED: &str = concat!(
     "
 UPDATE {records}
 SET state = 3,
+    unknown_since = clock_timestamp(),
     expires_at = clock_timestamp() + $4 * interval '1 microsecond'
 WHERE scope = $1 AND key = $2 AND fence = $3
   AND state = 1 AND lease_until < clock_timestamp()",
@@ -433,6 +451,7 @@ pub(super) const RESOLVE: &str = concat!(
 UPDATE {records}
 SET state = $4,
     response = $5,
+    unknown_since = NULL,
     token = CASE $4 WHEN 2 THEN $7 ELSE token END,
     takeovers = CASE $4 WHEN 2 THEN takeovers ELSE 0 END,
     expires_at = CASE $4
@@ -455,32 +474,59 @@ pub(super) const SETTLED: &str = concat!(unsettled!(), "\nFOR SHARE SKIP LOCKED"
 /// A record that [`SETTLED`] does not find is locked, if this one does.
 pub(super) const UNSETTLED: &str = unsettled!();
 
-/// Reads the whole table: an index over the state would be written to by every
-/// completion.
-pub(super) const LIST_UNKNOWN: &str = "
-SELECT scope, key,
+macro_rules! listed {
+    () => {
+        "scope, key,
        operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
        (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
        (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
        (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response, octet_length(response)::bigint AS bytes
-FROM {records}, (SELECT clock_timestamp() AS now) AS clock
-WHERE state = 3
-ORDER BY claimed_at
-LIMIT $1";
+       NULL::bytea AS response, NULL::bigint AS bytes"
+    };
+}
 
-/// As [`LIST_UNKNOWN`].
-pub(super) const LIST_IN_PROGRESS: &str = "
-SELECT scope, key,
-       operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
-       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
-       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
-       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response, octet_length(response)::bigint AS bytes
+/// By the partial index.
+pub(super) const LIST_UNKNOWN: &str = concat!(
+    "
+SELECT ",
+    listed!(),
+    ", false AS is_last
 FROM {records}, (SELECT clock_timestamp() AS now) AS clock
-WHERE state = 1 AND claimed_at < clock.now - $2 * interval '1 microsecond'
-ORDER BY claimed_at
-LIMIT $1";
+WHERE unknown_since IS NOT NULL AND (scope, key) >= ($1, $2)
+ORDER BY scope, key
+LIMIT $3"
+);
+
+/// Looks at no more than `$5` records, by the primary key. If it reaches that limit,
+/// it names the last one.
+pub(super) const LIST_IN_PROGRESS: &str = concat!(
+    "
+WITH examined AS MATERIALIZED (
+    SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
+           claimed_at, expires_at, lease_until
+    FROM {records}
+    WHERE (scope, key) >= ($1, $2)
+    ORDER BY scope, key
+    LIMIT $5
+), found AS (
+    SELECT ",
+    listed!(),
+    ", false AS is_last
+    FROM examined, (SELECT clock_timestamp() AS now) AS clock
+    WHERE state = 1 AND claimed_at < clock.now - $4 * interval '1 microsecond'
+    ORDER BY scope, key
+    LIMIT $3
+), last AS (
+    SELECT scope, key
+    FROM examined
+    ORDER BY scope, key
+    OFFSET $5 - 1
+)
+SELECT * FROM found
+UNION ALL
+SELECT scope, key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true
+FROM last"
+);
 
 /// Draws a number before the removal can be seen: see
 /// [`Removals`](super::removals::Removals).
@@ -517,6 +563,7 @@ WITH due AS MATERIALIZED (
 ), marked AS (
     UPDATE {records} AS record
     SET state = 3,
+        unknown_since = statement_timestamp(),
         expires_at = statement_timestamp() + $2 * interval '1 microsecond'
     FROM due
     WHERE due.state = 1

@@ -274,6 +274,7 @@ struct Index {
     columns: Vec<String>,
     is_unique: bool,
     is_whole: bool,
+    is_of_unknown: bool,
 }
 }
 
@@ -390,6 +391,12 @@ impl Found {
         if !self.indexes.iter().any(leads) {
             differences.push(format!("{table} has no index on (expires_at)"));
         }
+        let lists = |index: &Index| index.is_of_unknown && index.columns == ["scope", "key"];
+        if !self.indexes.iter().any(lists) {
+            differences.push(format!(
+                "{table} has no index on (scope, key) WHERE unknown_since IS NOT NULL"
+            ));
+        }
         differences
     }
 
@@ -457,7 +464,7 @@ fn records() -> Migration {
 }
 
 /// Each column with its type, and whether it is NOT NULL.
-const EXPECTED: [(&str, &str, bool); 13] = [
+const EXPECTED: [(&str, &str, bool); 14] = [
     ("scope", "text", true),
     ("key", "text", true),
     ("state", "smallint", true),
@@ -471,6 +478,7 @@ const EXPECTED: [(&str, &str, bool); 13] = [
     ("token", "bytea", true),
     ("fingerprint", "bytea", true),
     ("response", "bytea", false),
+    ("unknown_since", "timestamp with time zone", false),
 ];
 
 const RECORDS: &str = "idempotency_records";
@@ -573,6 +581,10 @@ SELECT ARRAY(
            WHERE part.place <= index.indnkeyatts
            ORDER BY part.place) AS columns,
        index.indisvalid AND index.indpred IS NULL AS is_whole,
+       COALESCE(
+           index.indisvalid
+               AND pg_get_expr(index.indpred, index.indrelid) = '(unknown_since IS NOT NULL)',
+           false) AS is_of_unknown,
        index.indisvalid AND index.indpred IS NULL
            AND index.indisunique AND index.indimmediate AS is_unique
 FROM pg_catalog.pg_class AS class
@@ -627,7 +639,7 @@ mod tests {
             .lines()
             .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
             .collect();
-        assert_eq!(statements.len(), 5, "{statements:?}");
+        assert_eq!(statements.len(), 6, "{statements:?}");
         for statement in statements {
             assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
         }

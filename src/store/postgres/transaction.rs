@@ -309,6 +309,7 @@ WITH transaction AS MATERIALIZED (
     UPDATE {records}
     SET state = 2,
         response = $4,
+        unknown_since = NULL,
         expires_at = GREATEST(
             claimed_at + $5 * interval '1 microsecond',
             clock_timestamp() + $6 * interval '1 microsecond')

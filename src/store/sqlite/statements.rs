@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use sqlx::{SqliteConnection, query, query_as, query_scalar};
+use sqlx::{FromRow as _, Row as _, SqliteConnection, query, query_as, query_scalar};
 
 use super::failure;
 use crate::{
     Fence, RecordName, Token,
     protocol::NOBODYS,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Purged, Record, Release, Resolution, Settlement,
+        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Release, Resolution, Settlement,
         StoreError, Succession, Witness,
         reads::{ClaimAnswer, Found, SMALL},
         sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
@@ -225,18 +225,30 @@ pub(super) async fn read(
 pub(super) async fn list(
     connection: &mut SqliteConnection,
     filter: Filter,
+    after: Option<&RecordName>,
     limit: u32,
-) -> Result<Vec<(RecordName, Record)>, StoreError> {
-    let listed: Vec<NamedColumns> = match filter {
-        Filter::Unknown => query_as(LIST_UNKNOWN).bind(i64::from(limit)),
-        Filter::InProgressFor(least) => query_as(LIST_IN_PROGRESS)
-            .bind(i64::from(limit))
-            .bind(micros(least)),
+) -> Result<Page, StoreError> {
+    let (scope, key) = sql::first_name(after, '\0');
+    let limit = sql::page_limit(limit);
+    let asked = match filter {
+        Filter::Unknown => query(LIST_UNKNOWN).bind(scope).bind(key).bind(limit),
+        Filter::InProgressFor(least) => query(LIST_IN_PROGRESS)
+            .bind(scope)
+            .bind(key)
+            .bind(limit)
+            .bind(micros(least))
+            .bind(sql::MOST_EXAMINED),
+    };
+    let rows = asked.fetch_all(connection).await.map_err(failure)?;
+    let (mut found, mut last) = (Vec::new(), None);
+    for row in &rows {
+        if row.try_get("is_last").map_err(failure)? {
+            last = Some(sql::name(row).map_err(failure)?);
+        } else {
+            found.push(NamedColumns::from_row(row).map_err(failure)?);
+        }
     }
-    .fetch_all(connection)
-    .await
-    .map_err(failure)?;
-    listed.into_iter().map(NamedColumns::decode).collect()
+    sql::page(found, limit, last)
 }
 
 pub(super) async fn forget(
@@ -438,27 +450,68 @@ SELECT operation, fence, attempt, state, takeovers, fingerprint, token,
 FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
 WHERE scope = ?1 AND key = ?2";
 
-const LIST_UNKNOWN: &str = "
-SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
+macro_rules! listed {
+    () => {
+        "scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
        clock.now - claimed_at AS age,
        expires_at - clock.now AS expires_in,
        lease_until - clock.now AS lease_left,
-       response, length(response) AS bytes
-FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE state = 3
-ORDER BY claimed_at
-LIMIT ?1";
+       NULL AS response, NULL AS bytes"
+    };
+}
 
-const LIST_IN_PROGRESS: &str = "
-SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
-       clock.now - claimed_at AS age,
-       expires_at - clock.now AS expires_in,
-       lease_until - clock.now AS lease_left,
-       response, length(response) AS bytes
-FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE state = 1 AND claimed_at < clock.now - ?2
-ORDER BY claimed_at
-LIMIT ?1";
+macro_rules! clock {
+    () => {
+        "(SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock"
+    };
+}
+
+/// By the partial index.
+const LIST_UNKNOWN: &str = concat!(
+    "
+SELECT ",
+    listed!(),
+    ", false AS is_last
+FROM idempotency_records, ",
+    clock!(),
+    "
+WHERE state = 3 AND (scope, key) >= (?1, ?2)
+ORDER BY scope, key
+LIMIT ?3"
+);
+
+/// Looks at no more than `?5` records, by the primary key. If it reaches that limit,
+/// it names the last one.
+const LIST_IN_PROGRESS: &str = concat!(
+    "
+WITH examined AS MATERIALIZED (
+    SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
+           claimed_at, expires_at, lease_until
+    FROM idempotency_records
+    WHERE (scope, key) >= (?1, ?2)
+    ORDER BY scope, key
+    LIMIT ?5
+), found AS (
+    SELECT ",
+    listed!(),
+    ", false AS is_last
+    FROM examined, ",
+    clock!(),
+    "
+    WHERE state = 1 AND claimed_at < clock.now - ?4
+    ORDER BY scope, key
+    LIMIT ?3
+), last AS (
+    SELECT scope, key
+    FROM examined
+    ORDER BY scope, key
+    LIMIT 1 OFFSET ?5 - 1
+)
+SELECT * FROM found
+UNION ALL
+SELECT scope, key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true
+FROM last"
+);
 
 const FORGET: &str = "
 DELETE FROM idempotency_records
