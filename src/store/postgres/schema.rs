@@ -166,9 +166,9 @@ fn literal(text: &str) -> String {
     }
 }
 
-const RECORDS: &str = "idempotency_records";
-const FENCES: &str = "idempotency_fences";
-const REMOVALS: &str = "idempotency_removals";
+pub(super) const RECORDS: &str = "idempotency_records";
+pub(super) const FENCES: &str = "idempotency_fences";
+pub(super) const REMOVALS: &str = "idempotency_removals";
 const LEDGER: &str = "_idempotency_migrations";
 
 /// The server cuts longer names off.

@@ -14,7 +14,7 @@ use sqlx::{
 use super::{
     PostgresStore,
     failures::{connecting, failure},
-    schema::{Schema, identifier},
+    schema::{FENCES, RECORDS, REMOVALS, Schema, identifier},
     session::Patience,
 };
 use crate::store::{StoreError, sql};
@@ -480,10 +480,6 @@ const EXPECTED: [(&str, &str, bool); 14] = [
     ("response", "bytea", false),
     ("unknown_since", "timestamp with time zone", false),
 ];
-
-const RECORDS: &str = "idempotency_records";
-const FENCES: &str = "idempotency_fences";
-const REMOVALS: &str = "idempotency_removals";
 
 const DEFINITIONS: &str = include_str!("../../../migrations/postgres/0001_records.sql");
 
