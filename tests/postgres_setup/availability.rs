@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
-use tower_idempotency::{PostgresStore, Store, StoreErrorKind};
+use tower_idempotency::{PostgresStore, Store, StoreErrorKind, store::Filter};
 
 use crate::{
-    database::{acquired, hour, name, told},
+    database::{HOUR, acquired, hour, name, told},
     proxy::Proxy,
     server::Server,
 };
@@ -67,6 +67,48 @@ async fn rule_58_server_that_swallows_everything_costs_one_timeout() {
     proxy.stall(false);
     back(&store, 10 * patience).await;
     store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f110_server_that_does_not_answer_is_named_by_each_call() {
+    let server = Server::start().await;
+    server.migrate().await;
+    let proxy = Proxy::to(server.port()).await;
+    let address = format!("127.0.0.1:{}", proxy.port());
+    for has_idle_connection in [false, true] {
+        let builder = PostgresStore::builder(server.url(proxy.port()).parse().unwrap())
+            .acquire_timeout(Duration::from_millis(800))
+            .max_connections(1);
+        let store = builder.connect().await.unwrap();
+        if has_idle_connection {
+            store.read(&name("key")).await.unwrap();
+            // Longer than a connection is trusted without a question.
+            tokio::time::sleep(Duration::from_millis(1_200)).await;
+        }
+        proxy.stall(true);
+        let claim = hour();
+        let name = name("key");
+        // Of different kinds, since calls of one kind share a connection.
+        let (read, claimed, renewed, listed) = tokio::join!(
+            store.read(&name),
+            store.claim(&name, &claim),
+            store.renew(&name, claim.token, HOUR),
+            store.list(Filter::Unknown, None, 1),
+        );
+        for error in [
+            read.unwrap_err(),
+            claimed.unwrap_err(),
+            renewed.unwrap_err(),
+            listed.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+            let told = told(&error);
+            assert!(told.contains(&address), "{told}");
+            assert!(told.contains("`acquire_timeout` (800ms)"), "{told}");
+        }
+        proxy.stall(false);
+        store.close().await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

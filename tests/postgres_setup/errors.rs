@@ -5,10 +5,11 @@ use std::time::Duration;
 use tower_idempotency::{
     PostgresStore, Store, StoreErrorKind,
     sqlx::{ConnectOptions as _, Connection as _, PgConnection},
+    store::Filter,
 };
 
 use crate::{
-    database::{HOUR, acquired, hour, name, run_on, with_database, with_role},
+    database::{Database, HOUR, acquired, hour, name, run_on, with_database, with_role},
     log::Log,
     proxy::Proxy,
 };
@@ -168,4 +169,48 @@ async fn f110_timeouts_name_the_setting() {
         store.close().await;
     })
     .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sweep_has_a_connection_while_a_list_takes_long() {
+    with_database(async |database| {
+        let store = database
+            .builder()
+            .acquire_timeout(Duration::from_millis(800))
+            .lock_timeout(Duration::from_secs(120))
+            .statement_timeout(Duration::from_secs(120))
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        let mut other: PgConnection = database.options.connect().await.unwrap();
+        run_on(&mut other, "BEGIN; LOCK TABLE idempotency_records").await;
+        let (lists, sweeps) = (store.clone(), store.clone());
+        let listing = tokio::spawn(async move { lists.list(Filter::Unknown, None, 1).await });
+        wait_for_locks(database, 1, || false).await;
+        let sweeping = tokio::spawn(async move { sweeps.purge_expired(1, HOUR).await });
+        wait_for_locks(database, 2, || sweeping.is_finished()).await;
+        let error = store.check_schema().await.unwrap_err();
+        for part in [
+            "`acquire_timeout` (800ms)",
+            "2 for lists, sweeps and checks",
+        ] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        other.close().await.unwrap();
+        listing.await.unwrap().unwrap();
+        sweeping.await.unwrap().unwrap();
+        store.check_schema().await.unwrap();
+        store.close().await;
+    })
+    .await;
+}
+
+/// Waits until `waiting` statements wait for a lock, or `is_over`.
+async fn wait_for_locks(database: &Database, waiting: i64, is_over: impl Fn() -> bool) {
+    let question = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    while !is_over() && database.ask::<i64>(question).await < waiting {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }

@@ -99,8 +99,9 @@ impl PostgresStoreBuilder {
     /// locked record holds none: three connections carry nearly everything. The
     /// others are used while the server or the network is slow.
     ///
-    /// The store opens up to three more when it needs them: two look up a COMMIT
-    /// whose answer got lost, and one lists and sweeps. Defaults to 10.
+    /// The store opens up to four more when it needs them: two look up a COMMIT
+    /// whose answer got lost, and two list, sweep and check the tables. Defaults to
+    /// 10.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections.max(1);
         self
@@ -224,10 +225,10 @@ impl PostgresStoreBuilder {
             .saturating_add(Duration::from_secs(1));
         let statement = |text: String| AssertSqlSafe(Arc::<str>::from(text)).into_sql_str();
         let begin = pooler_safe.then(|| statement(patience.begin() + LOCAL_PLANS));
-        let connections = |most| {
+        let connections = |most, bound| {
             Arc::new(Connections::of(
                 Arc::clone(&opener),
-                most,
+                (most, bound),
                 self.acquire_timeout,
                 deadline,
                 begin.clone(),
@@ -238,13 +239,21 @@ impl PostgresStoreBuilder {
             permits: Arc::new(Semaphore::new(attempts)),
             lock_timeout: patience.lock,
         };
-        let for_requests = connections(self.max_connections);
-        let commit_connections = connections(COMMIT_CONNECTIONS);
+        let most = self.max_connections;
+        let for_requests = connections(most, format!("`max_connections` is {most}"));
+        let commit_connections = connections(
+            COMMIT_CONNECTIONS,
+            format!("there are {COMMIT_CONNECTIONS} for looking up COMMITs"),
+        );
+        let operator_connections = connections(
+            OPERATOR_CONNECTIONS,
+            format!("there are {OPERATOR_CONNECTIONS} for lists, sweeps and checks of the tables"),
+        );
         let alone = limits(ATTEMPTS);
         let most_waiting = self.most_waiting;
         let large_lanes = Lanes {
             usual: 1,
-            most: (self.max_connections as usize / 5).clamp(1, 2),
+            most: (most as usize / 5).clamp(1, 2),
         };
         let claims = Claims::new(Arc::clone(&for_requests));
         let settlements = Settlements(Arc::clone(&for_requests));
@@ -263,7 +272,7 @@ impl PostgresStoreBuilder {
             transitions: Alone::new(transitions, most_waiting, alone),
             commits: Alone::new(commits, usize::MAX, commit_limits),
             commit_connections,
-            operator_connections: connections(1),
+            operator_connections,
             connections: for_requests,
             transactions: transactions.connect_lazy_with(options.clone()),
             pooled: pooler_safe.then(|| statement(unhurried.begin())),
@@ -304,6 +313,10 @@ const ATTEMPTS: usize = 2;
 
 /// How many COMMITs are looked up at a time.
 const COMMIT_CONNECTIONS: u32 = 2;
+
+/// How many lists, sweeps and checks of the tables run at a time. A list may take
+/// long, and must not hold up the sweeps.
+const OPERATOR_CONNECTIONS: u32 = 2;
 
 /// One carries most; a second and a third when a server or a connection is slow.
 const LANES: Lanes = Lanes { usual: 1, most: 3 };

@@ -4,7 +4,10 @@
 use std::{
     mem,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -29,6 +32,10 @@ pub(super) struct Connections {
     patience: Duration,
     places: Arc<Semaphore>,
     most: u32,
+    /// Says how many there are, and the setting that bounds them.
+    bound: String,
+    /// How many of the calls with a place wait for the server.
+    asking: AtomicU32,
     ready: Mutex<Ready>,
     /// For the statements of a call, and the way there.
     pub(super) deadline: Duration,
@@ -54,6 +61,29 @@ struct Idle {
     used: Instant,
 }
 
+/// What a call without a connection waits for.
+enum Wait<'a> {
+    /// One of the store's connections, which others use.
+    Free,
+    /// The server, which is asked on one of them or for a new one.
+    Answer {
+        since: Instant,
+        /// Until the call has given its place back.
+        _asking: Asking<'a>,
+    },
+    /// The server, which has no room for another connection.
+    Room(StoreError),
+}
+
+/// Counts a call that waits for the server.
+struct Asking<'a>(&'a AtomicU32);
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// A connection for one call.
 struct Line {
     connection: PgConnection,
@@ -62,10 +92,10 @@ struct Line {
 }
 
 impl Connections {
-    /// As many as `most`.
+    /// As many as `most`; `bound` says so in errors.
     pub(super) fn of(
         opener: Arc<Opener>,
-        most: u32,
+        (most, bound): (u32, String),
         patience: Duration,
         deadline: Duration,
         begin: Option<SqlStr>,
@@ -76,6 +106,8 @@ impl Connections {
             patience,
             places: Arc::new(Semaphore::new(most as usize)),
             most,
+            bound,
+            asking: AtomicU32::new(0),
             ready: Mutex::default(),
             deadline,
             begin,
@@ -90,10 +122,9 @@ impl Connections {
         T: Send,
         W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send,
     {
-        let mut busy = None;
-        let line = timeout(self.patience, self.line(&mut busy)).await;
-        let none_free = || busy.unwrap_or_else(|| self.none_free());
-        let line = line.unwrap_or_else(|_| Err(none_free()));
+        let mut wait = Wait::Free;
+        let line = timeout(self.patience, self.line(&mut wait)).await;
+        let line = line.unwrap_or_else(|_| Err(self.timed_out(wait)));
         let mut line = line.map_err(StoreError::unsent)?;
         let call = async {
             match &self.begin {
@@ -162,11 +193,34 @@ impl Connections {
         Ok(None)
     }
 
-    fn none_free(&self) -> StoreError {
-        StoreError::timed_out().because(format!(
-            "no connection was free within `acquire_timeout` ({:?}), `max_connections` is {}",
-            self.patience, self.most
-        ))
+    /// The error of a call that got no connection within `acquire_timeout`.
+    fn timed_out(&self, wait: Wait<'_>) -> StoreError {
+        let patience = self.patience;
+        let reason = match wait {
+            Wait::Room(error) => return error,
+            Wait::Answer { since, .. } => {
+                self.suspect();
+                let waited = Duration::from_millis(since.elapsed().as_millis() as u64);
+                format!(
+                    "{} did not answer in {waited:?}, the rest of `acquire_timeout` ({patience:?})",
+                    self.opener.address()
+                )
+            }
+            Wait::Free => {
+                if let Some(error) = self.opener.unreachable() {
+                    return error;
+                }
+                let bound = &self.bound;
+                let none = format!(
+                    "no connection was free within `acquire_timeout` ({patience:?}): {bound}"
+                );
+                match self.is_silent() {
+                    true => format!("{none}, while {} did not answer", self.opener.address()),
+                    false => none,
+                }
+            }
+        };
+        StoreError::timed_out().because(reason)
     }
 
     /// How many are ready.
@@ -193,8 +247,8 @@ impl Connections {
         let _all = self.places.acquire_many(self.most).await;
     }
 
-    /// Says in `busy` that the server has no room, for a caller that waits no longer.
-    async fn line(&self, busy: &mut Option<StoreError>) -> Result<Line, StoreError> {
+    /// Keeps `wait` up to date, for the error of a call that runs out of time.
+    async fn line<'a>(&'a self, wait: &mut Wait<'a>) -> Result<Line, StoreError> {
         let place = Arc::clone(&self.places).acquire_owned().await;
         let place = place.map_err(|_| failure(sqlx::Error::PoolClosed))?;
         let mut pause = FIRST_PAUSE;
@@ -212,6 +266,7 @@ impl Connections {
                 used,
             }) = idle
             else {
+                self.asks(wait);
                 match self.opener.open().await {
                     Ok(connection) => {
                         return Ok(Line {
@@ -221,7 +276,7 @@ impl Connections {
                         });
                     }
                     Err(OpenError::Failed(error)) => return Err(error),
-                    Err(OpenError::Busy(error)) => *busy = Some(error),
+                    Err(OpenError::Busy(error)) => *wait = Wait::Room(error),
                 }
                 // One of the store's own may be free sooner.
                 sleep(jittered(pause)).await;
@@ -231,15 +286,29 @@ impl Connections {
             // A question before every call would double the time of each; one
             // after a pause finds the connections that a firewall forgot.
             let is_doubtful = suspected.is_some_and(|then| used <= then);
-            if (is_doubtful || used.elapsed() > TRUSTED_IDLE) && !answers(&mut connection).await {
-                self.forget_used_before(used);
-                continue;
+            if is_doubtful || used.elapsed() > TRUSTED_IDLE {
+                self.asks(wait);
+                if !answers(&mut connection).await {
+                    self.forget_used_before(used);
+                    continue;
+                }
             }
             return Ok(Line {
                 connection,
                 opened,
                 place,
             });
+        }
+    }
+
+    fn asks<'a>(&'a self, wait: &mut Wait<'a>) {
+        // A server without room may well be asked again when the time is over.
+        if !matches!(wait, Wait::Room(_)) {
+            self.asking.fetch_add(1, Ordering::Relaxed);
+            *wait = Wait::Answer {
+                since: Instant::now(),
+                _asking: Asking(&self.asking),
+            };
         }
     }
 
@@ -294,6 +363,14 @@ impl Connections {
     /// all likelihood: to ask each of them would take as long for each.
     fn forget_used_before(&self, used: Instant) {
         self.ready().idle.retain(|idle| idle.used > used);
+    }
+
+    /// Whether a call waits for the server in vain, or lately has. Such calls end at
+    /// the same moment as those behind them.
+    fn is_silent(&self) -> bool {
+        let is_asked = self.asking.load(Ordering::Acquire) > 0;
+        let suspected = self.ready().suspected;
+        is_asked || suspected.is_some_and(|then| then.elapsed() < SLOW)
     }
 
     fn suspect(&self) {

@@ -40,7 +40,7 @@ pub(super) fn not_answered(options: &PgConnectOptions, bound: Duration) -> Store
 }
 
 /// Where the server is asked for, without the user and the password.
-fn address(options: &PgConnectOptions) -> String {
+pub(super) fn address(options: &PgConnectOptions) -> String {
     match options.get_socket() {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),

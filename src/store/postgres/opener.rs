@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    failures::{connecting, not_answered},
+    failures::{address, connecting, not_answered},
     schema::Statements,
     session::{self, Patience},
 };
@@ -144,6 +144,10 @@ impl Opener {
         let down = state.down.as_mut()?;
         down.was_told = true;
         Some(down.error.clone())
+    }
+
+    pub(super) fn address(&self) -> String {
+        address(&self.options)
     }
 
     pub(super) fn close(&self) {
