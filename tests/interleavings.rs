@@ -34,8 +34,11 @@ mod sync {
 }
 
 mod log {
+    /// Never read here.
     #[derive(Default)]
-    pub(crate) struct Warnings;
+    pub(crate) struct Warnings {
+        _limits: (),
+    }
 }
 
 mod outcome {
