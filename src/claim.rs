@@ -406,7 +406,10 @@ impl Claimant {
         self.hold.map(|hold| Withdrawal {
             host: Arc::clone(host),
             name: self.name.clone(),
-            claim: self.claim,
+            claim: Claim {
+                reads_response: false,
+                ..self.claim
+            },
             hold,
         })
     }

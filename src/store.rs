@@ -259,10 +259,14 @@ pub struct Claim {
     pub lease: Duration,
     /// How long the record is kept, counted from this claim.
     pub retention: Duration,
+    /// Whether the caller reads the response of a completed record in its way.
+    /// Otherwise a store may leave a large response empty.
+    pub reads_response: bool,
 }
 
 impl Claim {
-    /// A claim with a new token and a new operation id.
+    /// A claim with a new token and a new operation id, which reads the response of
+    /// a completed record.
     #[must_use]
     pub fn new(fingerprint: Fingerprint, lease: Duration, retention: Duration) -> Self {
         Self {
@@ -271,6 +275,7 @@ impl Claim {
             fingerprint,
             lease,
             retention,
+            reads_response: true,
         }
     }
 }

@@ -240,7 +240,7 @@ impl Store for PostgresStore {
             claim: *claim,
         };
         let answer = self.claims.call(call).await?;
-        self.reads.whole(name, claim.token, answer).await
+        self.reads.whole(name, claim, answer).await
     }
 
     async fn reclaim(
@@ -317,7 +317,7 @@ impl Store for PostgresStore {
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         self.connections.check()?;
-        self.reads.read(name).await
+        self.reads.read(name, true).await
     }
 
     /// In the order of the names, by bytes.

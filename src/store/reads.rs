@@ -6,12 +6,12 @@
 //! claims nor the reads of others.
 
 use super::{
-    Claimed, Record, RecordState, StoreError,
+    Claim, Claimed, Record, RecordState, StoreError,
     alone::Single,
     batch::{Batch, Batches},
     call::Call,
 };
-use crate::{RecordName, Token};
+use crate::RecordName;
 
 /// A read of one record.
 pub(super) struct ReadCall {
@@ -24,8 +24,10 @@ pub(super) struct ReadCall {
 #[derive(Clone)]
 pub(super) enum Found {
     Whole(Record),
-    /// A completed record whose response is longer than was asked for.
+    /// A completed record whose response is longer than was asked for, and empty
+    /// here.
     Large {
+        record: Record,
         bytes: usize,
     },
 }
@@ -34,7 +36,7 @@ pub(super) enum Found {
 #[derive(Clone)]
 pub(super) enum ClaimAnswer {
     Claimed(Claimed),
-    Large { bytes: usize },
+    Large { record: Record, bytes: usize },
 }
 
 impl Call for ReadCall {
@@ -67,7 +69,7 @@ impl From<Found> for ClaimAnswer {
     fn from(found: Found) -> Self {
         match found {
             Found::Whole(record) => Self::Claimed(Claimed::Occupied(record)),
-            Found::Large { bytes } => Self::Large { bytes },
+            Found::Large { record, bytes } => Self::Large { record, bytes },
         }
     }
 }
@@ -91,33 +93,41 @@ impl<B> Reads<B>
 where
     B: Batch + Single<Call = ReadCall, Answer = Option<Found>>,
 {
-    pub(super) async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+    /// Reads a record; a large response only if the caller reads it.
+    pub(super) async fn read(
+        &self,
+        name: &RecordName,
+        reads_response: bool,
+    ) -> Result<Option<Record>, StoreError> {
         let call = ReadCall {
             name: name.clone(),
             most_bytes: SMALL,
         };
         match self.small.call(call).await? {
             None => Ok(None),
-            Some(Found::Whole(record)) => Ok(Some(record)),
-            Some(Found::Large { bytes }) => self.read_large(name, bytes).await,
+            Some(Found::Large { bytes, .. }) if reads_response => {
+                self.read_large(name, bytes).await
+            }
+            Some(Found::Whole(record) | Found::Large { record, .. }) => Ok(Some(record)),
         }
     }
 
-    /// The answer to a claim, with its response.
+    /// The answer to a claim, with its response if the caller reads it.
     pub(super) async fn whole(
         &self,
         name: &RecordName,
-        token: Token,
+        claim: &Claim,
         answer: ClaimAnswer,
     ) -> Result<Claimed, StoreError> {
         let bytes = match answer {
             ClaimAnswer::Claimed(claimed) => return Ok(claimed),
-            ClaimAnswer::Large { bytes } => bytes,
+            ClaimAnswer::Large { bytes, .. } if claim.reads_response => bytes,
+            ClaimAnswer::Large { record, .. } => return Ok(Claimed::Occupied(record)),
         };
         Ok(match self.read_large(name, bytes).await? {
             // An earlier try of this claim arrived meanwhile. Only a claim can tell
             // whether its fence will do.
-            Some(record) if is_own(&record, token.as_bytes()) => Claimed::Vanished,
+            Some(record) if is_own(&record, claim.token.as_bytes()) => Claimed::Vanished,
             Some(record) => Claimed::Occupied(record),
             None => Claimed::Vanished,
         })
@@ -137,7 +147,7 @@ where
                 None => return Ok(None),
                 Some(Found::Whole(record)) => return Ok(Some(record)),
                 // Claimed and completed again meanwhile.
-                Some(Found::Large { bytes: now }) => bytes = now,
+                Some(Found::Large { bytes: now, .. }) => bytes = now,
             }
         }
     }

@@ -3,6 +3,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
+use bytes::Bytes;
 use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type, error::DatabaseError};
 
 use super::{
@@ -56,10 +57,12 @@ impl GrantColumns {
 impl RecordColumns {
     pub(super) fn decode(self) -> Result<Found, StoreError> {
         let grant = self.grant.decode()?;
+        let mut large = None;
         let state = match (self.state, self.response) {
             (COMPLETED, None) if let Some(bytes) = self.bytes => {
-                let bytes = number(bytes, "response")?;
-                return Ok(Found::Large { bytes });
+                large = Some(number(bytes, "response")?);
+                let response = Bytes::new();
+                RecordState::Completed { response }
             }
             (IN_PROGRESS, None) => RecordState::InProgress {
                 lease_left: left(self.lease_left),
@@ -73,7 +76,7 @@ impl RecordColumns {
             (IN_PROGRESS..=RELEASED_FREED, _) => return Err(StoreError::corrupt("response")),
             _ => return Err(StoreError::corrupt("state")),
         };
-        Ok(Found::Whole(Record::new(
+        let record = Record::new(
             grant.operation,
             grant.fence,
             grant.attempt,
@@ -84,7 +87,11 @@ impl RecordColumns {
             left(self.age).unwrap_or_default(),
             left(self.expires_in),
             state,
-        )))
+        );
+        Ok(match large {
+            Some(bytes) => Found::Large { record, bytes },
+            None => Found::Whole(record),
+        })
     }
 }
 

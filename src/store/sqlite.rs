@@ -218,7 +218,8 @@ impl fmt::Debug for SqliteStore {
 impl Store for SqliteStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         // The many retries of a key that is taken need not queue for the lock.
-        if let Some(record) = self.read(name).await? {
+        let reads_response = claim.reads_response;
+        if let Some(record) = self.reads.read(name, reads_response).await? {
             return Ok(Claimed::Occupied(record));
         }
         let call = ClaimCall {
@@ -226,7 +227,7 @@ impl Store for SqliteStore {
             claim: *claim,
         };
         match self.writes.call(WriteCall::Claim(call)).await? {
-            Written::Claimed(answer) => self.reads.whole(name, claim.token, answer).await,
+            Written::Claimed(answer) => self.reads.whole(name, claim, answer).await,
             Written::Settled(_) => Err(StoreError::unavailable("a call got another's answer")),
         }
     }
@@ -309,7 +310,7 @@ impl Store for SqliteStore {
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
-        self.reads.read(name).await
+        self.reads.read(name, true).await
     }
 
     /// In the order of the names, by bytes.

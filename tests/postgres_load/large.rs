@@ -1,15 +1,19 @@
 //! Large responses beside the calls of another scope.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
+use bytes::Bytes;
 use futures_util::future::join_all;
+use http::{Request, Response, StatusCode};
+use http_body_util::Full;
 use tokio::time::timeout;
+use tower::{Layer as _, ServiceExt as _, service_fn};
 use tower_idempotency::{
-    PostgresStore, Store,
+    IdempotencyLayer, PostgresStore, RequestBody, Scope, Store,
     store::{Claimed, RecordState, Settlement},
 };
 
-use crate::{claimed, hour, name, proxy::Proxy, response, run, until, with_database};
+use crate::{claimed, hour, name, proxy::Proxy, response, run, store, until, with_database};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f104_large_replays_that_are_stuck_delay_no_other_scope() {
@@ -83,6 +87,38 @@ async fn f104_large_replays_that_are_stuck_delay_no_other_scope() {
         // Not two of them together, and nothing else beside them.
         let largest = proxy.largest_answer();
         assert!(largest < LARGE * 3 / 2, "{largest} bytes for one call");
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f104_a_withdrawal_reads_no_large_response() {
+    with_database(async |url| {
+        let proxy = Proxy::to(&url).await;
+        let store = store(proxy.options(&url)).await;
+        let handler = service_fn(|_: Request<RequestBody<Full<Bytes>>>| async {
+            let body = Full::from(vec![7; LARGE / 2]);
+            Ok::<_, Infallible>(Response::new(body))
+        });
+        let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()))
+            .store_timeout(Duration::from_millis(500))
+            .build()
+            .unwrap();
+        let service = layer.layer(handler);
+        let ask = async || {
+            let request = Request::post("/").header("idempotency-key", "K");
+            let request = request.body(Full::<Bytes>::default()).unwrap();
+            service.clone().oneshot(request).await.unwrap().status()
+        };
+        assert_eq!(ask().await, StatusCode::OK);
+        proxy.stick_after(LARGE / 4);
+        assert_eq!(ask().await, StatusCode::SERVICE_UNAVAILABLE);
+        // The claim may be there, as far as the layer knows. Its withdrawal ends
+        // although the response is stuck.
+        let drained = layer.drain(Duration::from_secs(20)).await;
+        assert_eq!(drained.left(), 0);
+        proxy.stick_after(usize::MAX);
         store.close().await;
     })
     .await;

@@ -386,7 +386,7 @@ mod tests {
         let large = async |on: &mut SqliteConnection, calls: &[ReadCall]| {
             let told = read(on, calls).await.unwrap();
             let lengths = told.into_iter().map(|told| match told {
-                Told::Answer(Ok(Some(Found::Large { bytes }))) => Some(bytes),
+                Told::Answer(Ok(Some(Found::Large { bytes, .. }))) => Some(bytes),
                 Told::Answer(Ok(Some(Found::Whole(_)))) => None,
                 _ => panic!("a record is there"),
             });
