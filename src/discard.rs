@@ -76,7 +76,8 @@ where
     body.poll_frame(cx).map(|frame| match frame? {
         Ok(frame) => Some(frame.data_ref().map_or(0, Bytes::len)),
         Err(error) => {
-            // An outer limit reports each further frame as an error, and reads it.
+            // An outer limit reads each further frame and reports it as an error,
+            // without its length: it counts `LEAST_FRAME`.
             let is_outgrown = BodyError::of(&*error.into()) == BodyError::TooLarge;
             is_outgrown.then_some(0)
         }
@@ -85,7 +86,7 @@ where
 
 /// How many refused bodies are read at once.
 pub(crate) const DISCARDS: usize = 256;
-/// How many bytes of a refused body are read.
+/// How many bytes of a refused body are read, if their number is known.
 const DISCARD_BYTES: usize = 64 << 20;
 /// For how long a refused body is read.
 const DISCARD_TIME: Duration = Duration::from_secs(10);

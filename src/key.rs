@@ -340,7 +340,9 @@ fn hyphenated(key: &str) -> Result<Uuid, KeyFault> {
         .and_then(|key| Uuid::try_parse(key).ok())
         .ok_or(KeyFault::invalid("it is not a UUID"))
         .and_then(|uuid| match uuid.is_nil() || uuid.is_max() {
-            true => Err(KeyFault::invalid("the nil and the max UUID name nothing")),
+            true => Err(KeyFault::invalid(
+                "it is the nil or the max UUID, which is not unique",
+            )),
             false => Ok(uuid),
         })
 }

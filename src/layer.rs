@@ -408,7 +408,9 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// too, this one and those for a faulty key or caller. The layer answers at
     /// once, and reads and discards the rest of the body meanwhile: up to 64 MiB
     /// and 10 s of it, for 256 requests at once. It reads nothing of a client
-    /// that sent `Expect: 100-continue` and was refused from its head.
+    /// that sent `Expect: 100-continue` and was refused from its head. Of a body that
+    /// another limit outside of the layer refuses, the layer does not learn the
+    /// length: only the 10 s bound how much of it is read.
     pub fn request_limit(mut self, bytes: usize) -> Self {
         self.config.request_limit = bytes;
         self

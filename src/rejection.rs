@@ -55,7 +55,7 @@ pub enum RejectionKind {
     /// 408: the request's body came more slowly than this layer or an outer one
     /// allows.
     BodyTimeout,
-    /// 400: the request's body broke off, or has no fingerprint.
+    /// 400: the request's body could not be read to its end, or has no fingerprint.
     BodyInvalid,
     /// 422, unless set otherwise: the key belongs to another request.
     KeyReused,
@@ -173,13 +173,13 @@ impl Rejection {
             KeyFault::Invalid(reason) => Self::new(
                 RejectionKind::KeyInvalid,
                 format!(
-                    "The header {header} is not a key: {reason}. Correct it and send the request again; nothing ran."
+                    "The header {header} is not a valid key: {reason}. Correct it and send the request again; nothing ran."
                 ),
             ),
             KeyFault::Length { allowed, got } => Self::new(
                 RejectionKind::KeyInvalid,
                 format!(
-                    "The header {header} is not a key: it may have {} to {} characters and has {got}. Correct it and send the request again; nothing ran.",
+                    "The header {header} is not a valid key: a key has {} to {} characters, and this one has {got}. Correct it and send the request again; nothing ran.",
                     allowed.start(),
                     allowed.end()
                 ),
@@ -237,7 +237,10 @@ impl Rejection {
                 "The request body exceeded a timeout that stands before the idempotency layer. Nothing ran; the same key may be sent again.",
             )
             .retry_after(1),
-            BodyError::Broken => Self::body_invalid(BodyFault("it broke off")),
+            BodyError::Broken => Self::new(
+                RejectionKind::BodyInvalid,
+                "The request body could not be read to its end. Nothing ran; the same key may be sent again.",
+            ),
         }
     }
 
@@ -245,7 +248,7 @@ impl Rejection {
         Self::new(
             RejectionKind::BodyInvalid,
             format!(
-                "The request body cannot be compared with that of a retry: {}. Nothing ran, and this request did not use the key.",
+                "The request body cannot be used with an idempotency key: {}. Nothing ran, and this request did not use the key.",
                 fault.0
             ),
         )
@@ -312,7 +315,7 @@ impl Rejection {
             RejectionKind::RolledBack,
             "The transaction of this request was not committed, but the request may have done other work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
         )
-        .warning("transaction rolled back although the handler answered with success after other effects, request answered with 500: its outcome is unknown")
+        .warning("transaction rolled back although the handler answered with success, request answered with 500: its outcome is unknown, because the handler may have done other work")
     }
 
     /// As [`rolled_back_after_effects`](Self::rolled_back_after_effects); a notice is
@@ -461,8 +464,8 @@ impl Rejection {
         .warning("no Tokio runtime, request refused with 500: call the layer inside of one")
     }
 
-    pub(crate) fn about(mut self, operation: OperationId) -> Self {
-        self.operation = Some(operation);
+    pub(crate) fn about(mut self, operation: impl Into<Option<OperationId>>) -> Self {
+        self.operation = operation.into();
         self
     }
 

@@ -99,7 +99,7 @@ where
                 response.headers_mut().remove(&self.config.marker);
                 self.finish(Ok(response), Outcome::Recorded, operation);
             }
-            Ok(None) => self.refuse(&Rejection::not_replayable()),
+            Ok(None) => self.refuse(&Rejection::not_replayable().about(operation)),
             Err(error) => self.refuse_unreadable(Rejection::answer_unreadable(&error), operation),
         }
     }
@@ -116,10 +116,7 @@ where
 
     fn refuse_unreadable(&mut self, rejection: Rejection, operation: Option<OperationId>) {
         Notice::Corrupt.tell(&self.config.warnings, operation);
-        self.refuse(&match operation {
-            Some(operation) => rejection.about(operation),
-            None => rejection,
-        });
+        self.refuse(&rejection.about(operation));
     }
 
     /// `None` if there is no response that could be replayed.

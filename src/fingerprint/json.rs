@@ -100,8 +100,9 @@ struct Scan<'d> {
     found: Vec<Option<[u8; 32]>>,
 }
 
-/// Offsets into `out` have 32 bits: a body has up to 256 MiB, and its canonical
-/// form less than three times as much.
+/// Offsets into `out` have 32 bits. A body has up to 256 MiB, and its canonical form
+/// less than three times as much: the shortest object of two members has 12 bytes,
+/// and its digest 33. Each container that a pointer leads into adds up to 33 bytes.
 type Offset = u32;
 
 struct Open {

@@ -27,7 +27,7 @@ pub(super) fn digest(media_type: &MediaType<'_>, body: &Bytes) -> Result<[u8; 32
     }
     .now_or_never()
     .and_then(Result::ok)
-    .ok_or(BodyFault("its multipart body cannot be taken apart"))
+    .ok_or(BodyFault("it is not valid multipart"))
 }
 
 const NO_BOUNDARY: BodyFault = BodyFault("its media type does not name one multipart boundary");
