@@ -47,7 +47,6 @@ impl Patience {
     /// give each transaction another server connection. Its role and its
     /// `search_path` are those of a new session, whatever another client left.
     pub(super) fn begin(self) -> String {
-        let millis = |patience: Duration| patience.as_millis().min(LONGEST_TIMEOUT);
         format!(
             "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {AS_NEW}; {DURABLE}; \
              SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
@@ -57,6 +56,11 @@ impl Patience {
             millis(self.idle_in_transaction),
         )
     }
+}
+
+/// A timeout as the server's settings have it.
+fn millis(patience: Duration) -> String {
+    patience.as_millis().min(LONGEST_TIMEOUT).to_string()
 }
 
 /// Makes a new connection fit for records, whatever its role's defaults are.
@@ -71,7 +75,6 @@ pub(super) async fn prepare(
         // What is set here would stay with a server connection that others use.
         return Ok(());
     }
-    let millis = |patience: Duration| patience.as_millis().min(LONGEST_TIMEOUT).to_string();
     query(SESSION)
         .persistent(false)
         .bind(millis(patience.statement))
@@ -117,12 +120,22 @@ SELECT pg_is_in_recovery() AS standby,
 /// them. A pooler does not undo what another client has changed.
 pub(super) const AS_NEW: &str = "SET LOCAL role TO DEFAULT; SET LOCAL search_path TO DEFAULT";
 
-/// As in [`SESSION`].
-const DURABLE: &str = "SELECT set_config('synchronous_commit',
-    CASE current_setting('synchronous_commit')
-        WHEN 'remote_apply' THEN 'remote_apply'
-        ELSE 'on'
-    END, true)";
+/// More durability than `on` is kept.
+macro_rules! durable {
+    ($is_local:literal) => {
+        concat!(
+            "set_config('synchronous_commit',
+           CASE current_setting('synchronous_commit')
+               WHEN 'remote_apply' THEN 'remote_apply'
+               ELSE 'on'
+           END, ",
+            $is_local,
+            ")"
+        )
+    };
+}
+
+const DURABLE: &str = concat!("SELECT ", durable!(true));
 
 /// Each record is led to by its name, with a plan that is made once: one that was
 /// made for a small table would be kept while the table grows. What is turned off
@@ -138,19 +151,18 @@ WHERE name IN ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit', '
 pub(super) const LOCAL_PLANS: &str = "; SET LOCAL enable_seqscan = off; \
     SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
-/// Whoever asks for more durability than `on` keeps it.
-const SESSION: &str = "
+const SESSION: &str = concat!(
+    "
 SELECT set_config('default_transaction_isolation', 'read committed', false),
        set_config('default_transaction_read_only', 'off', false),
        set_config('default_transaction_deferrable', 'off', false),
-       set_config('synchronous_commit',
-           CASE current_setting('synchronous_commit')
-               WHEN 'remote_apply' THEN 'remote_apply'
-               ELSE 'on'
-           END, false),
+       ",
+    durable!(false),
+    ",
        set_config('statement_timeout', $1, false),
        set_config('lock_timeout', $2, false),
-       set_config('idle_in_transaction_session_timeout', $3, false)";
+       set_config('idle_in_transaction_session_timeout', $3, false)"
+);
 
 /// In milliseconds, as the server's settings are.
 const LONGEST_TIMEOUT: u128 = i32::MAX as u128;

@@ -531,45 +531,49 @@ FROM (SELECT 1) AS one
     LEFT JOIN pg_catalog.pg_class AS ledger
         ON ledger.relnamespace = namespace.oid AND ledger.relname = '_idempotency_migrations'";
 
-/// Those that have one of the store's names.
+/// What is asked of relations in the store's schema.
 macro_rules! relations {
-    ($select:literal) => {
+    ($select:literal, $joins:literal, $which:literal) => {
         concat!(
             "SELECT ",
             $select,
             "
 FROM pg_catalog.pg_class AS class
-    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
-WHERE namespace.nspname = {schema}
-  AND class.relname IN ('idempotency_records', 'idempotency_fences', 'idempotency_removals')"
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace",
+            $joins,
+            "
+WHERE namespace.nspname = {schema} AND ",
+            $which
         )
     };
 }
 
 const RELATIONS: &str = relations!(
     "class.relname::text AS name, class.relkind::text AS kind,
-    class.relpersistence::text AS persistence,
-    has_schema_privilege(namespace.oid, 'USAGE') AND has_table_privilege(class.oid, 'SELECT')
-        AS may_read,
-    class.relkind IN ('r', 'p') AND row_security_active(class.oid) AS hides_rows"
+       class.relpersistence::text AS persistence,
+       has_schema_privilege(namespace.oid, 'USAGE') AND has_table_privilege(class.oid, 'SELECT')
+           AS may_read,
+       class.relkind IN ('r', 'p') AND row_security_active(class.oid) AS hides_rows",
+    "",
+    "class.relname IN ('idempotency_records', 'idempotency_fences', 'idempotency_removals')"
 );
 
-const COLUMNS: &str = "
-SELECT attribute.attname::text AS name,
+const COLUMNS: &str = relations!(
+    "attribute.attname::text AS name,
        format_type(attribute.atttypid, attribute.atttypmod) AS kind,
        attribute.attnotnull AS not_null,
        collated.collname::text AS collation,
-       attribute.atthasdef OR attribute.attidentity <> '' AS has_default
-FROM pg_catalog.pg_class AS class
-    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+       attribute.atthasdef OR attribute.attidentity <> '' AS has_default",
+    "
     JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = class.oid
-    LEFT JOIN pg_catalog.pg_collation AS collated ON collated.oid = attribute.attcollation
-WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'
+    LEFT JOIN pg_catalog.pg_collation AS collated ON collated.oid = attribute.attcollation",
+    "class.relname = 'idempotency_records'
   AND attribute.attnum > 0 AND NOT attribute.attisdropped
-ORDER BY attribute.attnum";
+ORDER BY attribute.attnum"
+);
 
-const INDEXES: &str = "
-SELECT ARRAY(
+const INDEXES: &str = relations!(
+    "ARRAY(
            SELECT COALESCE(attribute.attname::text, '')
            FROM unnest(index.indkey::int2[]) WITH ORDINALITY AS part (number, place)
                LEFT JOIN pg_catalog.pg_attribute AS attribute
@@ -582,33 +586,33 @@ SELECT ARRAY(
                AND pg_get_expr(index.indpred, index.indrelid) = '(unknown_since IS NOT NULL)',
            false) AS is_of_unknown,
        index.indisvalid AND index.indpred IS NULL
-           AND index.indisunique AND index.indimmediate AS is_unique
-FROM pg_catalog.pg_class AS class
-    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
-    JOIN pg_catalog.pg_index AS index ON index.indrelid = class.oid
-WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'";
+           AND index.indisunique AND index.indimmediate AS is_unique",
+    "
+    JOIN pg_catalog.pg_index AS index ON index.indrelid = class.oid",
+    "class.relname = 'idempotency_records'"
+);
 
-const SEQUENCES: &str = "
-SELECT class.relname::text AS name,
+const SEQUENCES: &str = relations!(
+    "class.relname::text AS name,
        format_type(sequence.seqtypid, NULL) AS kind,
        sequence.seqincrement AS increment,
-       sequence.seqcycle AS cycles
-FROM pg_catalog.pg_class AS class
-    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
-    JOIN pg_catalog.pg_sequence AS sequence ON sequence.seqrelid = class.oid
-WHERE namespace.nspname = {schema}
-  AND class.relname IN ('idempotency_fences', 'idempotency_removals')";
+       sequence.seqcycle AS cycles",
+    "
+    JOIN pg_catalog.pg_sequence AS sequence ON sequence.seqrelid = class.oid",
+    "class.relname IN ('idempotency_fences', 'idempotency_removals')"
+);
 
-const MISSING_PRIVILEGES: &str = "
-SELECT 'schema ' || quote_ident(namespace.nspname) || ' (USAGE)'
+const MISSING_PRIVILEGES: &str = concat!(
+    "SELECT 'schema ' || quote_ident(namespace.nspname) || ' (USAGE)'
 FROM pg_catalog.pg_namespace AS namespace
 WHERE namespace.nspname = {schema} AND NOT has_schema_privilege(namespace.oid, 'USAGE')
 UNION ALL
-SELECT CASE class.relkind WHEN 'S' THEN 'sequence ' ELSE 'table ' END
+",
+    relations!(
+        "CASE class.relkind WHEN 'S' THEN 'sequence ' ELSE 'table ' END
        || quote_ident(namespace.nspname) || '.' || class.relname
-       || ' (' || wanted.privilege || ')'
-FROM pg_catalog.pg_class AS class
-    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+       || ' (' || wanted.privilege || ')'",
+        "
     JOIN (VALUES ('idempotency_records', 'SELECT'),
                  ('idempotency_records', 'INSERT'),
                  ('idempotency_records', 'UPDATE'),
@@ -616,12 +620,13 @@ FROM pg_catalog.pg_class AS class
                  ('idempotency_fences', 'USAGE'),
                  ('idempotency_removals', 'USAGE'),
                  ('idempotency_removals', 'SELECT')) AS wanted (name, privilege)
-        ON wanted.name = class.relname
-WHERE namespace.nspname = {schema}
-  AND NOT CASE class.relkind
+        ON wanted.name = class.relname",
+        "NOT CASE class.relkind
       WHEN 'S' THEN has_sequence_privilege(class.oid, wanted.privilege)
       ELSE has_table_privilege(class.oid, wanted.privilege)
-      END";
+      END"
+    )
+);
 
 #[cfg(test)]
 mod tests {
