@@ -9,7 +9,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Claim, Completion, Release, StoreError, sql};
+use super::{Claim, Completion, Release, StoreError, reads::SMALL, sql};
 use crate::{RecordName, Token};
 
 /// A call that may travel with others.
@@ -171,6 +171,13 @@ impl Call for SettleCall {
     /// written down whoever has left.
     fn is_for_its_caller(&self) -> bool {
         matches!(self.goal, Goal::Renewed { .. })
+    }
+}
+
+impl SettleCall {
+    /// Whether it would delay the calls that travel with it.
+    pub(super) fn is_large(&self) -> bool {
+        self.goal.response().map_or(0, <[u8]>::len) > SMALL
     }
 }
 

@@ -138,6 +138,8 @@ pub struct PostgresStore {
     connections: Arc<Connections>,
     claims: Batches<Claims>,
     settlements: Batches<Settlements>,
+    /// With large responses, which take long on a slow network.
+    large_settlements: Batches<Settlements>,
     reads: Reads<Looks>,
     transitions: Alone<Transitions>,
     /// With connections of their own: a handler waits for them.
@@ -219,7 +221,11 @@ impl PostgresStore {
         self.connections.check()?;
         let name = name.clone();
         let call = SettleCall { name, token, goal };
-        self.settlements.call(call).await
+        let settlements = match call.is_large() {
+            true => &self.large_settlements,
+            false => &self.settlements,
+        };
+        settlements.call(call).await
     }
 }
 

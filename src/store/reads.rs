@@ -159,5 +159,5 @@ pub(super) fn is_own(record: &Record, token: &[u8]) -> bool {
     in_progress && record.token.as_bytes() == token
 }
 
-/// The longest response in a batch of many calls, in bytes.
+/// The longest response that travels with the calls of others, in bytes.
 pub(super) const SMALL: usize = 8 << 10;

@@ -77,6 +77,8 @@ pub struct SqliteStore {
     readers: SqlitePool,
     transactions: SqlitePool,
     writes: Batches<Writes>,
+    /// With large responses. They take turns with the others.
+    large_writes: Batches<Writes>,
     reads: Reads<Looks>,
 }
 
@@ -125,7 +127,7 @@ impl SqliteStore {
         };
         let writer = pool(1).connect_lazy_with(options.clone());
         let readers = pool(READERS).connect_lazy_with(options.clone().pragma("query_only", "ON"));
-        let writes = Writes(writer.clone());
+        let writes = || Writes(writer.clone());
         let lanes = |lanes| Lanes {
             usual: lanes,
             most: lanes,
@@ -140,7 +142,8 @@ impl SqliteStore {
             Batches::new(looks, lanes(at_once), MOST_WAITING, limits)
         };
         Ok(Self {
-            writes: Batches::new(writes, lanes(1), MOST_WAITING, limits.clone()),
+            writes: Batches::new(writes(), lanes(1), MOST_WAITING, limits.clone()),
+            large_writes: Batches::new(writes(), lanes(1), MOST_WAITING, limits.clone()),
             reads: Reads {
                 small: reads(SMALL_READS, limits.clone()),
                 large: reads(1, limits),
@@ -183,8 +186,12 @@ impl SqliteStore {
         goal: Goal,
     ) -> Result<Settlement, StoreError> {
         let name = name.clone();
-        let call = WriteCall::Settle(SettleCall { name, token, goal });
-        match self.writes.call(call).await? {
+        let call = SettleCall { name, token, goal };
+        let writes = match call.is_large() {
+            true => &self.large_writes,
+            false => &self.writes,
+        };
+        match writes.call(WriteCall::Settle(call)).await? {
             Written::Settled(settlement) => Ok(settlement),
             Written::Claimed(_) => Err(StoreError::unavailable("a call got another's answer")),
         }

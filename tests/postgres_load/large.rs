@@ -1,4 +1,4 @@
-//! Large responses beside the calls of another scope.
+//! Large responses, read and written, beside the calls of another scope.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -13,7 +13,7 @@ use tower_idempotency::{
     store::{Claimed, RecordState, Settlement},
 };
 
-use crate::{claimed, hour, name, proxy::Proxy, response, run, store, until, with_database};
+use crate::{HOUR, claimed, hour, name, proxy::Proxy, response, run, store, until, with_database};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f104_large_replays_that_are_stuck_delay_no_other_scope() {
@@ -119,6 +119,57 @@ async fn f104_a_withdrawal_reads_no_large_response() {
         let drained = layer.drain(Duration::from_secs(20)).await;
         assert_eq!(drained.left(), 0);
         proxy.stick_after(usize::MAX);
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn f104_large_outcomes_that_are_stuck_delay_no_heartbeat() {
+    with_database(async |url| {
+        let proxy = Proxy::to(&url).await;
+        let store = PostgresStore::builder(proxy.options(&url))
+            .statement_timeout(Duration::from_secs(120))
+            .connect()
+            .await
+            .unwrap();
+        store.migrate().await.unwrap();
+        let running = name("other", "running");
+        let (owner, _) = claimed(&store, &running).await;
+        let mut held = Vec::new();
+        for number in 0..32 {
+            let name = name("large", &number.to_string());
+            let (claim, _) = claimed(&store, &name).await;
+            held.push((name, claim.token));
+        }
+
+        proxy.stick_calls_after(LARGE / 2);
+        let outcomes: Vec<_> = held
+            .into_iter()
+            .map(|(name, token)| {
+                let store = store.clone();
+                tokio::spawn(async move {
+                    let done = response(LARGE);
+                    store.complete(&name, token, &done).await.unwrap()
+                })
+            })
+            .collect();
+        until(async || proxy.stuck() > 0).await;
+
+        let others = async {
+            for number in 0..20 {
+                let renewed = store.renew(&running, owner.token, HOUR).await;
+                assert_eq!(renewed.unwrap(), Settlement::Applied);
+                one_request(&store, &format!("request {number}")).await;
+            }
+        };
+        timeout(Duration::from_secs(60), others).await.unwrap();
+        assert!(outcomes.iter().all(|outcome| !outcome.is_finished()));
+        assert!(proxy.stuck() <= 2, "{} are under way", proxy.stuck());
+        proxy.stick_calls_after(usize::MAX);
+        for outcome in outcomes {
+            assert_eq!(outcome.await.unwrap(), Settlement::Applied);
+        }
         store.close().await;
     })
     .await;

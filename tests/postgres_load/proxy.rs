@@ -1,5 +1,5 @@
-//! A network that can be stalled, on which large answers get stuck, and that counts
-//! the bytes it carries.
+//! A network that can be stalled, on which large calls and answers get stuck, and
+//! that counts the bytes it carries.
 
 use std::sync::{
     Arc,
@@ -28,7 +28,7 @@ struct Network {
     sent: AtomicU64,
     /// The most bytes that came back on a connection for one call.
     largest_answer: AtomicUsize,
-    /// Connections with an answer that is stuck.
+    /// Connections with a call or an answer that is stuck.
     stuck: AtomicUsize,
 }
 
@@ -36,12 +36,16 @@ struct Network {
 struct Weather {
     /// How many bytes of an answer pass before it gets stuck.
     stuck_after: usize,
+    /// How many bytes of a call pass before it gets stuck.
+    calls_stuck_after: usize,
 }
 
 impl Default for Weather {
     fn default() -> Self {
-        let stuck_after = usize::MAX;
-        Self { stuck_after }
+        Self {
+            stuck_after: usize::MAX,
+            calls_stuck_after: usize::MAX,
+        }
     }
 }
 
@@ -58,10 +62,10 @@ impl Proxy {
                 let server = TcpStream::connect(&server).await.unwrap();
                 let (from_client, to_client) = client.into_split();
                 let (from_server, to_server) = server.into_split();
-                let answered = Arc::<AtomicUsize>::default();
-                let call = (Arc::clone(&between), Arc::clone(&answered));
+                let line = Arc::<Line>::default();
+                let call = (Arc::clone(&between), Arc::clone(&line));
                 tokio::spawn(carry_calls(from_client, to_server, call));
-                let answer = (Arc::clone(&between), answered);
+                let answer = (Arc::clone(&between), line);
                 tokio::spawn(carry_answers(from_server, to_client, answer));
             }
         });
@@ -79,11 +83,19 @@ impl Proxy {
 
     /// Holds each answer back that is longer than this, and what comes after it.
     pub(crate) fn stick_after(&self, bytes: usize) {
-        let weather = Weather { stuck_after: bytes };
-        self.network.weather.send_replace(weather);
+        self.network
+            .weather
+            .send_modify(|weather| weather.stuck_after = bytes);
     }
 
-    /// How many connections have an answer that is stuck.
+    /// Holds each call back that is longer than this, and what comes after it.
+    pub(crate) fn stick_calls_after(&self, bytes: usize) {
+        self.network
+            .weather
+            .send_modify(|weather| weather.calls_stuck_after = bytes);
+    }
+
+    /// How many connections have a call or an answer that is stuck.
     pub(crate) fn stuck(&self) -> usize {
         self.network.stuck.load(Ordering::Relaxed)
     }
@@ -99,19 +111,31 @@ impl Proxy {
     }
 }
 
-/// A network, and how many bytes came back on a connection since its last call.
-type Between = (Arc<Network>, Arc<AtomicUsize>);
+/// A connection: the bytes of its last call so far, and of its answer.
+#[derive(Default)]
+struct Line {
+    called: AtomicUsize,
+    answered: AtomicUsize,
+}
+
+type Between = (Arc<Network>, Arc<Line>);
 
 async fn carry_calls(
     mut from_client: tcp::OwnedReadHalf,
     mut to_server: tcp::OwnedWriteHalf,
-    (network, answered): Between,
+    (network, line): Between,
 ) {
+    let mut weather = network.weather.subscribe();
     let mut said = vec![0; 64 << 10];
     while let Ok(length @ 1..) = from_client.read(&mut said).await {
         network.sent.fetch_add(length as u64, Ordering::Relaxed);
-        answered.store(0, Ordering::Relaxed);
-        if to_server.write_all(&said[..length]).await.is_err() {
+        line.answered.store(0, Ordering::Relaxed);
+        let bytes = line.called.fetch_add(length, Ordering::Relaxed) + length;
+        network.stuck.fetch_add(1, Ordering::Relaxed);
+        let passes = weather.wait_for(|weather| bytes <= weather.calls_stuck_after);
+        let is_over = passes.await.is_err();
+        network.stuck.fetch_sub(1, Ordering::Relaxed);
+        if is_over || to_server.write_all(&said[..length]).await.is_err() {
             return;
         }
     }
@@ -120,12 +144,13 @@ async fn carry_calls(
 async fn carry_answers(
     mut from_server: tcp::OwnedReadHalf,
     mut to_client: tcp::OwnedWriteHalf,
-    (network, answered): Between,
+    (network, line): Between,
 ) {
     let mut weather = network.weather.subscribe();
     let mut said = vec![0; 64 << 10];
     while let Ok(length @ 1..) = from_server.read(&mut said).await {
-        let bytes = answered.fetch_add(length, Ordering::Relaxed) + length;
+        line.called.store(0, Ordering::Relaxed);
+        let bytes = line.answered.fetch_add(length, Ordering::Relaxed) + length;
         network.largest_answer.fetch_max(bytes, Ordering::Relaxed);
         network.stuck.fetch_add(1, Ordering::Relaxed);
         let passes = weather.wait_for(|weather| bytes <= weather.stuck_after);

@@ -256,7 +256,7 @@ impl PostgresStoreBuilder {
             most: (most as usize / 5).clamp(1, 2),
         };
         let claims = Claims::new(Arc::clone(&for_requests));
-        let settlements = Settlements(Arc::clone(&for_requests));
+        let settlements = || Settlements(Arc::clone(&for_requests));
         let looks = || Looks(Arc::clone(&for_requests));
         let reads = Reads {
             small: Batches::new(looks(), LANES, most_waiting, alone.clone()),
@@ -267,7 +267,13 @@ impl PostgresStoreBuilder {
         let commit_limits = limits(COMMIT_CONNECTIONS as usize);
         Ok(PostgresStore {
             claims: Batches::new(claims, LANES, most_waiting, alone.clone()),
-            settlements: Batches::new(settlements, LANES, most_waiting, alone.clone()),
+            settlements: Batches::new(settlements(), LANES, most_waiting, alone.clone()),
+            large_settlements: Batches::new(
+                settlements(),
+                large_lanes,
+                most_waiting,
+                alone.clone(),
+            ),
             reads,
             transitions: Alone::new(transitions, most_waiting, alone),
             commits: Alone::new(commits, usize::MAX, commit_limits),
