@@ -92,12 +92,16 @@ use crate::{Fence, RecordName, Token};
 /// # Many calls at once
 ///
 /// Claims that come while one is under way travel in one statement, and so do
-/// completions, releases and heartbeats, and looks at records; a lone call goes
-/// at once, and nothing waits for a timer. Each caller gets its own answer. A
-/// call whose record a transaction holds waits for it alone, and one that the
-/// database does not take fails alone. Past a bound of
+/// completions, releases and heartbeats, and reads of records; a lone call goes
+/// at once, and nothing waits for a timer. Each caller gets its own answer. A call
+/// that the database does not take fails alone. Past a bound of
 /// [waiting calls](PostgresStoreBuilder::waiting_calls) a call is refused, and
 /// nothing of it is sent.
+///
+/// A call whose record another transaction has locked is tried again for up to the
+/// [lock timeout](PostgresStoreBuilder::lock_timeout). It holds no connection
+/// meanwhile. Responses over 8 KiB are read and written apart from the rest, about
+/// 1 MiB at a time, so that they delay no other call.
 ///
 /// ```
 /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
