@@ -191,6 +191,26 @@ async fn check_schema_names_each_missing_privilege() {
                 let error = store.check_schema().await.unwrap_err().to_string();
                 assert!(error.contains(says) && error.contains("GRANT"), "{error}");
             }
+            for (damage, says) in [
+                (
+                    "ALTER TABLE app.idempotency_records DROP COLUMN attempt",
+                    "column attempt",
+                ),
+                (
+                    "DROP SEQUENCE app.idempotency_fences; CREATE TABLE app.idempotency_fences ()",
+                    "sequence \"app\".idempotency_fences",
+                ),
+            ] {
+                database.run(damage).await;
+                let error = store.check_schema().await.unwrap_err().to_string();
+                let privilege = "sequence app.idempotency_removals (SELECT)";
+                for part in [says, privilege, "schema_sql", "GRANT"] {
+                    assert!(error.contains(part), "{error}");
+                }
+            }
+            database
+                .run("DROP TABLE app.idempotency_fences; CREATE SEQUENCE app.idempotency_fences")
+                .await;
             database.run(&owner.grants_for(&role)).await;
             database
                 .run("ALTER TABLE app.idempotency_records ENABLE ROW LEVEL SECURITY")

@@ -76,13 +76,16 @@ impl PostgresStore {
             Box::pin(async move {
                 let schema = &on.sql.schema;
                 let found = Found::look(on.connection, schema).await.map_err(failure)?;
-                found.refuse_differences(schema)?;
+                let differences = found.refuse_differences(schema);
                 let missing = missing_privileges(on.connection, schema);
                 let missing = missing.await.map_err(failure)?;
                 if missing.is_empty() {
-                    return Ok(());
+                    return differences;
                 }
-                let error = format!("the store's role may not use {}", missing.join(", "));
+                let mut error = format!("the store's role may not use {}", missing.join(", "));
+                if let Err(differences) = differences {
+                    error = format!("{}; {error}", differences.cause());
+                }
                 Err(on
                     .sql
                     .explain(StoreError::unavailable(error).of_privileges()))
@@ -621,8 +624,10 @@ UNION ALL
                  ('idempotency_removals', 'USAGE'),
                  ('idempotency_removals', 'SELECT')) AS wanted (name, privilege)
         ON wanted.name = class.relname",
-        "NOT CASE class.relkind
-      WHEN 'S' THEN has_sequence_privilege(class.oid, wanted.privilege)
+        // One that is of another kind is a difference, and has other privileges.
+        "NOT CASE
+      WHEN (class.relkind = 'S') = (wanted.name = 'idempotency_records') THEN true
+      WHEN class.relkind = 'S' THEN has_sequence_privilege(class.oid, wanted.privilege)
       ELSE has_table_privilege(class.oid, wanted.privilege)
       END"
     )
