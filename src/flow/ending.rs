@@ -295,8 +295,12 @@ where
         Notice::LostOwnership.tell(&self.host.config.warnings, owned.operation);
         match owned.winner().await {
             Ok(Some(seen)) => self.reply.answer(seen),
-            Ok(None) => self.reply.refuse(&Rejection::outcome_unknown()),
-            Err(error) => self.reply.refuse(&Rejection::answer_unreadable(&error)),
+            Ok(None) => self
+                .reply
+                .refuse(&Rejection::outcome_unknown().about(owned.operation)),
+            Err(error) => self
+                .reply
+                .refuse(&Rejection::answer_unreadable(&error).about(owned.operation)),
         }
     }
 
