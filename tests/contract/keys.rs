@@ -162,6 +162,8 @@ async fn rule_11_a_stale_key_gets_what_its_record_answers(place: &Place) {
         let claim = Claim::new(fingerprint(keyed("K")).await, lease, HOUR);
         let claimed = store.claim(&named(&key), &claim).await.unwrap();
         assert!(matches!(claimed, Claimed::Acquired(_)));
+        // SQLite counts in milliseconds.
+        tokio::time::sleep(Duration::from_millis(5)).await;
         for _ in 0..2 {
             let asked = narrow.send(keyed(&key)).await;
             asked.assert_problem(409, problem);
