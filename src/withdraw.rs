@@ -1,8 +1,8 @@
 //! Takes back a claim that may have reached the store although nothing ran.
 //!
-//! A claim whose answer got lost may be in the store, may arrive there later, or
-//! may wait in a COMMIT that ends when a standby or a disk is back. Left alone, it
-//! would lapse and show an unknown outcome of a request that never ran.
+//! A claim whose answer got lost may be in the store, or may arrive there later. It
+//! may also wait in a COMMIT that ends when a standby or a disk is back. Left alone,
+//! it would lapse and show an unknown outcome of a request that never ran.
 
 use std::{sync::Arc, time::Duration};
 
