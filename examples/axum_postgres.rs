@@ -132,7 +132,7 @@ async fn pay(operation: Operation, OrRelease(Json(payment)): OrRelease<Json<Paym
     }
     // From here on a failure may have charged the card, and must not be tried
     // again blindly.
-    operation.effects_begin();
+    operation.effects_started();
     let provider_key = operation.derive("payments");
     match charge(&provider_key, payment.amount).await {
         Ok(charge) => {

@@ -26,8 +26,8 @@ use tower_idempotency::{
     StoreError, Token,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
-        Resolution, Settlement, Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+        RecordState, Release, Resolution, Transitioned,
     },
 };
 
@@ -125,15 +125,15 @@ impl MapStore {
         &self,
         name: &RecordName,
         apply: impl FnOnce(&mut Row, Instant) -> bool,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let mut table = self.table();
         // The clock is read under the lock: time spent waiting counts.
         let now = Instant::now();
         let applied = table.rows.get_mut(name).is_some_and(|row| apply(row, now));
         Ok(if applied {
-            Settlement::Applied
+            Transitioned::Applied
         } else {
-            Settlement::Superseded
+            Transitioned::Superseded
         })
     }
 }
@@ -174,17 +174,17 @@ impl Row {
         self.expires_at < now
     }
 
-    fn allows(&self, succession: Succession, now: Instant) -> bool {
-        match succession {
-            Succession::TakeOver => self.has_lapsed(now),
-            Succession::Rerun | Succession::Reconcile => {
+    fn allows(&self, reclaim_as: ReclaimAs, now: Instant) -> bool {
+        match reclaim_as {
+            ReclaimAs::Takeover => self.has_lapsed(now),
+            ReclaimAs::Rerun | ReclaimAs::Reconcile => {
                 matches!(self.state, State::Unknown) && !self.has_expired(now)
             }
-            Succession::Retry => matches!(self.state, State::Released(_)) && !self.has_expired(now),
-            Succession::Replace => {
-                matches!(self.state, State::Released(Release::Freed)) && !self.has_expired(now)
+            ReclaimAs::Retry => matches!(self.state, State::Released(_)) && !self.has_expired(now),
+            ReclaimAs::Replace => {
+                matches!(self.state, State::Released(Release::AnyRequest)) && !self.has_expired(now)
             }
-            Succession::Expired => {
+            ReclaimAs::Expired => {
                 let is_held = matches!(self.state, State::InProgress { .. });
                 self.has_expired(now) && (!is_held || self.has_lapsed(now))
             }
@@ -234,7 +234,7 @@ impl Store for MapStore {
         &self,
         name: &RecordName,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let mut table = self.table();
@@ -243,16 +243,16 @@ impl Store for MapStore {
         let Some(row) = table.rows.get_mut(name) else {
             return Ok(None);
         };
-        if row.fence != seen || !row.allows(succession, now) {
+        if row.fence != seen || !row.allows(reclaim_as, now) {
             return Ok(None);
         }
-        let (operation, attempt, takeovers) = match succession {
-            Succession::TakeOver | Succession::Rerun => {
+        let (operation, attempt, takeovers) = match reclaim_as {
+            ReclaimAs::Takeover | ReclaimAs::Rerun => {
                 (row.operation, row.attempt + 1, row.takeovers + 1)
             }
-            Succession::Reconcile => (row.operation, row.attempt, row.takeovers),
-            Succession::Retry => (row.operation, row.attempt + 1, row.takeovers.min(1)),
-            Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
+            ReclaimAs::Reconcile => (row.operation, row.attempt, row.takeovers),
+            ReclaimAs::Retry => (row.operation, row.attempt + 1, row.takeovers.min(1)),
+            ReclaimAs::Replace | ReclaimAs::Expired => (claim.operation, 1, 0),
         };
         *row = Row {
             operation,
@@ -268,7 +268,7 @@ impl Store for MapStore {
         name: &RecordName,
         token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, |row, now| match &mut row.state {
             State::InProgress { lease_until } if row.token == token => {
                 *lease_until = now + lease;
@@ -283,7 +283,7 @@ impl Store for MapStore {
         name: &RecordName,
         token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, |row, now| match row.state {
             _ if row.token != token => false,
             State::InProgress { .. } | State::Unknown => {
@@ -302,7 +302,7 @@ impl Store for MapStore {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, |row, _| match row.state {
             _ if row.token != token => false,
             State::InProgress { .. } => {
@@ -310,7 +310,7 @@ impl Store for MapStore {
                 // request.
                 row.state = State::Released(match row.takeovers {
                     0 => release,
-                    _ => Release::Bound,
+                    _ => Release::SameRequest,
                 });
                 true
             }
@@ -322,13 +322,13 @@ impl Store for MapStore {
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, |row, now| {
-            let (known, allowed) = match witness {
-                Witness::Owner(token) => (row.token == token, true),
-                Witness::Lapsed(seen) => (row.fence == seen, row.has_lapsed(now)),
+            let (known, allowed) = match marked_by {
+                MarkedBy::Owner(token) => (row.token == token, true),
+                MarkedBy::Lapsed(seen) => (row.fence == seen, row.has_lapsed(now)),
             };
             match row.state {
                 State::InProgress { .. } if known && allowed => {
@@ -347,7 +347,7 @@ impl Store for MapStore {
         name: &RecordName,
         seen: Fence,
         resolution: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, |row, now| match row.state {
             State::Unknown if row.fence == seen => {
                 row.state = match resolution {
@@ -359,7 +359,7 @@ impl Store for MapStore {
                     }
                     Resolution::DidNotHappen => {
                         row.takeovers = 0;
-                        State::Released(Release::Bound)
+                        State::Released(Release::SameRequest)
                     }
                 };
                 true
@@ -408,14 +408,14 @@ impl Store for MapStore {
         Ok(Page::new(listed, None))
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
         let mut table = self.table();
         Ok(match table.rows.get(name) {
             Some(row) if row.fence == seen => {
                 table.rows.remove(name);
-                Settlement::Applied
+                Transitioned::Applied
             }
-            _ => Settlement::Superseded,
+            _ => Transitioned::Superseded,
         })
     }
 

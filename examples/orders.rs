@@ -28,8 +28,8 @@ use tokio::{
     time::{self, Instant},
 };
 use tower_idempotency::{
-    CommitError, Committed, IdempotencyLayer, Operation, PostgresStore, Recovery, Scope,
-    SharedStore, SqliteStore,
+    CommitError, Committed, DynStore, IdempotencyLayer, Operation, PostgresStore, Recovery, Scope,
+    SqliteStore,
     axum::OrRelease,
     sqlx::{PgPool, SqlitePool, query, query_scalar, raw_sql, sqlite::SqliteConnectOptions},
 };
@@ -137,21 +137,21 @@ macro_rules! place {
 }
 use place;
 
-async fn open() -> Result<(Shop, SharedStore), Box<dyn Error>> {
+async fn open() -> Result<(Shop, DynStore), Box<dyn Error>> {
     if let Ok(url) = env::var("DATABASE_URL") {
         let store = PostgresStore::connect(&url).await?;
         store.migrate().await?;
         raw_sql(POSTGRES_TABLES)
             .execute(&PgPool::connect(&url).await?)
             .await?;
-        return Ok((Shop::Postgres(store.clone()), SharedStore::new(store)));
+        return Ok((Shop::Postgres(store.clone()), DynStore::new(store)));
     }
     let file = env::temp_dir().join("tower-idempotency-orders.db");
     let store = SqliteStore::open(&file).await?;
     let pool = SqlitePool::connect_with(SqliteConnectOptions::new().filename(&file)).await?;
     raw_sql(SQLITE_TABLES).execute(&pool).await?;
     println!("orders and records are in {}", file.display());
-    Ok((Shop::Sqlite(store.clone()), SharedStore::new(store)))
+    Ok((Shop::Sqlite(store.clone()), DynStore::new(store)))
 }
 
 /// Ends with Ctrl-C or SIGTERM.

@@ -43,8 +43,8 @@ impl<S: Store> Host<S> {
         let Some(scope) = (config.scope)(parts) else {
             return Admission::Refused(Rejection::caller_unknown());
         };
-        if body.size_hint().lower() > config.request_limit as u64 {
-            return Admission::Refused(Rejection::body_too_large(config.request_limit));
+        if body.size_hint().lower() > config.max_request_body as u64 {
+            return Admission::Refused(Rejection::body_too_large(config.max_request_body));
         }
         if self.is_draining() {
             return Admission::Refused(Rejection::draining());

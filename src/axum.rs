@@ -116,7 +116,7 @@ impl IntoResponseParts for Word {
 /// the client does not see. A word that the rejection has already stays. A
 /// handler's own 4xx is recorded as before.
 ///
-/// The key is not released if [`Operation::effects_begin`] was called before, by
+/// The key is not released if [`Operation::effects_started`] was called before, by
 /// a middleware inside of the layer.
 ///
 /// ```
@@ -249,7 +249,7 @@ where
 
 fn released(rejection: impl IntoResponse, operation: Option<&Operation>) -> Response {
     let mut response = rejection.into_response();
-    if operation.is_some_and(|operation| !operation.effects_began()) {
+    if operation.is_some_and(|operation| !operation.have_effects_started()) {
         let said = response.extensions().get::<Word>().copied();
         let word = said.unwrap_or_default().or(Word::release());
         response.extensions_mut().insert(word);

@@ -18,7 +18,9 @@ use crate::{
     host::Host,
     jitter::jittered,
     outcome::Notice,
-    store::{Claim, Claimed, Grant, Record, RecordState, Release, Settlement, Succession, Witness},
+    store::{
+        Claim, Claimed, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
+    },
     withdraw::Withdrawal,
     within::Within,
 };
@@ -101,7 +103,7 @@ enum Round {
 enum Standing {
     /// The answer to an earlier try of this very claim got lost.
     Mine(Grant),
-    Free(Succession),
+    Free(ReclaimAs),
     Lapsed,
     Taken(Found),
 }
@@ -154,8 +156,8 @@ async fn claim_in_rounds<S: Store>(
                 // handler starts.
                 let since = Instant::now();
                 match renew(host, claimant).await {
-                    Ok(Settlement::Applied) => return tried.granted(grant, since),
-                    Ok(Settlement::Superseded) => outcome = Claiming::Contended,
+                    Ok(Transitioned::Applied) => return tried.granted(grant, since),
+                    Ok(Transitioned::Superseded) => outcome = Claiming::Contended,
                     Err(error) => return Claiming::Failed { error, seen: true },
                 }
             }
@@ -198,7 +200,7 @@ impl Tried {
     fn granted(&self, grant: Grant, since: Instant) -> Claiming {
         match self.hold {
             Some(Hold::Reclaim {
-                succession: Succession::Reconcile,
+                reclaim_as: ReclaimAs::Reconcile,
                 ..
             }) => Claiming::Asking {
                 grant,
@@ -226,7 +228,7 @@ pub(crate) enum Hold {
     /// The record that was seen with this fence.
     Reclaim {
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         /// For whom the record was released, if it was.
         released: Option<Release>,
     },
@@ -272,18 +274,18 @@ async fn round_of<S: Store>(
     };
     Ok(match claimant.judge(config, &record) {
         Standing::Mine(grant) => Some(Round::Granted(grant)),
-        Standing::Free(succession) => {
-            tried.may_run = record.takeovers + 1 < config.attempts;
+        Standing::Free(reclaim_as) => {
+            tried.may_run = record.takeovers + 1 < config.max_attempts;
             let before = tried.hold;
             tried.hold = Some(Hold::Reclaim {
                 seen: record.fence,
-                succession,
+                reclaim_as,
                 released: match record.state {
                     RecordState::Released(release) => Some(release),
                     _ => None,
                 },
             });
-            let reclaimed = host.store.reclaim(name, record.fence, succession, claim);
+            let reclaimed = host.store.reclaim(name, record.fence, reclaim_as, claim);
             let granted = match reclaimed.await {
                 Err(error) if error.sent_nothing() => {
                     tried.hold = before;
@@ -298,16 +300,16 @@ async fn round_of<S: Store>(
                 record.state,
                 RecordState::Unknown | RecordState::InProgress { .. }
             );
-            if granted.is_some() && succession == Succession::Expired && was_open {
+            if granted.is_some() && reclaim_as == ReclaimAs::Expired && was_open {
                 Notice::UnknownExpired.tell(&config.warnings, Some(record.operation));
             }
             granted.map(Round::Granted)
         }
         Standing::Lapsed => match mark_lapsed(host, name, record.fence).await {
-            Ok(Settlement::Superseded) => None,
+            Ok(Transitioned::Superseded) => None,
             // The next round asks what became of it.
-            Ok(Settlement::Applied) if matches!(config.recovery, Recovery::Reconcile(_)) => None,
-            Ok(Settlement::Applied) => Some(seen(Found::Unknown)),
+            Ok(Transitioned::Applied) if matches!(config.recovery, Recovery::Reconcile(_)) => None,
+            Ok(Transitioned::Applied) => Some(seen(Found::Unknown)),
             // Written down or not, it is what this request has seen.
             Err(error) => {
                 config.warnings.warn(
@@ -341,7 +343,7 @@ async fn barred<S: Store>(host: &Host<S>, claimant: &Claimant, bar: Bar) -> Clai
                     since: start,
                 };
             }
-            Standing::Free(Succession::Retry | Succession::Replace | Succession::Expired) => {
+            Standing::Free(ReclaimAs::Retry | ReclaimAs::Replace | ReclaimAs::Expired) => {
                 return Claiming::Barred(bar);
             }
             Standing::Taken(Found::OtherRequest(mismatch))
@@ -350,11 +352,11 @@ async fn barred<S: Store>(host: &Host<S>, claimant: &Claimant, bar: Bar) -> Clai
                 return Claiming::Barred(bar);
             }
             Standing::Taken(found) => found,
-            Standing::Free(Succession::Rerun | Succession::Reconcile) => Found::Unknown,
-            Standing::Free(Succession::TakeOver) | Standing::Lapsed => {
+            Standing::Free(ReclaimAs::Rerun | ReclaimAs::Reconcile) => Found::Unknown,
+            Standing::Free(ReclaimAs::Takeover) | Standing::Lapsed => {
                 match mark_lapsed(host, &claimant.name, record.fence).await {
-                    Ok(Settlement::Superseded) => continue,
-                    Ok(Settlement::Applied) | Err(_) => Found::Unknown,
+                    Ok(Transitioned::Superseded) => continue,
+                    Ok(Transitioned::Applied) | Err(_) => Found::Unknown,
                 }
             }
         };
@@ -388,13 +390,13 @@ async fn mark_lapsed<S: Store>(
     host: &Host<S>,
     name: &RecordName,
     seen: Fence,
-) -> Result<Settlement, StoreError> {
+) -> Result<Transitioned, StoreError> {
     let retention = host.config.unknown_retention;
-    let lapsed = Witness::Lapsed(seen);
+    let lapsed = MarkedBy::Lapsed(seen);
     host.store.mark_unknown(name, lapsed, retention).await
 }
 
-async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Settlement, StoreError> {
+async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Transitioned, StoreError> {
     let Claimant { name, claim, .. } = claimant;
     host.timely(host.store.renew(name, claim.token, claim.lease))
         .await
@@ -435,7 +437,7 @@ impl Claimant {
             return Standing::Mine(Grant::new(record.operation, record.fence, record.attempt));
         }
         if !in_progress && record.expires_in.is_none() {
-            return Standing::Free(Succession::Expired);
+            return Standing::Free(ReclaimAs::Expired);
         }
         let compare = || {
             config.fingerprinter.compare(
@@ -448,31 +450,31 @@ impl Claimant {
         let Ok(compared) = catch_unwind(AssertUnwindSafe(compare)) else {
             return Standing::Taken(Found::Panicked);
         };
-        let is_freed = matches!(record.state, RecordState::Released(Release::Freed));
+        let is_freed = matches!(record.state, RecordState::Released(Release::AnyRequest));
         // A crashed claim binds its key until it expires, whether it was swept or
         // not.
         let is_over = matches!(record.state, RecordState::InProgress { lease_left: None })
             && record.expires_in.is_none();
         match compared {
             Comparison::Same => {}
-            _ if is_freed => return Standing::Free(Succession::Replace),
+            _ if is_freed => return Standing::Free(ReclaimAs::Replace),
             Comparison::SchemeUnknown if is_over => return Standing::Lapsed,
             Comparison::SchemeUnknown => return Standing::Taken(Found::OtherScheme),
-            Comparison::Different(_) if is_over => return Standing::Free(Succession::Expired),
+            Comparison::Different(_) if is_over => return Standing::Free(ReclaimAs::Expired),
             Comparison::Different(mismatch) => {
                 return Standing::Taken(Found::OtherRequest(Box::new(mismatch)));
             }
         }
-        let rerun =
-            matches!(config.recovery, Recovery::Rerun) && record.takeovers + 1 < config.attempts;
+        let rerun = matches!(config.recovery, Recovery::Rerun)
+            && record.takeovers + 1 < config.max_attempts;
         match &record.state {
-            RecordState::Released(_) => Standing::Free(Succession::Retry),
+            RecordState::Released(_) => Standing::Free(ReclaimAs::Retry),
             RecordState::Completed { response } => Standing::Taken(Found::Completed {
                 response: response.clone(),
             }),
-            RecordState::Unknown if rerun => Standing::Free(Succession::Rerun),
+            RecordState::Unknown if rerun => Standing::Free(ReclaimAs::Rerun),
             RecordState::Unknown if matches!(config.recovery, Recovery::Reconcile(_)) => {
-                Standing::Free(Succession::Reconcile)
+                Standing::Free(ReclaimAs::Reconcile)
             }
             RecordState::Unknown => Standing::Taken(Found::Unknown),
             RecordState::InProgress {
@@ -482,7 +484,7 @@ impl Claimant {
                 lease_left: *lease_left,
             }),
             RecordState::InProgress { lease_left: None } if rerun => {
-                Standing::Free(Succession::TakeOver)
+                Standing::Free(ReclaimAs::Takeover)
             }
             RecordState::InProgress { lease_left: None } => Standing::Lapsed,
         }

@@ -42,16 +42,16 @@ impl<S> Host<S> {
     pub(crate) fn new(store: S, config: Config) -> Self {
         Self {
             store,
-            waiters: Waiters::new(config.waiters),
+            waiters: Waiters::new(config.max_waiters),
             leases: Leases::default(),
             is_draining: AtomicBool::new(false),
             drained: SetOnce::new(),
-            running: Room::new(config.in_flight),
-            buffers: Room::new(config.buffered_bytes),
+            running: Room::new(config.max_in_flight),
+            buffers: Room::new(config.max_buffered_bytes),
             discards: Room::new(DISCARDS),
-            late: Room::new(config.in_flight),
-            withdrawals: Room::new(config.in_flight),
-            late_bytes: Room::new(config.late_bytes),
+            late: Room::new(config.max_in_flight),
+            withdrawals: Room::new(config.max_in_flight),
+            late_bytes: Room::new(config.max_late_recording_bytes),
             config: Arc::new(config),
         }
     }
@@ -73,7 +73,7 @@ impl<S> Host<S> {
     pub(crate) fn permit(&self) -> Result<Share, Rejection> {
         let permit = self.running.take(1).ok_or_else(|| {
             Rejection::overloaded(
-                "too many requests claim, wait or run, request refused with 503: raise `in_flight`, \
+                "too many requests claim, wait or run, request refused with 503: raise `max_in_flight`, \
                  or find out why they take long",
             )
         })?;

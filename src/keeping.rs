@@ -28,7 +28,11 @@ impl Config {
             || response
                 .headers
                 .get(header::CONTENT_TYPE)
-                .is_some_and(|value| self.live_types.iter().any(|live| essence_is(value, live)))
+                .is_some_and(|value| {
+                    self.streamed_types
+                        .iter()
+                        .any(|live| essence_is(value, live))
+                })
     }
 
     /// Everything that is recorded passes here: a response that was gathered to
@@ -52,7 +56,7 @@ impl Config {
             body,
             (trailers, |name| kept.trailer(name)),
         );
-        if recorded.len() > self.response_limit.saturating_add(HEADER_ROOM) {
+        if recorded.len() > self.max_response_body.saturating_add(HEADER_ROOM) {
             self.warnings.warn(TOO_MUCH, None, None);
             return self.tombstone(response.status, word);
         }
@@ -110,5 +114,5 @@ pub(crate) fn declared_length(parts: &response::Parts) -> Option<u64> {
 const HEADER_ROOM: usize = 64 << 10;
 const INTERIM: &str = "response of a `Reconciler` not recorded, since its status is below 200: \
     retries get 409 response-not-replayable";
-const TOO_MUCH: &str = "response not recorded, since its headers and body exceed `response_limit` by \
+const TOO_MUCH: &str = "response not recorded, since its headers and body exceed `max_response_body` by \
     more than 64 KiB: retries get 409 response-not-replayable";

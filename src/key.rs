@@ -159,13 +159,13 @@ impl KeySyntax {
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let (shortest, longest) = (*self.length.start(), *self.length.end());
         if shortest == 0 {
-            Some("a key has at least 1 character")
+            Some("must allow keys of at least 1 character")
         } else if longest < shortest {
-            Some("the longest key is shorter than the shortest")
+            Some("must have a longest key that is not shorter than its shortest")
         } else if longest > LONGEST_KEY {
-            Some("a key has at most 1024 characters")
+            Some("must allow keys of at most 1024 characters")
         } else if matches!(self.form, Form::UuidV7 { window } if window.is_zero()) {
-            Some("the window of UUIDv7 keys is zero")
+            Some("must have a window of UUIDv7 keys that is longer than zero")
         } else {
             None
         }

@@ -2,12 +2,11 @@
 
 use std::{
     collections::VecDeque,
-    fmt, mem,
+    mem,
     pin::pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
-use rand::RngExt as _;
 use tokio::{
     runtime::{self, Handle},
     sync::SetOnce,
@@ -17,69 +16,8 @@ use tokio::{
 
 use crate::{
     Operation, Store, StoreError, claim::caught, config::Config, host::Host,
-    operation::WeakOperation, store::Settlement, transaction::Transacted,
+    operation::WeakOperation, store::Transitioned, transaction::Transacted,
 };
-
-/// Names one claim: 128 random bits, made by the layer before it asks the
-/// store, so that a claim whose answer got lost can be recognised.
-///
-/// Whoever shows the token may renew, complete or release the claim. `Debug`
-/// does not show it.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Token([u8; 16]);
-
-impl Token {
-    /// A new random token.
-    #[must_use]
-    pub fn random() -> Self {
-        Self(rand::rng().random())
-    }
-
-    /// The token that a store kept.
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-
-    /// The bytes for a store to keep.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token(..)")
-    }
-}
-
-/// A number that only grows: every claim of a key gets a larger one.
-///
-/// Downstream systems that keep the largest fence they have seen can turn away
-/// an owner whose lease was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Fence(u64);
-
-impl Fence {
-    /// The fence with this number.
-    #[must_use]
-    pub fn new(number: u64) -> Self {
-        Self(number)
-    }
-
-    /// The number.
-    #[must_use]
-    pub fn get(self) -> u64 {
-        self.0
-    }
-}
-
-impl fmt::Display for Fence {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
 
 /// The lease of one claim, as its owner knows it.
 pub(crate) struct Lease {
@@ -290,7 +228,7 @@ async fn keep<S: Store>(host: Weak<Host<S>>, runtime: runtime::Id) {
 async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
     let config = &host.config;
     let (name, token, lease) = (operation.name(), operation.token(), operation.lease());
-    let last = lease.granted + config.longest_run;
+    let last = lease.granted + config.max_run_time;
     let mut until = lease.granted + config.lease;
     let mut next = Instant::now();
     loop {
@@ -328,12 +266,12 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
             }
         };
         let failure = match answered {
-            Ok(Ok(Settlement::Applied)) => {
+            Ok(Ok(Transitioned::Applied)) => {
                 until = asked + config.lease;
                 next = asked + config.heartbeat;
                 continue;
             }
-            Ok(Ok(Settlement::Superseded)) => {
+            Ok(Ok(Transitioned::Superseded)) => {
                 lose(&operation).await;
                 return;
             }
@@ -377,6 +315,6 @@ const SPARE: usize = 4096;
 
 const NOT_RENEWED: &str = "renewal of a lease failed, it is tried again: the lease is lost if none succeeds before its end";
 const LAPSED: &str = "lease lapsed without a renewal: retries get 409 outcome-unknown or run, and \
-    `lost()` resolves";
-const TOO_LONG: &str = "run takes longer than `longest_run`, its lease is no longer renewed: find out \
-    why the handler hangs, or raise `longest_run`";
+    `lease_lost()` resolves";
+const TOO_LONG: &str = "run takes longer than `max_run_time`, its lease is no longer renewed: find out \
+    why the handler hangs, or raise `max_run_time`";

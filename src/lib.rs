@@ -240,7 +240,7 @@
 //! | outcome | the request |
 //! |---|---|
 //! | `recorded`, `released`, `unknown` | ran, and its response was recorded, released the key, or left the outcome unknown |
-//! | `live` | ran, and its response was sent as it came |
+//! | `streamed` | ran, and its response was streamed to the client |
 //! | `unrecorded` | ran, and its response was sent although it could not be recorded yet |
 //! | `unguarded` | ran without a claim, since the store could not be asked |
 //! | `replayed` | got a recorded response |
@@ -255,7 +255,7 @@
 //! | `tombstone` | a response that was sent as it came has ended; retries get 409 `response-not-replayable` | DEBUG |
 //! | `corrupt` | a record cannot be read; the refusal is a warning with the cause | DEBUG |
 //! | `lost_ownership` | a run lost its key to another request or to an operator | WARN |
-//! | `gave_up_recording` | an outcome could not be recorded within `late_recording`, and stays unknown | WARN |
+//! | `gave_up_recording` | an outcome could not be recorded within `late_recording_timeout`, and stays unknown | WARN |
 //! | `gave_up_withdrawing` | a claim of a request that did not run could not be taken back | WARN |
 //! | `unknown_expired` | a record expired while its outcome was unknown, and its key runs again | WARN |
 //! | `live_broken` | a response that was sent as it came broke off; its outcome is unknown | WARN |
@@ -277,6 +277,7 @@
 //! enable it on its own dependency on `sqlx`.
 
 mod layer;
+mod builder;
 mod config;
 mod service;
 mod future;
@@ -312,7 +313,6 @@ mod within;
 mod sync;
 
 pub mod store;
-mod protocol;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "axum")]
@@ -324,13 +324,12 @@ pub use self::store::{PostgresStore, PostgresTransaction};
 pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
     body::{RequestBody, ResponseBody},
-    config::BuildError,
+    builder::{BuildError, IdempotencyBuilder},
     fingerprint::{Fingerprint, Fingerprinting, RequestPart},
     future::ResponseFuture,
     headers::KeptHeaders,
     key::{Key, KeySyntax},
-    layer::{Drained, IdempotencyBuilder, IdempotencyLayer},
-    lease::{Fence, Token},
+    layer::{Drained, IdempotencyLayer},
     operation::{Operation, OperationId, Word},
     outcome::Outcome,
     policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
@@ -339,7 +338,7 @@ pub use self::{
     rejection::{Rejection, RejectionKind},
     scope::{RecordName, Scope},
     service::Idempotency,
-    store::{MemoryStore, SharedStore, Store, StoreError, StoreErrorKind, Sweeper},
+    store::{DynStore, Fence, MemoryStore, Store, StoreError, StoreErrorKind, Sweeper, Token},
 };
 
 #[cfg(feature = "__simulate")]

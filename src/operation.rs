@@ -101,7 +101,7 @@ impl fmt::Debug for OperationId {
 ///     };
 ///     // The payment provider sees the same key for every attempt.
 ///     let downstream = operation.derive("payments");
-///     operation.effects_begin();
+///     operation.effects_started();
 ///     // … charge the card …
 ///     Response::new(downstream)
 /// }
@@ -222,7 +222,7 @@ impl Operation {
     /// release the key (500, 503, 429 …) makes the outcome unknown instead.
     ///
     /// Call it before the first effect outside a transaction that rolls back.
-    pub fn effects_begin(&self) {
+    pub fn effects_started(&self) {
         self.shared.effects.store(true, Ordering::Release);
     }
 
@@ -241,14 +241,14 @@ impl Operation {
     /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Operation, Scope};
     /// async fn transfer(operation: Operation) -> Result<(), &'static str> {
     ///     tokio::select! {
-    ///         () = operation.lost() => Err("stopped before the last step"),
+    ///         () = operation.lease_lost() => Err("stopped before the last step"),
     ///         () = tokio::time::sleep(Duration::from_secs(5)) => Ok(()),
     ///     }
     /// }
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
-    /// # let layer = layer.lease(Duration::from_millis(900)).longest_run(Duration::from_secs(1));
+    /// # let layer = layer.lease(Duration::from_millis(900)).max_run_time(Duration::from_secs(1));
     /// # let handler = async |operation| transfer(operation).await.map_err(|_| StatusCode::BAD_GATEWAY);
     /// # let app = Router::new().route("/", post(handler).layer(layer.build()?));
     /// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
@@ -256,7 +256,7 @@ impl Operation {
     /// # Ok(())
     /// # }
     /// ```
-    pub async fn lost(&self) {
+    pub async fn lease_lost(&self) {
         self.shared.lease.lost().await;
     }
 
@@ -306,7 +306,7 @@ impl Operation {
         *self.word_lock()
     }
 
-    pub(crate) fn effects_began(&self) -> bool {
+    pub(crate) fn have_effects_started(&self) -> bool {
         self.shared.effects.load(Ordering::Acquire)
     }
 

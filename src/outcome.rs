@@ -23,7 +23,7 @@ pub enum Outcome {
     Unknown,
     /// The handler ran and its response goes out as it comes, too large or too
     /// slow to keep.
-    Live,
+    Streamed,
     /// The handler ran, but its response could not be recorded yet.
     Unrecorded,
     /// The handler ran without a claim, because the store could not be asked.
@@ -47,7 +47,7 @@ impl Outcome {
             Self::Recorded => "recorded",
             Self::Released => "released",
             Self::Unknown => "unknown",
-            Self::Live => "live",
+            Self::Streamed => "streamed",
             Self::Unrecorded => "unrecorded",
             Self::Unguarded => "unguarded",
             Self::Replayed => "replayed",
@@ -235,10 +235,12 @@ impl Notice {
         match self {
             Self::GaveUpRecording(gave_up) | Self::GaveUpWithdrawing(gave_up) => {
                 Some(match gave_up {
-                    GaveUp::TimedOut => "it did not succeed within `late_recording`",
-                    GaveUp::TooMany => "as many late writes as `in_flight` allows are under way",
+                    GaveUp::TimedOut => "it did not succeed within `late_recording_timeout`",
+                    GaveUp::TooMany => {
+                        "as many late writes as `max_in_flight` allows are under way"
+                    }
                     GaveUp::TooManyBytes => {
-                        "the responses of late writes have reached the bytes of `late_recording`"
+                        "the responses of late writes have reached the bytes of `late_recording_timeout`"
                     }
                 })
             }

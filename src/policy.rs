@@ -77,7 +77,7 @@ impl Dispositions {
     /// - 408, 502 and 504 leave the outcome unknown: a party in between gave up
     ///   waiting.
     ///
-    /// After [`Operation::effects_begin`] each of the released responses leaves
+    /// After [`Operation::effects_started`] each of the released responses leaves
     /// the outcome unknown. This is the default of a layer.
     ///
     /// A panic that a layer inside of this one turned into a 500 counts as that
@@ -139,14 +139,14 @@ impl Dispositions {
     ) -> Conclusion {
         match word.verdict() {
             Some(Verdict::Record) => return Conclusion::Record,
-            Some(Verdict::Release) => return Conclusion::Release(Release::Freed),
+            Some(Verdict::Release) => return Conclusion::Release(Release::AnyRequest),
             Some(Verdict::Unknown) => return Conclusion::Unknown,
             None => {}
         }
         match self.of(response) {
             Disposition::Record => Conclusion::Record,
             Disposition::Unknown => Conclusion::Unknown,
-            Disposition::Release if operation.effects_began() => Conclusion::Unknown,
+            Disposition::Release if operation.have_effects_started() => Conclusion::Unknown,
             Disposition::Release => Conclusion::Release(released_by(response.status)),
         }
     }
@@ -156,8 +156,8 @@ impl Dispositions {
 /// for the same one again.
 fn released_by(status: StatusCode) -> Release {
     match status.is_redirection() || status.is_client_error() {
-        true => Release::Freed,
-        false => Release::Bound,
+        true => Release::AnyRequest,
+        false => Release::SameRequest,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     host::Host,
     lease::Heartbeats,
     settle::{Ending, Owned},
-    store::{Claim, Grant, Settlement, Succession},
+    store::{Claim, Grant, ReclaimAs, Transitioned},
 };
 
 /// A hook that finds out what became of an operation, for
@@ -137,7 +137,7 @@ pub(crate) async fn reconcile<S: Store>(
         host.config.warnings.warn(warning, None, owned.operation);
         Reconciled::StillUnknown
     };
-    let said = match time::timeout(host.config.longest_run, asked).await {
+    let said = match time::timeout(host.config.max_run_time, asked).await {
         Ok(Ok(said)) => said,
         Ok(Err(_panic)) => failed(PANICKED),
         Err(_) => failed(TOOK_TOO_LONG),
@@ -148,8 +148,8 @@ pub(crate) async fn reconcile<S: Store>(
             let word = crate::Word::default();
             let completion = host.config.completion(&parts, &body, None, word);
             return Ok(match owned.settle(&Ending::Completed(completion)).await? {
-                Settlement::Applied => Reconciliation::Happened,
-                Settlement::Superseded => Reconciliation::Unknown,
+                Transitioned::Applied => Reconciliation::Happened,
+                Transitioned::Superseded => Reconciliation::Unknown,
             });
         }
         Reconciled::DidNotHappen | Reconciled::StillUnknown => Ending::Unknown,
@@ -157,7 +157,7 @@ pub(crate) async fn reconcile<S: Store>(
     let settled = owned.settle(&ending).await?;
     drop(heartbeats);
     let run = matches!(said, Reconciled::DidNotHappen) && may_run && !claimant.is_stale();
-    if settled == Settlement::Superseded || !run {
+    if settled == Transitioned::Superseded || !run {
         return Ok(Reconciliation::Unknown);
     }
     // A claim of its own, which counts as one more that followed an unknown
@@ -170,7 +170,7 @@ pub(crate) async fn reconcile<S: Store>(
     let since = Instant::now();
     let reclaimed = host
         .store
-        .reclaim(&owned.name, grant.fence, Succession::Rerun, &claim);
+        .reclaim(&owned.name, grant.fence, ReclaimAs::Rerun, &claim);
     Ok(match host.timely(reclaimed).await? {
         Some(grant) => Reconciliation::Run {
             claim,
@@ -183,4 +183,4 @@ pub(crate) async fn reconcile<S: Store>(
 
 const PANICKED: &str = "`Reconciler` panicked: the outcome stays unknown";
 const TOOK_TOO_LONG: &str =
-    "`Reconciler` took longer than `longest_run` and was stopped: the outcome stays unknown";
+    "`Reconciler` took longer than `max_run_time` and was stopped: the outcome stays unknown";

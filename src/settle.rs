@@ -10,7 +10,7 @@ use crate::{
     host::{Host, Share},
     jitter::jittered,
     outcome::{GaveUp, Notice},
-    store::{Completion, Grant, RecordState, Release, Settlement, Witness},
+    store::{Completion, Grant, MarkedBy, RecordState, Release, Transitioned},
 };
 
 /// A claim that was granted, to be settled.
@@ -42,7 +42,7 @@ impl<'a, S: Store> Owned<'a, S> {
     }
 
     /// One try, within the store timeout; wakes who waits for it.
-    pub(crate) async fn settle(&self, ending: &Ending) -> Result<Settlement, StoreError> {
+    pub(crate) async fn settle(&self, ending: &Ending) -> Result<Transitioned, StoreError> {
         let (store, name, token) = (&self.host.store, &self.name, self.token);
         let settled = match ending {
             Ending::Completed(completion) => {
@@ -55,7 +55,7 @@ impl<'a, S: Store> Owned<'a, S> {
             }
             Ending::Unknown => {
                 let retention = self.host.config.unknown_retention;
-                let owner = Witness::Owner(token);
+                let owner = MarkedBy::Owner(token);
                 self.host
                     .timely(store.mark_unknown(name, owner, retention))
                     .await
@@ -87,17 +87,17 @@ impl<'a, S: Store> Owned<'a, S> {
         if let Some(too_many) = too_many {
             return Notice::GaveUpRecording(too_many).tell(warnings, self.operation);
         }
-        let end = Instant::now() + host.config.late_time;
+        let end = Instant::now() + host.config.late_recording_timeout;
         let mut pause = FIRST_PAUSE;
         let mut failure = None;
         while Instant::now() < end {
             time::sleep(jittered(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
             match self.settle(ending).await {
-                Ok(Settlement::Applied) => {
+                Ok(Transitioned::Applied) => {
                     return Notice::RecordedLate.tell(warnings, self.operation);
                 }
-                Ok(Settlement::Superseded) => {
+                Ok(Transitioned::Superseded) => {
                     return Notice::LostOwnership.tell(warnings, self.operation);
                 }
                 Err(error) => {

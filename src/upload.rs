@@ -80,8 +80,8 @@ where
     pub(crate) fn new(host: Arc<Host<S>>, body: B, next: N) -> Self {
         let config = &host.config;
         let open = Open {
-            reading: Reading::up_to(config.request_limit),
-            progress: ProgressTimeout::new(config.request_time),
+            reading: Reading::up_to(config.max_request_body),
+            progress: ProgressTimeout::new(config.request_body_timeout),
             buffered: host.buffers.none(),
             next,
         };
@@ -173,20 +173,20 @@ impl<N> Open<N> {
             let Poll::Ready(read) = self.reading.poll_frame(body.as_mut(), cx) else {
                 let received = self.reading.len();
                 ready!(self.progress.poll_elapsed(received, cx));
-                return Poll::Ready(Err(Rejection::body_timeout(config.request_time)));
+                return Poll::Ready(Err(Rejection::body_timeout(config.request_body_timeout)));
             };
             match read {
                 ControlFlow::Continue(length) => {
                     if !self.buffered.grow(length) {
                         return Poll::Ready(Err(Rejection::overloaded(
                             "too many bytes of request bodies are held in memory, request \
-                             refused with 503: raise `buffered_bytes`, or lower `request_limit`",
+                             refused with 503: raise `max_buffered_bytes`, or lower `max_request_body`",
                         )));
                     }
                 }
                 ControlFlow::Break(End::Clean) => return Poll::Ready(Ok(())),
                 ControlFlow::Break(End::Outgrown) => {
-                    return Poll::Ready(Err(Rejection::body_too_large(config.request_limit)));
+                    return Poll::Ready(Err(Rejection::body_too_large(config.max_request_body)));
                 }
                 ControlFlow::Break(End::Broken(error)) => {
                     return Poll::Ready(Err(Rejection::body_broken(BodyError::of(&*error.into()))));

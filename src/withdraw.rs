@@ -15,7 +15,7 @@ use crate::{
     jitter::jittered,
     outcome::{GaveUp, Notice},
     store::{
-        Claim, Claimed, Record, RecordState, Release, Resolution, Settlement, Succession, Witness,
+        Claim, Claimed, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution, Transitioned,
     },
 };
 
@@ -49,7 +49,9 @@ impl<S: Store> Withdrawal<S> {
             Notice::GaveUpWithdrawing(GaveUp::TooMany).tell(&config.warnings, None);
             return;
         }
-        let longest = config.late_time.max(config.lease + config.store_timeout);
+        let longest = config
+            .late_recording_timeout
+            .max(config.lease + config.store_timeout);
         let end = Instant::now() + longest;
         // A retry waits no longer than a lease for the key of a claim that landed.
         let longest_pause = LONGEST_PAUSE.min(config.lease / 3);
@@ -79,7 +81,7 @@ impl<S: Store> Withdrawal<S> {
 
     /// Returns whether the token holds nothing, and can no longer come to hold it.
     async fn attempt(&self) -> Result<bool, StoreError> {
-        if self.undo().await? == Settlement::Applied {
+        if self.undo().await? == Transitioned::Applied {
             return Ok(true);
         }
         let record = match self.hold {
@@ -88,15 +90,15 @@ impl<S: Store> Withdrawal<S> {
             // take it from that owner.
             Hold::Reclaim {
                 seen,
-                succession: Succession::TakeOver | Succession::Rerun | Succession::Reconcile,
+                reclaim_as: ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Reconcile,
                 ..
             } => {
                 let record = self.host.store.read(&self.name).await?;
                 return Ok(record.is_none_or(|record| record.fence != seen));
             }
             Hold::Reclaim {
-                seen, succession, ..
-            } => self.reclaim_again(seen, succession).await?,
+                seen, reclaim_as, ..
+            } => self.reclaim_again(seen, reclaim_as).await?,
         };
         match record {
             Again::Pending => Ok(false),
@@ -110,8 +112,8 @@ impl<S: Store> Withdrawal<S> {
     async fn claim_again(&self) -> Result<Again, StoreError> {
         Ok(match self.host.store.claim(&self.name, &self.claim).await {
             Ok(Claimed::Acquired(_)) => match self.undo().await? {
-                Settlement::Applied => Again::Over,
-                Settlement::Superseded => Again::Pending,
+                Transitioned::Applied => Again::Over,
+                Transitioned::Superseded => Again::Pending,
             },
             Ok(Claimed::Occupied(record)) => self.found(record),
             Ok(Claimed::Vanished) => Again::Pending,
@@ -121,17 +123,13 @@ impl<S: Store> Withdrawal<S> {
         })
     }
 
-    async fn reclaim_again(
-        &self,
-        seen: Fence,
-        succession: Succession,
-    ) -> Result<Again, StoreError> {
+    async fn reclaim_again(&self, seen: Fence, reclaim_as: ReclaimAs) -> Result<Again, StoreError> {
         let store = &self.host.store;
-        let reclaimed = store.reclaim(&self.name, seen, succession, &self.claim);
+        let reclaimed = store.reclaim(&self.name, seen, reclaim_as, &self.claim);
         if reclaimed.await?.is_some() {
             return Ok(match self.undo().await? {
-                Settlement::Applied => Again::Over,
-                Settlement::Superseded => Again::Pending,
+                Transitioned::Applied => Again::Over,
+                Transitioned::Superseded => Again::Pending,
             });
         }
         Ok(match store.read(&self.name).await? {
@@ -161,19 +159,19 @@ impl<S: Store> Withdrawal<S> {
                 self.host.waiters.wake(&self.name);
                 resolved
             }
-            _ => Settlement::Applied,
+            _ => Transitioned::Applied,
         };
-        Ok(undone == Settlement::Applied)
+        Ok(undone == Transitioned::Applied)
     }
 
-    async fn undo(&self) -> Result<Settlement, StoreError> {
+    async fn undo(&self) -> Result<Transitioned, StoreError> {
         let store = &self.host.store;
         let (name, token) = (&self.name, self.claim.token);
         let undone = match self.hold.undo() {
             Undo::Release(release) => store.release(name, token, release).await,
             Undo::MarkUnknown => {
                 let retention = self.host.config.unknown_retention;
-                let owner = Witness::Owner(token);
+                let owner = MarkedBy::Owner(token);
                 store.mark_unknown(name, owner, retention).await
             }
         };
@@ -185,17 +183,15 @@ impl<S: Store> Withdrawal<S> {
 impl Hold {
     fn undo(self) -> Undo {
         match self {
-            Self::Claim => Undo::Release(Release::Freed),
+            Self::Claim => Undo::Release(Release::AnyRequest),
             Self::Reclaim {
-                succession,
+                reclaim_as,
                 released,
                 ..
-            } => match succession {
-                Succession::TakeOver | Succession::Rerun | Succession::Reconcile => {
-                    Undo::MarkUnknown
-                }
-                Succession::Retry => Undo::Release(released.unwrap_or(Release::Bound)),
-                Succession::Replace | Succession::Expired => Undo::Release(Release::Freed),
+            } => match reclaim_as {
+                ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Reconcile => Undo::MarkUnknown,
+                ReclaimAs::Retry => Undo::Release(released.unwrap_or(Release::SameRequest)),
+                ReclaimAs::Replace | ReclaimAs::Expired => Undo::Release(Release::AnyRequest),
             },
         }
     }

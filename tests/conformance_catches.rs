@@ -15,8 +15,8 @@ use tower_idempotency::{
     Fence, Key, MemoryStore, RecordName, Scope, Store, StoreError, Token,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
-        Resolution, Settlement, Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+        RecordState, Release, Resolution, Transitioned,
     },
 };
 
@@ -98,7 +98,7 @@ impl Broken {
         let lost = record.takeovers > 0;
         match &mut record.state {
             RecordState::Released(release) if lost && self.has(Defect::FreesWhatWasLost) => {
-                *release = Release::Freed;
+                *release = Release::AnyRequest;
             }
             RecordState::InProgress { lease_left } if self.has(Defect::LapsesAtTheMomentItself) => {
                 *lease_left = lease_left.filter(|left| !left.is_zero());
@@ -139,7 +139,7 @@ impl Store for Broken {
         &self,
         name: &RecordName,
         mut seen: Fence,
-        mut succession: Succession,
+        mut reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let name = &self.named(name);
@@ -156,18 +156,20 @@ impl Store for Broken {
             );
             if self.has(Defect::TakesOverLiveLeases)
                 && live
-                && succession == Succession::TakeOver
+                && reclaim_as == ReclaimAs::Takeover
                 && seen == record.fence
             {
-                let _ = self.release(name, record.token, Release::Bound).await?;
-                succession = Succession::Retry;
+                let _ = self
+                    .release(name, record.token, Release::SameRequest)
+                    .await?;
+                reclaim_as = ReclaimAs::Retry;
             }
-            if self.has(Defect::ReplacesWhatIsBound) && succession == Succession::Replace {
-                succession = Succession::Retry;
+            if self.has(Defect::ReplacesWhatIsBound) && reclaim_as == ReclaimAs::Replace {
+                reclaim_as = ReclaimAs::Retry;
                 claim.operation = record.operation;
             }
         }
-        let grant = self.inner().reclaim(name, seen, succession, &claim).await?;
+        let grant = self.inner().reclaim(name, seen, reclaim_as, &claim).await?;
         Ok(grant.map(|grant| {
             if self.has(Defect::BeginsANewOperationForEachRetry) {
                 Grant::new(claim.operation, grant.fence, grant.attempt)
@@ -182,7 +184,7 @@ impl Store for Broken {
         name: &RecordName,
         mut token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let name = &self.named(name);
         if let Some(record) = self.seen(name).await {
             if self.has(Defect::RenewsForAnybody) {
@@ -190,7 +192,7 @@ impl Store for Broken {
             }
             let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
             if self.has(Defect::RenewsNothingThatHasLapsed) && lapsed {
-                return Ok(Settlement::Superseded);
+                return Ok(Transitioned::Superseded);
             }
         }
         self.inner().renew(name, token, lease).await
@@ -201,7 +203,7 @@ impl Store for Broken {
         name: &RecordName,
         mut token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let name = &self.named(name);
         let mut completion = completion.clone();
         match self.defect {
@@ -224,7 +226,7 @@ impl Store for Broken {
                 if record.is_some_and(|record| {
                     matches!(record.state, RecordState::InProgress { lease_left: None })
                 }) {
-                    return Ok(Settlement::Superseded);
+                    return Ok(Transitioned::Superseded);
                 }
             }
             Defect::CutsResponsesAtNul => {
@@ -235,7 +237,7 @@ impl Store for Broken {
                 completion.at_least = completion.retention;
             }
             Defect::CompletesInTwoSteps => {
-                let owner = Witness::Owner(token);
+                let owner = MarkedBy::Owner(token);
                 let _ = self
                     .inner()
                     .mark_unknown(name, owner, completion.retention)
@@ -245,7 +247,7 @@ impl Store for Broken {
             _ => {}
         }
         let settlement = self.inner().complete(name, token, &completion).await?;
-        if settlement == Settlement::Applied {
+        if settlement == Transitioned::Applied {
             let mut responses = self.last_responses.lock().unwrap();
             responses.insert(name.clone(), completion.response);
         }
@@ -257,11 +259,11 @@ impl Store for Broken {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let name = &self.named(name);
         let settlement = self.inner().release(name, token, release).await?;
         if self.has(Defect::RemovesWhatIsReleased)
-            && settlement == Settlement::Applied
+            && settlement == Transitioned::Applied
             && let Some(record) = self.seen(name).await
         {
             return self.inner().forget(name, record.fence).await;
@@ -272,17 +274,17 @@ impl Store for Broken {
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        mut witness: Witness,
+        mut marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let name = &self.named(name);
-        if let (Witness::Lapsed(fence), Some(record)) = (witness, self.seen(name).await)
+        if let (MarkedBy::Lapsed(fence), Some(record)) = (marked_by, self.seen(name).await)
             && self.has(Defect::MarksLiveLeasesUnknown)
             && record.fence == fence
         {
-            witness = Witness::Owner(record.token);
+            marked_by = MarkedBy::Owner(record.token);
         }
-        self.inner().mark_unknown(name, witness, retention).await
+        self.inner().mark_unknown(name, marked_by, retention).await
     }
 
     async fn resolve(
@@ -290,7 +292,7 @@ impl Store for Broken {
         name: &RecordName,
         mut seen: Fence,
         resolution: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let name = &self.named(name);
         if let Some(record) = self.seen(name).await
             && self.has(Defect::ResolvesWithAnyFence)
@@ -337,7 +339,7 @@ impl Store for Broken {
         Ok(page)
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
         let name = &self.named(name);
         let settlement = self.inner().forget(name, seen).await?;
         if self.has(Defect::ForgetsItsLastFence) && self.inner().is_empty() {

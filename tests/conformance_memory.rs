@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tower_idempotency::{MemoryStore, SharedStore, conformance::Subject, conformance_tests};
+use tower_idempotency::{DynStore, MemoryStore, conformance::Subject, conformance_tests};
 
 mod paused {
     use super::*;
@@ -35,11 +35,11 @@ mod shared {
     struct Shared;
 
     impl Subject for Shared {
-        type Store = SharedStore;
+        type Store = DynStore;
         const TICK: Option<Duration> = Some(Duration::from_nanos(1));
 
-        async fn store(&self) -> SharedStore {
-            SharedStore::new(MemoryStore::new())
+        async fn store(&self) -> DynStore {
+            DynStore::new(MemoryStore::new())
         }
 
         async fn pass(&self, time: Duration) {
@@ -78,8 +78,8 @@ mod late {
     use tower_idempotency::{
         Fence, RecordName, Store, StoreError, Token,
         store::{
-            Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
-            Settlement, Succession, Witness,
+            Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+            Release, Resolution, Transitioned,
         },
     };
 
@@ -104,10 +104,10 @@ mod late {
             &self,
             name: &RecordName,
             seen: Fence,
-            succession: Succession,
+            reclaim_as: ReclaimAs,
             claim: &Claim,
         ) -> Result<Option<Grant>, StoreError> {
-            late(self.0.reclaim(name, seen, succession, claim)).await
+            late(self.0.reclaim(name, seen, reclaim_as, claim)).await
         }
 
         async fn renew(
@@ -115,7 +115,7 @@ mod late {
             name: &RecordName,
             token: Token,
             lease: Duration,
-        ) -> Result<Settlement, StoreError> {
+        ) -> Result<Transitioned, StoreError> {
             late(self.0.renew(name, token, lease)).await
         }
 
@@ -124,7 +124,7 @@ mod late {
             name: &RecordName,
             token: Token,
             completion: &Completion,
-        ) -> Result<Settlement, StoreError> {
+        ) -> Result<Transitioned, StoreError> {
             late(self.0.complete(name, token, completion)).await
         }
 
@@ -133,17 +133,17 @@ mod late {
             name: &RecordName,
             token: Token,
             release: Release,
-        ) -> Result<Settlement, StoreError> {
+        ) -> Result<Transitioned, StoreError> {
             late(self.0.release(name, token, release)).await
         }
 
         async fn mark_unknown(
             &self,
             name: &RecordName,
-            witness: Witness,
+            marked_by: MarkedBy,
             retention: Duration,
-        ) -> Result<Settlement, StoreError> {
-            late(self.0.mark_unknown(name, witness, retention)).await
+        ) -> Result<Transitioned, StoreError> {
+            late(self.0.mark_unknown(name, marked_by, retention)).await
         }
 
         async fn resolve(
@@ -151,7 +151,7 @@ mod late {
             name: &RecordName,
             seen: Fence,
             resolution: &Resolution,
-        ) -> Result<Settlement, StoreError> {
+        ) -> Result<Transitioned, StoreError> {
             late(self.0.resolve(name, seen, resolution)).await
         }
 
@@ -168,7 +168,7 @@ mod late {
             late(self.0.list(filter, after, limit)).await
         }
 
-        async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+        async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
             late(self.0.forget(name, seen)).await
         }
 
@@ -206,7 +206,7 @@ mod late {
 mod full {
     use tower_idempotency::{
         Fingerprint, Key, RecordName, Scope, Store, StoreErrorKind, Token,
-        store::{Claim, Completion, Settlement},
+        store::{Claim, Completion, Transitioned},
     };
 
     use super::*;
@@ -230,10 +230,10 @@ mod full {
         let completion = Completion::new("8 bytes.".into(), hour, hour);
         for _ in 0..2 {
             let completed = store.complete(&one, first.token, &completion).await;
-            assert_eq!(completed.unwrap(), Settlement::Applied);
+            assert_eq!(completed.unwrap(), Transitioned::Applied);
         }
         let stranger = store.complete(&other, Token::random(), &completion).await;
-        assert_eq!(stranger.unwrap(), Settlement::Superseded);
+        assert_eq!(stranger.unwrap(), Transitioned::Superseded);
         let refused = store.complete(&other, second.token, &completion).await;
         assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::Full);
     }

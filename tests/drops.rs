@@ -37,8 +37,8 @@ use tower_idempotency::{
     RecordName, Recovery, RejectionKind, RequestBody, ResponseBody, Scope, Store, StoreError,
     Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
-        Resolution, Settlement, Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+        RecordState, Release, Resolution, Transitioned,
     },
 };
 
@@ -84,7 +84,7 @@ async fn f42_i11_a_request_that_is_cancelled_with_its_client_leaves_an_unknown_o
 async fn f42_i13_a_waiter_dropped_at_any_poll_gives_its_place_back_and_disturbs_nobody() {
     let seen = at_every_poll(async |polls| {
         // One place to wait: a second waiter shows whether the first left its own.
-        let trial = Trial::new(|layer| layer.wait(MINUTE).waiters(1).in_flight(3));
+        let trial = Trial::new(|layer| layer.wait(MINUTE).max_waiters(1).max_in_flight(3));
         let owner = tokio::spawn(trial.send(whole("amount=100")));
         while trial.runs() == 0 {
             yield_now().await;
@@ -113,7 +113,7 @@ async fn f42_i13_a_waiter_dropped_at_any_poll_gives_its_place_back_and_disturbs_
 #[tokio::test(start_paused = true)]
 async fn f6_a_completion_at_any_moment_wakes_the_waiters_of_its_host_without_a_pause() {
     for steps in 0..40 {
-        let trial = Trial::new(|layer| layer.wait(MINUTE).in_flight(2));
+        let trial = Trial::new(|layer| layer.wait(MINUTE).max_in_flight(2));
         let owner = tokio::spawn(trial.send(whole("amount=100")));
         // The handler ends ten steps from now, the waiter comes after so many.
         sleep(LEASE / 2).await;
@@ -172,10 +172,10 @@ async fn f42_i2_a_takeover_dropped_at_any_poll_runs_once_with_a_larger_fence() {
 #[tokio::test(start_paused = true)]
 async fn f42_f4_a_live_body_dropped_at_any_poll_is_done_or_unknown_and_never_runs_again() {
     let seen = at_every_poll(async |polls| {
-        let trial = Trial::new(|layer| layer.response_limit(8));
+        let trial = Trial::new(|layer| layer.max_response_body(8));
         let whole_answer = async {
             let answer = trial.send(whole("live")).await;
-            assert_eq!(outcome(&answer), Outcome::Live);
+            assert_eq!(outcome(&answer), Outcome::Streamed);
             bytes(answer).await.len()
         };
         let ended = polled(whole_answer, polls).await;
@@ -185,7 +185,7 @@ async fn f42_f4_a_live_body_dropped_at_any_poll_is_done_or_unknown_and_never_run
         trial.settles().await;
         trial.ran_once();
         match retry {
-            Outcome::Live => assert_eq!(started, 0),
+            Outcome::Streamed => assert_eq!(started, 0),
             UNKNOWN => assert!(started == 1 && ended.is_none()),
             NOT_KEPT => assert!(started == 1 && ended.is_none_or(|length| length == 4 * 16)),
             other => panic!("after {polls} polls a retry got {other:?}"),
@@ -193,7 +193,7 @@ async fn f42_f4_a_live_body_dropped_at_any_poll_is_done_or_unknown_and_never_run
         (ended.is_some(), retry)
     })
     .await;
-    for expected in [Outcome::Live, UNKNOWN, NOT_KEPT] {
+    for expected in [Outcome::Streamed, UNKNOWN, NOT_KEPT] {
         assert!(seen.contains(&expected), "{expected:?}");
     }
 }
@@ -243,7 +243,7 @@ async fn f54_i11_each_store_call_of_a_refusal_may_be_dropped_before_or_after_it_
 async fn f54_i13_each_store_call_of_a_waiter_may_be_dropped_before_or_after_it_happened() {
     for when in [When::Before, When::After] {
         for number in 0.. {
-            let trial = Trial::new(|layer| layer.wait(MINUTE).waiters(1).in_flight(2));
+            let trial = Trial::new(|layer| layer.wait(MINUTE).max_waiters(1).max_in_flight(2));
             let owner = tokio::spawn(trial.send(whole("amount=100")));
             while trial.runs() == 0 {
                 yield_now().await;
@@ -370,12 +370,13 @@ impl Trial {
     ) -> Self {
         let store = Yielding::default();
         let builder = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()))
-            .in_flight(1)
+            .max_in_flight(1)
             .lease(LEASE)
-            .request_limit(UPLOAD_BYTES)
-            .buffered_bytes(UPLOAD_BYTES)
+            .max_request_body(UPLOAD_BYTES)
+            .max_buffered_bytes(UPLOAD_BYTES)
             .store_timeout(Duration::from_millis(25))
-            .late_recording(Duration::from_secs(30), 1 << 10);
+            .late_recording_timeout(Duration::from_secs(30))
+            .max_late_recording_bytes(1 << 10);
         let layer = settings(builder).build().expect("the settings are right");
         let runs = Arc::new(AtomicUsize::new(0));
         let counted = runs.clone();
@@ -610,10 +611,10 @@ impl Store for Yielding {
         &self,
         name: &RecordName,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
-        self.far_away(self.records.reclaim(name, seen, succession, claim))
+        self.far_away(self.records.reclaim(name, seen, reclaim_as, claim))
             .await
     }
 
@@ -622,7 +623,7 @@ impl Store for Yielding {
         name: &RecordName,
         token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.far_away(self.records.renew(name, token, lease)).await
     }
 
@@ -631,7 +632,7 @@ impl Store for Yielding {
         name: &RecordName,
         token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.far_away(self.records.complete(name, token, completion))
             .await
     }
@@ -641,7 +642,7 @@ impl Store for Yielding {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.far_away(self.records.release(name, token, release))
             .await
     }
@@ -649,10 +650,10 @@ impl Store for Yielding {
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
-        self.far_away(self.records.mark_unknown(name, witness, retention))
+    ) -> Result<Transitioned, StoreError> {
+        self.far_away(self.records.mark_unknown(name, marked_by, retention))
             .await
     }
 
@@ -661,7 +662,7 @@ impl Store for Yielding {
         name: &RecordName,
         seen: Fence,
         resolution: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.far_away(self.records.resolve(name, seen, resolution))
             .await
     }
@@ -684,7 +685,7 @@ impl Store for Yielding {
         self.far_away(self.records.list(filter, after, limit)).await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
         self.far_away(self.records.forget(name, seen)).await
     }
 

@@ -13,8 +13,8 @@
 //! `ORDERS=1000000 cargo test --release --test interleavings`. A failure prints
 //! its order, for `shuttle::replay`.
 
-#[path = "../src/protocol.rs"]
-mod protocol;
+#[path = "../src/store/transition.rs"]
+mod transition;
 #[path = "../src/waiting.rs"]
 mod waiting;
 
@@ -24,6 +24,8 @@ mod memory;
 
 mod store {
     pub(crate) use tower_idempotency::store::*;
+
+    pub(crate) use crate::transition;
 }
 
 mod sync {
@@ -76,8 +78,8 @@ use tower_idempotency::{
 use self::{
     memory::MemoryStore,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
-        Resolution, Settlement, Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+        RecordState, Release, Resolution, Transitioned,
     },
     sync::{Arc, AtomicUsize, Ordering},
     waiting::Waiters,
@@ -105,7 +107,7 @@ fn i1_i2_one_of_two_claims_that_race_with_a_removal_is_granted_at_a_time() {
             thread::spawn(move || now(store.forget(&name(), first.1)))
         };
         let granted: Vec<_> = claimants.into_iter().filter_map(joined).collect();
-        assert_eq!(joined(forgetful), Settlement::Applied);
+        assert_eq!(joined(forgetful), Transitioned::Applied);
         assert!(granted.len() <= 1, "two claims were granted");
         let record = now(store.read(&name()));
         assert_eq!(
@@ -131,13 +133,13 @@ fn i3_one_of_two_takeovers_that_race_with_the_owner_is_granted_or_none() {
             .map(|_| {
                 let store = store.clone();
                 thread::spawn(move || {
-                    let takeover = Succession::TakeOver;
+                    let takeover = ReclaimAs::Takeover;
                     now(store.reclaim(&name(), fence, takeover, &claim(HOUR)))
                 })
             })
             .collect();
         let granted = takers.into_iter().filter_map(joined).count();
-        let completed = joined(owner) == Settlement::Applied;
+        let completed = joined(owner) == Transitioned::Applied;
         assert_eq!(granted + usize::from(completed), 1);
     });
 }
@@ -154,12 +156,12 @@ fn i4_a_completion_that_races_with_a_marking_and_a_release_is_kept_whole() {
         };
         let marking = {
             let store = store.clone();
-            let lapsed = Witness::Lapsed(fence);
+            let lapsed = MarkedBy::Lapsed(fence);
             thread::spawn(move || now(store.mark_unknown(&name(), lapsed, HOUR)))
         };
         let releasing = {
             let store = store.clone();
-            thread::spawn(move || now(store.release(&name(), token, Release::Bound)))
+            thread::spawn(move || now(store.release(&name(), token, Release::SameRequest)))
         };
         let completed = joined(completing);
         let released = joined(releasing);
@@ -170,14 +172,14 @@ fn i4_a_completion_that_races_with_a_marking_and_a_release_is_kept_whole() {
             RecordState::Completed { response } => {
                 assert_eq!(
                     (completed, released),
-                    (Settlement::Applied, Settlement::Superseded)
+                    (Transitioned::Applied, Transitioned::Superseded)
                 );
                 assert_eq!(response.len(), 3);
             }
             RecordState::Released(_) => {
                 assert_eq!(
                     (completed, released),
-                    (Settlement::Superseded, Settlement::Applied)
+                    (Transitioned::Superseded, Transitioned::Applied)
                 );
             }
             state => panic!("{state:?}"),
@@ -227,7 +229,7 @@ fn i13_a_sweep_a_removal_and_a_completion_that_race_give_back_what_was_taken_onc
         let (token, _) = acquired(&store, HOUR);
         let (kept, refused) = (completion(4), completion(1));
         let settled = now(store.complete(&name(), token, &kept));
-        assert_eq!(settled, Settlement::Applied);
+        assert_eq!(settled, Transitioned::Applied);
         let other = RecordName::new(Scope::single_tenant(), Key::new("another key"));
         let another = claim(HOUR);
         assert!(matches!(

@@ -7,7 +7,7 @@
 //! says what happened. A host that is merely slow is one that does nothing for
 //! a while, so every zombie is in here.
 //!
-//! The transitions are not modelled: `src/protocol.rs` is compiled into this
+//! The transitions are not modelled: `src/store/transition.rs` is compiled into this
 //! test, and its [`Row`] is what the requests share. It needs nothing of the
 //! crate but public types, so nothing has to be exposed for it. What the
 //! requests do is modelled, in the order and with the decisions of the layer.
@@ -32,9 +32,9 @@
 //! requests, more faults (crashes, lost answers, late calls), more time, for
 //! as long as it takes.
 
-#[path = "../src/protocol.rs"]
+#[path = "../src/store/transition.rs"]
 #[expect(dead_code, reason = "what the store does with it besides transitions")]
-mod protocol;
+mod transition;
 
 mod store {
     pub(crate) use tower_idempotency::store::*;
@@ -52,8 +52,10 @@ use stateright::{Checker as _, HasDiscoveries, Model, Property};
 use tower_idempotency::{Fence, Fingerprint, OperationId, Token};
 
 use self::{
-    protocol::{Row, Sweep},
-    store::{Claim, Completion, RecordState, Release, Resolution, Settlement, Succession, Witness},
+    store::{
+        Claim, Completion, MarkedBy, ReclaimAs, RecordState, Release, Resolution, Transitioned,
+    },
+    transition::{Row, Sweep},
 };
 
 #[test]
@@ -281,7 +283,7 @@ enum Actor {
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq, PartialOrd, Ord)]
 enum Plan {
-    TakeOver,
+    Takeover,
     Rerun,
     Retry,
     Replace,
@@ -684,7 +686,7 @@ impl Protocol {
                     let _ = self.settle(world, token, epoch, ending);
                 }
                 Late::Withdraw { token } => {
-                    let _ = self.release(world, token, Release::Bound);
+                    let _ = self.release(world, token, Release::SameRequest);
                 }
                 Late::Renew { token } => {
                     let _ = self.renew(world, token);
@@ -721,11 +723,11 @@ impl Protocol {
                     Way::Late => world.send_late(Late::Withdraw { token }),
                     Way::Lost => {
                         world.faults -= 1;
-                        let _ = self.release(world, token, Release::Bound);
+                        let _ = self.release(world, token, Release::SameRequest);
                         return;
                     }
                     Way::Answered => {
-                        let _ = self.release(world, token, Release::Bound);
+                        let _ = self.release(world, token, Release::SameRequest);
                     }
                 }
                 world.actors[actor] = Actor::Idle;
@@ -782,7 +784,7 @@ impl Protocol {
                     Way::Answered => {
                         let settled = self.settle(world, token, epoch, ending);
                         world.actors[actor] = Actor::Idle;
-                        let done = settled == Settlement::Applied;
+                        let done = settled == Transitioned::Applied;
                         if done && ending == Ending::Completed {
                             let kept = world.is(&ViewState::Completed(response(token)));
                             world.demand(kept, Broken::I7);
@@ -819,7 +821,7 @@ impl Protocol {
             _ if view.other != other => return None,
             ViewState::Released { .. } => Plan::Retry,
             ViewState::Unknown if rerun => Plan::Rerun,
-            ViewState::InProgress(None) if rerun => Plan::TakeOver,
+            ViewState::InProgress(None) if rerun => Plan::Takeover,
             ViewState::InProgress(None) => Plan::MarkUnknown,
             ViewState::InProgress(Some(_)) | ViewState::Completed(_) | ViewState::Unknown => {
                 return None;
@@ -872,7 +874,7 @@ impl Protocol {
                     (
                         token,
                         other,
-                        self.renew(world, token) == Settlement::Applied,
+                        self.renew(world, token) == Transitioned::Applied,
                     )
                 } else if let Some((fence, plan)) = self.plan(world, other) {
                     let token = Some(token);
@@ -951,10 +953,10 @@ impl Protocol {
             claim.token = row.snapshot(now).token;
         }
         let mut at = now;
-        if self.has(Bug::TakesOverLive) && plan == Plan::TakeOver {
+        if self.has(Bug::TakesOverLive) && plan == Plan::Takeover {
             at = moment(LATER);
         }
-        let Some(_) = row.reclaim(seen, plan.succession(), &claim, next, at) else {
+        let Some(_) = row.reclaim(seen, plan.reclaim_as(), &claim, next, at) else {
             return false;
         };
         world.grant(&row, claim.token.as_bytes()[0], other, Some(plan));
@@ -962,43 +964,43 @@ impl Protocol {
         true
     }
 
-    fn renew(&self, world: &mut World, token: u8) -> Settlement {
+    fn renew(&self, world: &mut World, token: u8) -> Transitioned {
         let now = world.now();
         let Some(row) = &mut world.row else {
-            return Settlement::Superseded;
+            return Transitioned::Superseded;
         };
         let mut by = named(token);
         if self.has(Bug::AnybodyRenews) {
             by = row.snapshot(now).token;
         }
         let renewed = row.renew(by, moment(LEASE), now);
-        if renewed == Settlement::Applied {
+        if renewed == Transitioned::Applied {
             world.ghost.lease_until = world.now + LEASE;
         }
         world.applied_for(token, renewed)
     }
 
-    fn settle(&self, world: &mut World, token: u8, epoch: u8, ending: Ending) -> Settlement {
+    fn settle(&self, world: &mut World, token: u8, epoch: u8, ending: Ending) -> Transitioned {
         match ending {
             Ending::Completed => self.complete(world, token, epoch),
-            Ending::Bound => self.release(world, token, Release::Bound),
-            Ending::Freed => self.release(world, token, Release::Freed),
+            Ending::Bound => self.release(world, token, Release::SameRequest),
+            Ending::Freed => self.release(world, token, Release::AnyRequest),
             Ending::Unknown => {
                 let now = world.now();
                 let Some(row) = &mut world.row else {
-                    return Settlement::Superseded;
+                    return Transitioned::Superseded;
                 };
-                let settled = row.mark_unknown(Witness::Owner(named(token)), moment(UNKNOWN), now);
+                let settled = row.mark_unknown(MarkedBy::Owner(named(token)), moment(UNKNOWN), now);
                 world.applied_for(token, settled)
             }
         }
     }
 
-    fn complete(&self, world: &mut World, token: u8, epoch: u8) -> Settlement {
+    fn complete(&self, world: &mut World, token: u8, epoch: u8) -> Transitioned {
         let now = world.now();
         let last = world.ghost.last;
         let Some(row) = &mut world.row else {
-            return Settlement::Superseded;
+            return Transitioned::Superseded;
         };
         let before = view(row, now);
         let mut by = named(token);
@@ -1015,7 +1017,7 @@ impl Protocol {
         let kept = view(row, now);
         // A completion that repeats commits nothing.
         let first = matches!(before.state, ViewState::InProgress(_) | ViewState::Unknown);
-        if self.effects == Effects::Committed && settled == Settlement::Applied && first {
+        if self.effects == Effects::Committed && settled == Transitioned::Applied && first {
             world.affect(epoch);
             let with = kept.token == token && matches!(kept.state, ViewState::Completed(_));
             world.demand(with, Broken::I5);
@@ -1023,10 +1025,10 @@ impl Protocol {
         world.applied_for(token, settled)
     }
 
-    fn release(&self, world: &mut World, token: u8, release: Release) -> Settlement {
+    fn release(&self, world: &mut World, token: u8, release: Release) -> Transitioned {
         let now = world.now();
         let Some(row) = &mut world.row else {
-            return Settlement::Superseded;
+            return Transitioned::Superseded;
         };
         let before = view(row, now);
         let mut by = named(token);
@@ -1046,12 +1048,12 @@ impl Protocol {
         let now = world.now();
         let Some(row) = &mut world.row else { return };
         let leased = matches!(view(row, now).state, ViewState::InProgress(_));
-        let mut witness = Witness::Lapsed(Fence::new(fence));
+        let mut marked_by = MarkedBy::Lapsed(Fence::new(fence));
         if self.has(Bug::MarksLive) && row.fence().get() == fence {
-            witness = Witness::Owner(row.snapshot(now).token);
+            marked_by = MarkedBy::Owner(row.snapshot(now).token);
         }
-        let marked = row.mark_unknown(witness, moment(UNKNOWN), now);
-        if leased && marked == Settlement::Applied {
+        let marked = row.mark_unknown(marked_by, moment(UNKNOWN), now);
+        if leased && marked == Transitioned::Applied {
             world.demand(world.ghost.lease_until < world.now, Broken::I3);
         }
     }
@@ -1164,7 +1166,7 @@ impl World {
                 self.ghost.epoch += 1;
                 self.forget_what_is_on_its_way();
             }
-            Some(Plan::TakeOver) => {
+            Some(Plan::Takeover) => {
                 self.demand(self.ghost.lease_until < self.now, Broken::I3);
                 self.demand(self.ghost.other == other, Broken::I8);
             }
@@ -1221,8 +1223,8 @@ impl World {
         self.demand(once, Broken::I6);
     }
 
-    fn applied_for(&mut self, token: u8, settled: Settlement) -> Settlement {
-        if settled == Settlement::Applied {
+    fn applied_for(&mut self, token: u8, settled: Transitioned) -> Transitioned {
+        if settled == Transitioned::Applied {
             self.demand(token == self.ghost.last, Broken::I1);
         }
         settled
@@ -1284,13 +1286,13 @@ impl World {
 }
 
 impl Plan {
-    fn succession(self) -> Succession {
+    fn reclaim_as(self) -> ReclaimAs {
         match self {
-            Self::TakeOver => Succession::TakeOver,
-            Self::Rerun => Succession::Rerun,
-            Self::Retry => Succession::Retry,
-            Self::Replace => Succession::Replace,
-            Self::Expired => Succession::Expired,
+            Self::Takeover => ReclaimAs::Takeover,
+            Self::Rerun => ReclaimAs::Rerun,
+            Self::Retry => ReclaimAs::Retry,
+            Self::Replace => ReclaimAs::Replace,
+            Self::Expired => ReclaimAs::Expired,
             Self::MarkUnknown => unreachable!("a marking claims nothing"),
         }
     }
@@ -1327,7 +1329,7 @@ fn view(row: &Row, now: Duration) -> View {
             RecordState::Completed { response } => ViewState::Completed(response),
             RecordState::Unknown => ViewState::Unknown,
             RecordState::Released(release) => ViewState::Released {
-                freed: release == Release::Freed,
+                freed: release == Release::AnyRequest,
             },
             state => unreachable!("{state:?}"),
         },

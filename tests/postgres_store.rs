@@ -20,8 +20,8 @@ use tower_idempotency::{
         query, query_scalar, raw_sql,
     },
     store::{
-        Claim, Claimed, Completion, Filter, Grant, RecordState, Release, Resolution, Settlement,
-        Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, ReclaimAs, RecordState, Release,
+        Resolution, Transitioned,
     },
 };
 
@@ -79,7 +79,7 @@ async fn marks_exactly_the_unknown(url: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn each_transition_asks_for_its_own_guard() {
     with_store(async |store, _| {
-        use Settlement::{Applied, Superseded};
+        use Transitioned::{Applied, Superseded};
         let name = name("caller", "key");
         let live = hour();
         let first = acquired(store.claim(&name, &live).await);
@@ -87,17 +87,17 @@ async fn each_transition_asks_for_its_own_guard() {
 
         // In progress, leased.
         assert!(
-            taken(&store, &name, first, Succession::TakeOver)
+            taken(&store, &name, first, ReclaimAs::Takeover)
                 .await
                 .is_none()
         );
         assert!(
-            taken(&store, &name, first, Succession::Retry)
+            taken(&store, &name, first, ReclaimAs::Retry)
                 .await
                 .is_none()
         );
         assert!(
-            taken(&store, &name, first, Succession::Expired)
+            taken(&store, &name, first, ReclaimAs::Expired)
                 .await
                 .is_none()
         );
@@ -107,10 +107,13 @@ async fn each_transition_asks_for_its_own_guard() {
             Superseded
         );
         assert_eq!(
-            store.release(&name, other, Release::Freed).await.unwrap(),
+            store
+                .release(&name, other, Release::AnyRequest)
+                .await
+                .unwrap(),
             Superseded
         );
-        let lapsed = Witness::Lapsed(first.fence);
+        let lapsed = MarkedBy::Lapsed(first.fence);
         assert_eq!(
             store.mark_unknown(&name, lapsed, HOUR).await.unwrap(),
             Superseded
@@ -136,13 +139,13 @@ async fn each_transition_asks_for_its_own_guard() {
             Applied
         );
         assert!(
-            taken(&store, &name, first, Succession::Expired)
+            taken(&store, &name, first, ReclaimAs::Expired)
                 .await
                 .is_none()
         );
         assert_eq!(store.renew(&name, live.token, HOUR).await.unwrap(), Applied);
         assert!(
-            taken(&store, &name, first, Succession::TakeOver)
+            taken(&store, &name, first, ReclaimAs::Takeover)
                 .await
                 .is_none()
         );
@@ -155,7 +158,7 @@ async fn each_transition_asks_for_its_own_guard() {
         );
         let second_claim = Claim::new(fingerprint(1), Duration::ZERO, HOUR);
         let second = store
-            .reclaim(&name, first.fence, Succession::TakeOver, &second_claim)
+            .reclaim(&name, first.fence, ReclaimAs::Takeover, &second_claim)
             .await
             .unwrap()
             .unwrap();
@@ -173,14 +176,14 @@ async fn each_transition_asks_for_its_own_guard() {
         );
         assert_eq!(
             store
-                .mark_unknown(&name, Witness::Owner(live.token), HOUR)
+                .mark_unknown(&name, MarkedBy::Owner(live.token), HOUR)
                 .await
                 .unwrap(),
             Superseded
         );
 
         // Unknown, by one who saw the lease lapse; the owner may still complete.
-        let lapsed = Witness::Lapsed(second.fence);
+        let lapsed = MarkedBy::Lapsed(second.fence);
         assert_eq!(
             store.mark_unknown(&name, lapsed, HOUR).await.unwrap(),
             Applied
@@ -191,13 +194,13 @@ async fn each_transition_asks_for_its_own_guard() {
         );
         assert_eq!(
             store
-                .release(&name, second_claim.token, Release::Bound)
+                .release(&name, second_claim.token, Release::SameRequest)
                 .await
                 .unwrap(),
             Superseded
         );
         assert!(
-            taken(&store, &name, second, Succession::Expired)
+            taken(&store, &name, second, ReclaimAs::Expired)
                 .await
                 .is_none()
         );
@@ -210,17 +213,17 @@ async fn each_transition_asks_for_its_own_guard() {
         );
 
         // Completed: it stays so until it expires.
-        for succession in [
-            Succession::TakeOver,
-            Succession::Retry,
-            Succession::Replace,
-            Succession::Expired,
+        for reclaim_as in [
+            ReclaimAs::Takeover,
+            ReclaimAs::Retry,
+            ReclaimAs::Replace,
+            ReclaimAs::Expired,
         ] {
-            assert!(taken(&store, &name, second, succession).await.is_none());
+            assert!(taken(&store, &name, second, reclaim_as).await.is_none());
         }
         assert_eq!(
             store
-                .release(&name, second_claim.token, Release::Freed)
+                .release(&name, second_claim.token, Release::AnyRequest)
                 .await
                 .unwrap(),
             Superseded
@@ -234,7 +237,7 @@ async fn each_transition_asks_for_its_own_guard() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
     with_store(async |store, _| {
-        use Settlement::Applied;
+        use Transitioned::Applied;
         let (completed, released, unknown) = (
             name("s", "completed"),
             name("s", "released"),
@@ -266,7 +269,7 @@ async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
 
         let claim = hour();
         acquired(store.claim(&released, &claim).await);
-        for release in [Release::Bound, Release::Freed] {
+        for release in [Release::SameRequest, Release::AnyRequest] {
             assert_eq!(
                 store
                     .release(&released, claim.token, release)
@@ -277,13 +280,13 @@ async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
         }
         assert!(matches!(
             store.read(&released).await.unwrap().unwrap().state,
-            RecordState::Released(Release::Bound)
+            RecordState::Released(Release::SameRequest)
         ));
 
         let claim = hour();
         acquired(store.claim(&unknown, &claim).await);
         for retention in [HOUR, Duration::ZERO] {
-            let owner = Witness::Owner(claim.token);
+            let owner = MarkedBy::Owner(claim.token);
             assert_eq!(
                 store
                     .mark_unknown(&unknown, owner, retention)
@@ -324,14 +327,14 @@ async fn fences_grow_over_sweeping_forgetting_and_claiming_again() {
                 1 => {
                     assert_eq!(
                         store.forget(&name, grant.fence).await.unwrap(),
-                        Settlement::Applied
+                        Transitioned::Applied
                     );
                 }
                 _ => {
                     let gone = Completion::new(Bytes::new(), Duration::ZERO, Duration::ZERO);
                     let _ = store.complete(&name, claim.token, &gone).await.unwrap();
                     past().await;
-                    let again = taken(&store, &name, grant, Succession::Expired)
+                    let again = taken(&store, &name, grant, ReclaimAs::Expired)
                         .await
                         .unwrap();
                     assert!(again.fence > last);
@@ -390,7 +393,7 @@ async fn a_fence_grows_past_a_sequence_that_was_set_back() {
         let grant = acquired(store.claim(&name, &claim).await);
         run(&url, "ALTER SEQUENCE idempotency_fences RESTART WITH 1").await;
         past().await;
-        let next = taken(&store, &name, grant, Succession::TakeOver)
+        let next = taken(&store, &name, grant, ReclaimAs::Takeover)
             .await
             .unwrap();
         assert_eq!(next.fence.get(), grant.fence.get() + 1);
@@ -442,7 +445,7 @@ async fn a_sweep_never_deletes_a_record_that_was_claimed_again() {
                 tokio::spawn(async move {
                     let seen = store.read(&name).await.unwrap()?;
                     store
-                        .reclaim(&name, seen.fence, Succession::Expired, &hour())
+                        .reclaim(&name, seen.fence, ReclaimAs::Expired, &hour())
                         .await
                         .unwrap()
                         .map(|grant| (name, grant))
@@ -521,11 +524,11 @@ async fn a_completion_touches_no_index() {
             for (name, claim) in &claims {
                 assert_eq!(
                     store.renew(name, claim.token, HOUR).await.unwrap(),
-                    Settlement::Applied
+                    Transitioned::Applied
                 );
                 assert_eq!(
                     store.complete(name, claim.token, &done()).await.unwrap(),
-                    Settlement::Applied
+                    Transitioned::Applied
                 );
             }
         }
@@ -592,7 +595,7 @@ async fn burst(store: &PostgresStore, number: usize) {
             let (name, claim) = (name("caller", &format!("burst {number} {n}")), hour());
             acquired(store.claim(&name, &claim).await);
             let completed = store.complete(&name, claim.token, &done()).await;
-            assert_eq!(completed.unwrap(), Settlement::Applied);
+            assert_eq!(completed.unwrap(), Transitioned::Applied);
         })
     };
     for done in join_all((0..40).map(one)).await {
@@ -762,7 +765,7 @@ async fn a_call_may_be_dropped_at_any_time() {
             let _ = tokio::time::timeout(patience, dropped).await;
             assert_eq!(
                 store.complete(&name, claim.token, &done()).await.unwrap(),
-                Settlement::Applied
+                Transitioned::Applied
             );
         }
         let mut connection = PgConnection::connect(&url).await.unwrap();
@@ -863,7 +866,7 @@ async fn two_stores_on_one_database_share_their_records() {
         acquired(store.claim(&name, &claim).await);
         assert_eq!(
             other.complete(&name, claim.token, &done()).await.unwrap(),
-            Settlement::Applied
+            Transitioned::Applied
         );
         other.close().await;
     })
@@ -1011,7 +1014,7 @@ async fn no_batch_waits_for_a_transaction_that_holds_one_of_its_records() {
                 .map(|_| claim(name("caller", &hex(Token::random()))))
                 .collect();
             for done in done {
-                assert_eq!(done.await.unwrap(), Settlement::Applied);
+                assert_eq!(done.await.unwrap(), Transitioned::Applied);
             }
             assert!(matches!(again.await.unwrap(), Claimed::Occupied(_)));
             for claimed in claimed {
@@ -1020,7 +1023,7 @@ async fn no_batch_waits_for_a_transaction_that_holds_one_of_its_records() {
             assert!(!waits.is_finished());
         }
         open.rollback().await.unwrap();
-        assert_eq!(complete(locked).await.unwrap(), Settlement::Applied);
+        assert_eq!(complete(locked).await.unwrap(), Transitioned::Applied);
         store.close().await;
     })
     .await;
@@ -1282,7 +1285,7 @@ async fn a_record_locked_by_another_transaction_times_out_and_the_store_stays_us
         lock.rollback().await.unwrap();
         assert_eq!(
             store.renew(&name, claim.token, HOUR).await.unwrap(),
-            Settlement::Applied
+            Transitioned::Applied
         );
         store.close().await;
         let error = store.read(&name).await.unwrap_err();
@@ -1462,10 +1465,10 @@ async fn taken(
     store: &PostgresStore,
     name: &tower_idempotency::RecordName,
     seen: Grant,
-    succession: Succession,
+    reclaim_as: ReclaimAs,
 ) -> Option<Grant> {
     store
-        .reclaim(name, seen.fence, succession, &hour())
+        .reclaim(name, seen.fence, reclaim_as, &hour())
         .await
         .unwrap()
 }

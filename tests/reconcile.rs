@@ -205,9 +205,9 @@ async fn a_dead_owner_is_asked_about_once_its_lease_has_lapsed() -> Result<(), S
     let lost = record(&store).await;
     let second = Duration::from_secs(1);
     let zombie = Claim::new(lost.fingerprint, second, 100 * second);
-    let succession = tower_idempotency::store::Succession::Rerun;
+    let reclaim_as = tower_idempotency::store::ReclaimAs::Rerun;
     let grant = store
-        .reclaim(&name, lost.fence, succession, &zombie)
+        .reclaim(&name, lost.fence, reclaim_as, &zombie)
         .await?;
     assert!(grant.is_some());
     assert_eq!(send(&service).await.0, StatusCode::CONFLICT);
@@ -216,7 +216,7 @@ async fn a_dead_owner_is_asked_about_once_its_lease_has_lapsed() -> Result<(), S
     // The zombie comes back, and is fenced.
     let late = Completion::new(Bytes::from("late"), second, second);
     let settled = store.complete(&name, zombie.token, &late).await?;
-    assert_eq!(settled, tower_idempotency::store::Settlement::Superseded);
+    assert_eq!(settled, tower_idempotency::store::Transitioned::Superseded);
     assert_eq!(handler.runs(), 2);
     Ok(())
 }

@@ -19,8 +19,8 @@ use tower_idempotency::{
         sqlite::SqliteConnectOptions,
     },
     store::{
-        Claim, Claimed, Completion, Filter, Grant, RecordState, Release, Resolution, Settlement,
-        Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, ReclaimAs, RecordState, Release,
+        Resolution, Transitioned,
     },
 };
 
@@ -64,7 +64,7 @@ async fn a_random_walk_gets_the_answers_of_the_memory_store() {
 async fn each_transition_asks_for_its_own_guard() {
     let file = File::new();
     let store = file.open().await;
-    use Settlement::{Applied, Superseded};
+    use Transitioned::{Applied, Superseded};
     let name = name("caller", "key");
     let live = hour();
     let first = acquired(store.claim(&name, &live).await);
@@ -72,12 +72,12 @@ async fn each_transition_asks_for_its_own_guard() {
 
     // In progress, leased.
     assert!(
-        taken(&store, &name, first, Succession::TakeOver)
+        taken(&store, &name, first, ReclaimAs::Takeover)
             .await
             .is_none()
     );
     assert!(
-        taken(&store, &name, first, Succession::Expired)
+        taken(&store, &name, first, ReclaimAs::Expired)
             .await
             .is_none()
     );
@@ -87,10 +87,13 @@ async fn each_transition_asks_for_its_own_guard() {
         Superseded
     );
     assert_eq!(
-        store.release(&name, other, Release::Freed).await.unwrap(),
+        store
+            .release(&name, other, Release::AnyRequest)
+            .await
+            .unwrap(),
         Superseded
     );
-    let lapsed = Witness::Lapsed(first.fence);
+    let lapsed = MarkedBy::Lapsed(first.fence);
     assert_eq!(
         store.mark_unknown(&name, lapsed, HOUR).await.unwrap(),
         Superseded
@@ -108,7 +111,7 @@ async fn each_transition_asks_for_its_own_guard() {
     // Released for the same request: not to be replaced by another one.
     assert_eq!(
         store
-            .release(&name, live.token, Release::Bound)
+            .release(&name, live.token, Release::SameRequest)
             .await
             .unwrap(),
         Applied
@@ -118,17 +121,15 @@ async fn each_transition_asks_for_its_own_guard() {
         Superseded
     );
     assert!(
-        taken(&store, &name, first, Succession::Replace)
+        taken(&store, &name, first, ReclaimAs::Replace)
             .await
             .is_none()
     );
-    let second = taken(&store, &name, first, Succession::Retry)
-        .await
-        .unwrap();
+    let second = taken(&store, &name, first, ReclaimAs::Retry).await.unwrap();
     assert_eq!((second.operation, second.attempt), (first.operation, 2));
     assert!(second.fence > first.fence);
     assert!(
-        taken(&store, &name, first, Succession::Retry)
+        taken(&store, &name, first, ReclaimAs::Retry)
             .await
             .is_none()
     );
@@ -156,35 +157,35 @@ async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
             .complete(&completed, claim.token, &completion)
             .await
             .unwrap();
-        assert_eq!(settlement, Settlement::Applied);
+        assert_eq!(settlement, Transitioned::Applied);
     }
     let record = store.read(&completed).await.unwrap().unwrap();
     assert!(matches!(record.state, RecordState::Completed { response } if response == "first"));
 
     let claim = hour();
     acquired(store.claim(&released, &claim).await);
-    for release in [Release::Bound, Release::Freed] {
+    for release in [Release::SameRequest, Release::AnyRequest] {
         let settlement = store
             .release(&released, claim.token, release)
             .await
             .unwrap();
-        assert_eq!(settlement, Settlement::Applied);
+        assert_eq!(settlement, Transitioned::Applied);
     }
     let record = store.read(&released).await.unwrap().unwrap();
     assert!(matches!(
         record.state,
-        RecordState::Released(Release::Bound)
+        RecordState::Released(Release::SameRequest)
     ));
 
     let claim = hour();
     acquired(store.claim(&unknown, &claim).await);
     for retention in [HOUR, Duration::ZERO] {
-        let owner = Witness::Owner(claim.token);
+        let owner = MarkedBy::Owner(claim.token);
         let settlement = store
             .mark_unknown(&unknown, owner, retention)
             .await
             .unwrap();
-        assert_eq!(settlement, Settlement::Applied);
+        assert_eq!(settlement, Transitioned::Applied);
     }
     assert!(
         store
@@ -217,7 +218,7 @@ async fn fences_grow_over_sweeping_forgetting_and_reopening() {
             let _ = store.forget(&name, grant.fence).await.unwrap();
         } else {
             complete_and_expire(&store, &name, &claim).await;
-            let again = taken(&store, &name, grant, Succession::Expired)
+            let again = taken(&store, &name, grant, ReclaimAs::Expired)
                 .await
                 .unwrap();
             assert!(again.fence > last);
@@ -301,7 +302,7 @@ async fn a_sweep_never_deletes_a_record_that_was_claimed_again() {
         for name in names.iter().rev() {
             if let Some(seen) = store.read(name).await.unwrap()
                 && let Some(grant) = store
-                    .reclaim(name, seen.fence, Succession::Expired, &hour())
+                    .reclaim(name, seen.fence, ReclaimAs::Expired, &hour())
                     .await
                     .unwrap()
             {
@@ -401,7 +402,7 @@ async fn a_full_database_says_so_and_keeps_nothing_by_halves() {
         let (name, claim) = (name("caller", &completed.to_string()), hour());
         acquired(store.claim(&name, &claim).await);
         match store.complete(&name, claim.token, &large).await {
-            Ok(settlement) => assert_eq!(settlement, Settlement::Applied),
+            Ok(settlement) => assert_eq!(settlement, Transitioned::Applied),
             Err(error) => {
                 assert_eq!(error.kind(), StoreErrorKind::Full, "{error:?}");
                 break (name, claim);
@@ -416,12 +417,12 @@ async fn a_full_database_says_so_and_keeps_nothing_by_halves() {
     assert!(matches!(record.state, RecordState::InProgress { .. }));
     assert_eq!(
         store.renew(&name, claim.token, HOUR).await.unwrap(),
-        Settlement::Applied
+        Transitioned::Applied
     );
     let short = Completion::new(Bytes::new(), HOUR, Duration::ZERO);
     assert_eq!(
         store.complete(&name, claim.token, &short).await.unwrap(),
-        Settlement::Applied
+        Transitioned::Applied
     );
     let mut connection = file.connect().await;
     let sound: String = query_scalar("PRAGMA integrity_check")
@@ -499,7 +500,7 @@ async fn reads_and_claims_of_taken_keys_do_not_wait_for_a_writer() {
     lock.rollback().await.unwrap();
     assert_eq!(
         store.renew(&name, claim.token, HOUR).await.unwrap(),
-        Settlement::Applied
+        Transitioned::Applied
     );
     store.close().await;
     other.close().await.unwrap();
@@ -528,7 +529,7 @@ async fn a_call_may_be_dropped_at_any_time() {
                 .complete(&name, claim.token, &completion)
                 .await
                 .unwrap(),
-            Settlement::Applied
+            Transitioned::Applied
         );
     }
     store.close().await;
@@ -780,10 +781,10 @@ async fn taken(
     store: &SqliteStore,
     name: &RecordName,
     seen: Grant,
-    succession: Succession,
+    reclaim_as: ReclaimAs,
 ) -> Option<Grant> {
     store
-        .reclaim(name, seen.fence, succession, &hour())
+        .reclaim(name, seen.fence, reclaim_as, &hour())
         .await
         .unwrap()
 }

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 use tower_idempotency::{
     Fingerprint, Key, RecordName, Scope, Store,
-    store::{Claim, Claimed, Completion, Settlement},
+    store::{Claim, Claimed, Completion, Transitioned},
 };
 
 /// Keys that look as random ones do, and come up in no order.
@@ -46,7 +46,7 @@ pub(crate) async fn complete(store: &impl Store, name: &RecordName) {
     assert!(matches!(claimed, Claimed::Acquired(_)), "{claimed:?}");
     let completion = Completion::new(response(), RETENTION, Duration::ZERO);
     let settled = store.complete(name, claim.token, &completion).await;
-    assert_eq!(settled.unwrap(), Settlement::Applied);
+    assert_eq!(settled.unwrap(), Transitioned::Applied);
 }
 
 /// What a fresh request asks before it runs.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use tokio::task::JoinSet;
 use tower_idempotency::{
     Key, PostgresStore, RecordName, Scope, Store as _,
-    store::{Completion, Settlement},
+    store::{Completion, Transitioned},
 };
 
 use crate::{
@@ -57,7 +57,7 @@ async fn fill(store: &PostgresStore) -> Vec<RecordName> {
         store.claim(&name, &claim).await.unwrap();
         let completion = Completion::new(response.clone(), DAY, Duration::ZERO);
         let completed = store.complete(&name, claim.token, &completion).await;
-        assert_eq!(completed.unwrap(), Settlement::Applied);
+        assert_eq!(completed.unwrap(), Transitioned::Applied);
         names.push(name);
     }
     names

@@ -71,7 +71,7 @@ impl Pairs {
     }
 }
 
-/// Calls `operation` for `length`, `in_flight` at a time, after a tenth of that
+/// Calls `operation` for `length`, `max_in_flight` at a time, after a tenth of that
 /// for warming up.
 pub(crate) async fn run<F>(
     in_flight: usize,

@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tower::{Service, ServiceExt as _};
 use tower_idempotency::{
-    IdempotencyLayer, Key, MemoryStore, RecordName, Scope, Store as _, store::Settlement,
+    IdempotencyLayer, Key, MemoryStore, RecordName, Scope, Store as _, store::Transitioned,
 };
 
 pub(crate) type Body = Full<Bytes>;
@@ -60,6 +60,6 @@ pub(crate) async fn remove(store: &MemoryStore, keys: &[String]) {
         let name = RecordName::new(Scope::single_tenant(), Key::new(key.as_str()));
         let record = store.read(&name).await.unwrap().unwrap();
         let removed = store.forget(&name, record.fence).await.unwrap();
-        assert_eq!(removed, Settlement::Applied);
+        assert_eq!(removed, Transitioned::Applied);
     }
 }

@@ -198,7 +198,7 @@ async fn status(
 ) -> Result<Response, Mistake> {
     let code: StatusCode = parse("code", &code)?;
     if let Some(operation) = operation.filter(|_| wishes.flag("effects")) {
-        operation.effects_begin();
+        operation.effects_started();
     }
     let body = wishes.text("body").unwrap_or_default().to_owned();
     let mut response = Response::new(Body::from(body));
@@ -289,7 +289,7 @@ async fn panics() -> StatusCode {
 
 async fn panics_after_an_effect(operation: Option<Operation>) -> StatusCode {
     if let Some(operation) = operation {
-        operation.effects_begin();
+        operation.effects_started();
     }
     panic!("a handler that panics after an effect")
 }

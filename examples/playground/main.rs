@@ -35,7 +35,7 @@ use http::StatusCode;
 use tokio::{net::TcpListener, time::Instant};
 use tower::ServiceBuilder;
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
-use tower_idempotency::{IdempotencyLayer, SharedStore, Sweeper};
+use tower_idempotency::{DynStore, IdempotencyLayer, Sweeper};
 use tracing_subscriber::{EnvFilter, filter::LevelFilter};
 
 use self::{
@@ -93,8 +93,8 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
 /// they are set, the authentication and the layer.
 fn app(
     settings: &Settings,
-    layer: &IdempotencyLayer<SharedStore>,
-    store: SharedStore,
+    layer: &IdempotencyLayer<DynStore>,
+    store: DynStore,
     runs: Runs,
     orders: Orders,
 ) -> Router {

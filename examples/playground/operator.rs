@@ -10,8 +10,8 @@ use axum::{
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    Key, RecordName, RecordedResponse, Scope, SharedStore, Store as _,
-    store::{Filter, Record, RecordState, Resolution, Settlement},
+    DynStore, Key, RecordName, RecordedResponse, Scope, Store as _,
+    store::{Filter, Record, RecordState, Resolution, Transitioned},
 };
 
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
 ///   `?account=&key=` reads one;
 /// - `POST /resolve/{happened|not}?account=&key=` ends an unknown outcome;
 /// - `DELETE /records?account=&key=` forgets.
-pub(crate) fn router(store: SharedStore, runs: Runs, orders: Orders) -> Router {
+pub(crate) fn router(store: DynStore, runs: Runs, orders: Orders) -> Router {
     Router::new()
         .route("/records", get(records).delete(forget))
         .route("/resolve/{outcome}", post(resolve))
@@ -60,7 +60,7 @@ async fn count_orders(State(orders): State<Orders>) -> Answer<Json<Value>> {
     Ok(Json(json!({ "total": total, "accounts": accounts })))
 }
 
-async fn records(State(store): State<SharedStore>, Query(asked): Asked) -> Answer<Json<Value>> {
+async fn records(State(store): State<DynStore>, Query(asked): Asked) -> Answer<Json<Value>> {
     if asked.contains_key("key") {
         let name = name(&asked)?;
         let record = store.read(&name).await.map_err(failed)?;
@@ -88,7 +88,7 @@ async fn records(State(store): State<SharedStore>, Query(asked): Asked) -> Answe
 }
 
 async fn resolve(
-    State(store): State<SharedStore>,
+    State(store): State<DynStore>,
     Path(outcome): Path<String>,
     Query(asked): Asked,
 ) -> Answer<StatusCode> {
@@ -111,7 +111,7 @@ async fn resolve(
     settled.map(status_of).map_err(failed)
 }
 
-async fn forget(State(store): State<SharedStore>, Query(asked): Asked) -> Answer<StatusCode> {
+async fn forget(State(store): State<DynStore>, Query(asked): Asked) -> Answer<StatusCode> {
     let name = name(&asked)?;
     let Some(record) = store.read(&name).await.map_err(failed)? else {
         return Ok(StatusCode::NOT_FOUND);
@@ -152,10 +152,10 @@ fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn status_of(settlement: Settlement) -> StatusCode {
+fn status_of(settlement: Transitioned) -> StatusCode {
     match settlement {
-        Settlement::Applied => StatusCode::NO_CONTENT,
-        Settlement::Superseded => StatusCode::CONFLICT,
+        Transitioned::Applied => StatusCode::NO_CONTENT,
+        Transitioned::Superseded => StatusCode::CONFLICT,
     }
 }
 

@@ -31,8 +31,8 @@ use std::{env, fmt, path::PathBuf, time::Duration};
 
 use http::{HeaderName, StatusCode};
 use tower_idempotency::{
-    BuildError, Disposition, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders,
-    KeySyntax, Recovery, SharedStore, StoreFailure,
+    BuildError, Disposition, Dispositions, DynStore, Fingerprinting, IdempotencyLayer, KeptHeaders,
+    KeySyntax, Recovery, StoreFailure,
 };
 
 use crate::{caller, stores::StoreAddress};
@@ -60,7 +60,7 @@ pub(crate) struct Settings {
     store_failure: StoreFailure,
     store_timeout: Option<Duration>,
     body_limit: Option<usize>,
-    response_limit: Option<usize>,
+    max_response_body: Option<usize>,
 }
 
 impl Settings {
@@ -123,14 +123,11 @@ impl Settings {
             )?,
             store_timeout: read("STORE_TIMEOUT_MS", milliseconds)?,
             body_limit: read("BODY_LIMIT", number)?,
-            response_limit: read("RESPONSE_LIMIT", number)?,
+            max_response_body: read("RESPONSE_LIMIT", number)?,
         })
     }
 
-    pub(crate) fn layer(
-        &self,
-        store: SharedStore,
-    ) -> Result<IdempotencyLayer<SharedStore>, Malformed> {
+    pub(crate) fn layer(&self, store: DynStore) -> Result<IdempotencyLayer<DynStore>, Malformed> {
         let mut builder = if self.key_required {
             IdempotencyLayer::required(store, caller::scope)
         } else {
@@ -151,16 +148,16 @@ impl Settings {
             builder = builder.retention(retention);
         }
         if let Some(attempts) = self.attempts {
-            builder = builder.attempts(attempts);
+            builder = builder.max_attempts(attempts);
         }
         if let Some(bound) = self.store_timeout {
             builder = builder.store_timeout(bound);
         }
         if let Some(bytes) = self.body_limit {
-            builder = builder.request_limit(bytes);
+            builder = builder.max_request_body(bytes);
         }
-        if let Some(bytes) = self.response_limit {
-            builder = builder.response_limit(bytes);
+        if let Some(bytes) = self.max_response_body {
+            builder = builder.max_response_body(bytes);
         }
         builder.build().map_err(|error| refused(&error))
     }
@@ -196,8 +193,8 @@ fn refused(error: &BuildError) -> Malformed {
         "retention" => "RETENTION_MS",
         "wait" => "WAIT_MS",
         "store_timeout" => "STORE_TIMEOUT_MS",
-        "request_limit" => "BODY_LIMIT",
-        "response_limit" => "RESPONSE_LIMIT",
+        "max_request_body" => "BODY_LIMIT",
+        "max_response_body" => "RESPONSE_LIMIT",
         // The heartbeat and the bounds that a lease must fit follow from it.
         _ => "LEASE_MS",
     };

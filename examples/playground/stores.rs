@@ -3,7 +3,7 @@
 use std::{error::Error, path::PathBuf};
 
 use tower_idempotency::{
-    MemoryStore, PostgresStore, SharedStore, SqliteStore, sqlx::sqlite::SqliteConnectOptions,
+    DynStore, MemoryStore, PostgresStore, SqliteStore, sqlx::sqlite::SqliteConnectOptions,
 };
 
 use crate::orders::Orders;
@@ -42,13 +42,13 @@ pub(crate) async fn open(
     address: &StoreAddress,
     is_pooled: bool,
     pages: Option<u32>,
-) -> Result<(SharedStore, Orders), Box<dyn Error>> {
+) -> Result<(DynStore, Orders), Box<dyn Error>> {
     Ok(match address {
         StoreAddress::Memory { records } => {
             let store = records.map_or_else(MemoryStore::new, |records| {
                 MemoryStore::bounded(records, 1 << 30)
             });
-            (SharedStore::new(store), Orders::Nowhere)
+            (DynStore::new(store), Orders::Nowhere)
         }
         StoreAddress::Sqlite(path) => {
             let mut options = SqliteConnectOptions::new().filename(path);
@@ -57,7 +57,7 @@ pub(crate) async fn open(
             }
             let store = SqliteStore::open_with(options).await?;
             let orders = Orders::in_file(store.clone(), path).await?;
-            (SharedStore::new(store), orders)
+            (DynStore::new(store), orders)
         }
         StoreAddress::Postgres(url) => {
             let mut builder = PostgresStore::builder(url.parse()?);
@@ -69,7 +69,7 @@ pub(crate) async fn open(
                 store.migrate().await?;
             }
             let orders = Orders::on_server(store.clone(), url).await?;
-            (SharedStore::new(store), orders)
+            (DynStore::new(store), orders)
         }
     })
 }

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     Fence, OperationId, Store, Token,
-    store::{Claim, Claimed, Completion, RecordState, Release, Succession},
+    store::{Claim, Claimed, Completion, ReclaimAs, RecordState, Release},
 };
 
 /// # Claiming
@@ -143,11 +143,11 @@ impl<S: Subject> Trial<S> {
                 .await;
             superseded(settlement, &format!("{call:?} without a record"));
         }
-        for succession in SUCCESSIONS {
+        for reclaim_as in SUCCESSIONS {
             let claim = Claim::new(fingerprint(1), HOUR, HOUR);
             let reclaimed = self
                 .store
-                .reclaim(&name, Fence::new(1), succession, &claim)
+                .reclaim(&name, Fence::new(1), reclaim_as, &claim)
                 .await;
             assert_eq!(
                 good(reclaimed),
@@ -228,14 +228,16 @@ impl<S: Subject> Trial<S> {
     /// The same for a claim of a record that was there.
     pub async fn i1_reclaiming_again_with_the_same_token_grants_nothing_and_shows_the_token(&self) {
         let held = self.hold(&name("again"), HOUR, HOUR).await;
-        let released = self.store.release(&held.name, held.token, Release::Bound);
+        let released = self
+            .store
+            .release(&held.name, held.token, Release::SameRequest);
         applied(good(released.await), "release by the owner");
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let next = self.hold_again(&held, Succession::Retry, claim).await;
+        let next = self.hold_again(&held, ReclaimAs::Retry, claim).await;
         for seen in [held.grant.fence, next.grant.fence] {
             let again = self
                 .peer
-                .reclaim(&held.name, seen, Succession::Retry, &claim)
+                .reclaim(&held.name, seen, ReclaimAs::Retry, &claim)
                 .await;
             assert_eq!(good(again), None, "reclaim: each token is granted once");
         }
@@ -260,26 +262,35 @@ impl<S: Subject> Trial<S> {
             );
             last = fence;
         };
-        for succession in [Succession::Retry, Succession::Replace] {
-            let released = self.store.release(&name, held.token, Release::Freed).await;
+        for reclaim_as in [ReclaimAs::Retry, ReclaimAs::Replace] {
+            let released = self
+                .store
+                .release(&name, held.token, Release::AnyRequest)
+                .await;
             applied(good(released), "release by the owner");
-            held = self.hold_again(&held, succession, long()).await;
+            held = self.hold_again(&held, reclaim_as, long()).await;
             grows(held.grant.fence, "a release");
         }
-        let released = self.store.release(&name, held.token, Release::Freed).await;
+        let released = self
+            .store
+            .release(&name, held.token, Release::AnyRequest)
+            .await;
         applied(good(released), "release by the owner");
-        held = self.hold_again(&held, Succession::Retry, short()).await;
+        held = self.hold_again(&held, ReclaimAs::Retry, short()).await;
         grows(held.grant.fence, "a release");
         self.lapse().await;
-        held = self.hold_again(&held, Succession::TakeOver, short()).await;
+        held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
         grows(held.grant.fence, "a lapse");
         let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
         let completed = self.store.complete(&name, held.token, &completion).await;
         applied(good(completed), "complete by the owner");
         self.lapse().await;
-        held = self.hold_again(&held, Succession::Expired, short()).await;
+        held = self.hold_again(&held, ReclaimAs::Expired, short()).await;
         grows(held.grant.fence, "an expiry");
-        let released = self.store.release(&name, held.token, Release::Bound).await;
+        let released = self
+            .store
+            .release(&name, held.token, Release::SameRequest)
+            .await;
         applied(good(released), "release by the owner");
         self.lapse().await;
         let purged = good(self.peer.purge_expired(10, HOUR).await);
@@ -337,7 +348,7 @@ impl<S: Subject> Trial<S> {
             "claim: after a crash it is in progress with a lapsed lease, and was {record:?}"
         );
         let claim = Claim::new(fingerprint(1), S::SHORT, HOUR);
-        let held = self.hold_again(&held, Succession::TakeOver, claim).await;
+        let held = self.hold_again(&held, ReclaimAs::Takeover, claim).await;
         self.lapse().await;
         let record = self.record(&held.name).await;
         assert!(
@@ -396,11 +407,11 @@ impl<S: Subject> Trial<S> {
     }
 }
 
-pub(super) const SUCCESSIONS: [Succession; 6] = [
-    Succession::TakeOver,
-    Succession::Rerun,
-    Succession::Reconcile,
-    Succession::Retry,
-    Succession::Replace,
-    Succession::Expired,
+pub(super) const SUCCESSIONS: [ReclaimAs; 6] = [
+    ReclaimAs::Takeover,
+    ReclaimAs::Rerun,
+    ReclaimAs::Reconcile,
+    ReclaimAs::Retry,
+    ReclaimAs::Replace,
+    ReclaimAs::Expired,
 ];

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     RecordName, Store,
-    store::{Claim, Claimed, Filter, Release, Settlement, Succession},
+    store::{Claim, Claimed, Filter, ReclaimAs, Release, Transitioned},
 };
 
 /// # Dropped calls
@@ -44,11 +44,13 @@ impl<S: Subject> Trial<S> {
     pub async fn i15_a_dropped_reclaim_happens_or_does_not(&self) {
         for polls in POLLS {
             let held = self.hold(&name(polls), HOUR, HOUR).await;
-            let released = self.store.release(&held.name, held.token, Release::Bound);
+            let released = self
+                .store
+                .release(&held.name, held.token, Release::SameRequest);
             applied(good(released.await), "release by the owner");
             let claim = Claim::new(fingerprint(2), HOUR, HOUR);
             let (name, seen) = (&held.name, held.grant.fence);
-            let reclaim = || self.store.reclaim(name, seen, Succession::Retry, &claim);
+            let reclaim = || self.store.reclaim(name, seen, ReclaimAs::Retry, &claim);
             dropped(polls, reclaim()).await;
             // None if the dropped one was granted: the record says by its token.
             let _ = in_time(reclaim()).await;
@@ -129,7 +131,7 @@ impl<S: Subject> Trial<S> {
             // These have no token by which to recognise that they happened.
             let once = matches!(call, Call::ResolveHappened | Call::Forget);
             assert!(
-                once || settlement == Settlement::Applied,
+                once || settlement == Transitioned::Applied,
                 "{what}: asked again with the same token it is applied"
             );
             let record = self.peek(&name).await;

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{
     RecordName, Store,
-    store::{Filter, Record, Settlement, Witness},
+    store::{Filter, MarkedBy, Record, Transitioned},
 };
 
 /// # Listing
@@ -57,9 +57,9 @@ impl<S: Subject> Trial<S> {
         let in_progress = Filter::InProgressFor(S::SHORT);
         let names = self.has_one_order(in_progress, held.len()).await;
         for held in held.iter().skip(2) {
-            let owner = Witness::Owner(held.token);
+            let owner = MarkedBy::Owner(held.token);
             let marked = good(self.store.mark_unknown(&held.name, owner, HOUR).await);
-            assert_eq!(marked, Settlement::Applied, "mark_unknown by the owner");
+            assert_eq!(marked, Transitioned::Applied, "mark_unknown by the owner");
         }
         let unknown = self.has_one_order(Filter::Unknown, held.len() - 2).await;
         let still = self.has_one_order(in_progress, 2).await;
@@ -106,7 +106,7 @@ impl<S: Subject> Trial<S> {
                 let forgotten = good(self.peer.forget(&name, record.fence).await);
                 assert_eq!(
                     forgotten,
-                    Settlement::Applied,
+                    Transitioned::Applied,
                     "forget with the fence listed"
                 );
                 gone += 1;

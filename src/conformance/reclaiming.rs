@@ -10,55 +10,55 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, Record, RecordState, Release, Resolution, Settlement, Succession, Witness},
+    store::{Claim, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution, Transitioned},
 };
 
 /// # Claiming again
 impl<S: Subject> Trial<S> {
     /// In progress and lapsed, and in no other state.
     pub async fn i3_take_over_is_granted_for_a_lapsed_lease_only(&self) {
-        self.succession_is_guarded(Succession::TakeOver).await;
+        self.succession_is_guarded(ReclaimAs::Takeover).await;
     }
 
     /// Unknown and not expired, and in no other state.
     pub async fn rerun_is_granted_for_a_live_unknown_record_only(&self) {
-        self.succession_is_guarded(Succession::Rerun).await;
+        self.succession_is_guarded(ReclaimAs::Rerun).await;
     }
 
     /// Unknown and not expired, and in no other state.
     pub async fn reconcile_is_granted_for_a_live_unknown_record_only(&self) {
-        self.succession_is_guarded(Succession::Reconcile).await;
+        self.succession_is_guarded(ReclaimAs::Reconcile).await;
     }
 
     /// Released and not expired, and in no other state.
     pub async fn retry_is_granted_for_a_live_released_record_only(&self) {
-        self.succession_is_guarded(Succession::Retry).await;
+        self.succession_is_guarded(ReclaimAs::Retry).await;
     }
 
     /// Released for any request and not expired, and in no other state.
     pub async fn replace_is_granted_for_a_live_freed_record_only(&self) {
-        self.succession_is_guarded(Succession::Replace).await;
+        self.succession_is_guarded(ReclaimAs::Replace).await;
     }
 
     /// Expired and without a live lease, and in no other state.
     pub async fn expired_is_granted_for_an_expired_record_without_a_live_lease_only(&self) {
-        self.succession_is_guarded(Succession::Expired).await;
+        self.succession_is_guarded(ReclaimAs::Expired).await;
     }
 
-    async fn succession_is_guarded(&self, succession: Succession) {
+    async fn succession_is_guarded(&self, reclaim_as: ReclaimAs) {
         for case in self.cases(Situation::all()).await {
             let Case {
                 situation,
                 held,
                 former,
             } = case;
-            let what = format!("reclaim by {succession:?} of {situation:?}");
+            let what = format!("reclaim by {reclaim_as:?} of {situation:?}");
             let claim = Claim::new(fingerprint(3), HOUR, HOUR);
             let before = self.peek(&held.name).await;
             for seen in [former.grant.fence, beyond(held.grant.fence)] {
                 let reclaimed = self
                     .store
-                    .reclaim(&held.name, seen, succession, &claim)
+                    .reclaim(&held.name, seen, reclaim_as, &claim)
                     .await;
                 assert_eq!(good(reclaimed), None, "{what}: not with another fence");
                 let after = self.peek(&held.name).await;
@@ -67,12 +67,12 @@ impl<S: Subject> Trial<S> {
 
             let reclaimed = self
                 .peer
-                .reclaim(&held.name, held.grant.fence, succession, &claim)
+                .reclaim(&held.name, held.grant.fence, reclaim_as, &claim)
                 .await;
             let grant = good(reclaimed);
             assert_eq!(
                 grant.is_some(),
-                situation.allows(succession),
+                situation.allows(reclaim_as),
                 "{what}: is granted in the state that it names, and in no other"
             );
             let after = self.peek(&held.name).await;
@@ -85,13 +85,13 @@ impl<S: Subject> Trial<S> {
                 grant.fence > held.grant.fence && after.fence == grant.fence,
                 "{what}: has a larger fence than before"
             );
-            let (operation, attempt, takeovers) = match succession {
-                Succession::TakeOver | Succession::Rerun => {
+            let (operation, attempt, takeovers) = match reclaim_as {
+                ReclaimAs::Takeover | ReclaimAs::Rerun => {
                     (held.grant.operation, held.grant.attempt + 1, 1)
                 }
-                Succession::Reconcile => (held.grant.operation, held.grant.attempt, 0),
-                Succession::Retry => (held.grant.operation, held.grant.attempt + 1, 0),
-                Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
+                ReclaimAs::Reconcile => (held.grant.operation, held.grant.attempt, 0),
+                ReclaimAs::Retry => (held.grant.operation, held.grant.attempt + 1, 0),
+                ReclaimAs::Replace | ReclaimAs::Expired => (claim.operation, 1, 0),
             };
             assert_eq!(
                 (grant.operation, grant.attempt),
@@ -114,41 +114,41 @@ impl<S: Subject> Trial<S> {
 
     /// Of 32 simultaneous take-overs, one is granted.
     pub async fn one_of_all_simultaneous_take_overs_is_granted(&self) {
-        self.one_succeeds(Succession::TakeOver, Status::Lapsed, false)
+        self.one_succeeds(ReclaimAs::Takeover, Status::Lapsed, false)
             .await;
     }
 
     /// Of 32 simultaneous reruns, one is granted.
     pub async fn one_of_all_simultaneous_reruns_is_granted(&self) {
-        self.one_succeeds(Succession::Rerun, Status::Unknown, false)
+        self.one_succeeds(ReclaimAs::Rerun, Status::Unknown, false)
             .await;
     }
 
     /// Of 32 simultaneous reconciliations, one is granted.
     pub async fn one_of_all_simultaneous_reconciliations_is_granted(&self) {
-        self.one_succeeds(Succession::Reconcile, Status::Unknown, false)
+        self.one_succeeds(ReclaimAs::Reconcile, Status::Unknown, false)
             .await;
     }
 
     /// Of 32 simultaneous retries, one is granted.
     pub async fn one_of_all_simultaneous_retries_is_granted(&self) {
-        self.one_succeeds(Succession::Retry, Status::Bound, false)
+        self.one_succeeds(ReclaimAs::Retry, Status::Bound, false)
             .await;
     }
 
     /// Of 32 simultaneous replacements, one is granted.
     pub async fn one_of_all_simultaneous_replacements_is_granted(&self) {
-        self.one_succeeds(Succession::Replace, Status::Freed, false)
+        self.one_succeeds(ReclaimAs::Replace, Status::Freed, false)
             .await;
     }
 
     /// Of 32 simultaneous claims of an expired record, one is granted.
     pub async fn one_of_all_simultaneous_claims_of_an_expired_record_is_granted(&self) {
-        self.one_succeeds(Succession::Expired, Status::Completed, true)
+        self.one_succeeds(ReclaimAs::Expired, Status::Completed, true)
             .await;
     }
 
-    async fn one_succeeds(&self, succession: Succession, status: Status, expired: bool) {
+    async fn one_succeeds(&self, reclaim_as: ReclaimAs, status: Status, expired: bool) {
         let situation = Situation { status, expired };
         for case in self.cases([situation; 4].into_iter()).await {
             let held = case.held;
@@ -157,7 +157,7 @@ impl<S: Subject> Trial<S> {
                 async move {
                     let claim = Claim::new(fingerprint(3), HOUR, HOUR);
                     let reclaimed = store
-                        .reclaim(&held.name, held.grant.fence, succession, &claim)
+                        .reclaim(&held.name, held.grant.fence, reclaim_as, &claim)
                         .await;
                     good(reclaimed).map(|grant| (claim.token, grant))
                 }
@@ -165,7 +165,7 @@ impl<S: Subject> Trial<S> {
             let granted: Vec<_> = self.at_once(calls).await.into_iter().flatten().collect();
             let [(token, grant)] = granted[..] else {
                 panic!(
-                    "reclaim: one of all simultaneous calls by {succession:?} is granted, and {} were",
+                    "reclaim: one of all simultaneous calls by {reclaim_as:?} is granted, and {} were",
                     granted.len()
                 );
             };
@@ -194,18 +194,21 @@ impl<S: Subject> Trial<S> {
         };
         for count in 1..=2 {
             self.lapse().await;
-            held = self.hold_again(&held, Succession::TakeOver, short()).await;
+            held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
             expect(&self.record(&name).await, count + 1, count);
         }
-        let released = self.store.release(&name, held.token, Release::Bound).await;
+        let released = self
+            .store
+            .release(&name, held.token, Release::SameRequest)
+            .await;
         applied(good(released), "release by the owner");
         expect(&self.record(&name).await, 3, 2);
-        held = self.hold_again(&held, Succession::Retry, short()).await;
+        held = self.hold_again(&held, ReclaimAs::Retry, short()).await;
         expect(&self.record(&name).await, 4, 1);
         self.lapse().await;
-        held = self.hold_again(&held, Succession::TakeOver, short()).await;
+        held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
         expect(&self.record(&name).await, 5, 2);
-        let owner = Witness::Owner(held.token);
+        let owner = MarkedBy::Owner(held.token);
         let marked = self.store.mark_unknown(&name, owner, HOUR).await;
         applied(good(marked), "mark_unknown by the owner");
         let fence = held.grant.fence;
@@ -222,9 +225,12 @@ impl<S: Subject> Trial<S> {
         let held = self.hold(&name, S::SHORT, HOUR).await;
         self.lapse().await;
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let held = self.hold_again(&held, Succession::TakeOver, claim).await;
+        let held = self.hold_again(&held, ReclaimAs::Takeover, claim).await;
         let freed = async |held: &Held| {
-            let released = self.store.release(&name, held.token, Release::Freed).await;
+            let released = self
+                .store
+                .release(&name, held.token, Release::AnyRequest)
+                .await;
             applied(good(released), "release by the owner");
             assert_eq!(
                 status_of(&self.record(&name).await),
@@ -234,13 +240,13 @@ impl<S: Subject> Trial<S> {
         };
         freed(&held).await;
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let held = self.hold_again(&held, Succession::Retry, claim).await;
+        let held = self.hold_again(&held, ReclaimAs::Retry, claim).await;
         freed(&held).await;
         let other = Claim::new(fingerprint(2), HOUR, HOUR);
         let fence = held.grant.fence;
         let replaced = self
             .store
-            .reclaim(&name, fence, Succession::Replace, &other)
+            .reclaim(&name, fence, ReclaimAs::Replace, &other)
             .await;
         assert!(
             good(replaced).is_none(),
@@ -251,16 +257,16 @@ impl<S: Subject> Trial<S> {
     /// Lease, retention and age begin again; nothing of the claim before stays.
     pub async fn a_record_claimed_again_lives_by_its_new_claim(&self) {
         for case in self.cases(Situation::all()).await {
-            let Some(succession) = SUCCESSIONS
+            let Some(reclaim_as) = SUCCESSIONS
                 .into_iter()
-                .find(|succession| case.situation.allows(*succession))
+                .find(|reclaim_as| case.situation.allows(*reclaim_as))
             else {
                 continue;
             };
-            let what = format!("reclaim by {succession:?} of {:?}", case.situation);
+            let what = format!("reclaim by {reclaim_as:?} of {:?}", case.situation);
             let began = Instant::now();
             let claim = Claim::new(fingerprint(4), HOUR * 5, HOUR * 7);
-            self.hold_again(&case.held, succession, claim).await;
+            self.hold_again(&case.held, reclaim_as, claim).await;
             let record = self.record(&case.held.name).await;
             assert!(
                 record.age <= began.elapsed() + Self::grain(),
@@ -285,24 +291,24 @@ impl<S: Subject> Trial<S> {
     /// for anything.
     pub async fn a_superseded_owner_changes_nothing(&self) {
         for case in self.cases(Situation::all()).await {
-            let Some(succession) = SUCCESSIONS
+            let Some(reclaim_as) = SUCCESSIONS
                 .into_iter()
-                .find(|succession| case.situation.allows(*succession))
+                .find(|reclaim_as| case.situation.allows(*reclaim_as))
             else {
                 continue;
             };
             let claim = Claim::new(fingerprint(4), S::SHORT, HOUR);
-            self.hold_again(&case.held, succession, claim).await;
-            self.nobody_else_changes(&case.held, &format!("{succession:?}"))
+            self.hold_again(&case.held, reclaim_as, claim).await;
+            self.nobody_else_changes(&case.held, &format!("{reclaim_as:?}"))
                 .await;
         }
     }
 
     /// Every call by the owner `former` of `held`'s name is refused.
-    async fn nobody_else_changes(&self, former: &Held, succession: &str) {
+    async fn nobody_else_changes(&self, former: &Held, reclaim_as: &str) {
         let before = self.record(&former.name).await;
         for call in Call::ALL {
-            let what = format!("{call:?} by an owner superseded by {succession}");
+            let what = format!("{call:?} by an owner superseded by {reclaim_as}");
             let settlement = call
                 .make(&self.peer, &former.name, former.token, former.grant.fence)
                 .await;
@@ -343,11 +349,11 @@ impl<S: Subject> Trial<S> {
                 async move {
                     if turn == owner {
                         let settlement = call.make(&store, &held.name, held.token, fence).await;
-                        return (settlement == Settlement::Applied).then_some(held.token);
+                        return (settlement == Transitioned::Applied).then_some(held.token);
                     }
                     let claim = Claim::new(fingerprint(3), HOUR, HOUR);
                     let reclaimed = store
-                        .reclaim(&held.name, fence, Succession::TakeOver, &claim)
+                        .reclaim(&held.name, fence, ReclaimAs::Takeover, &claim)
                         .await;
                     good(reclaimed).map(|_| claim.token)
                 }

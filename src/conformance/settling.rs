@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     RecordName, Store, Token,
-    store::{Claim, Claimed, Completion, Record, Release, Resolution, Settlement, Witness},
+    store::{Claim, Claimed, Completion, MarkedBy, Record, Release, Resolution, Transitioned},
 };
 
 /// # Renewing, completing, releasing
@@ -109,19 +109,19 @@ impl<S: Subject> Trial<S> {
                 let what = format!("{call:?} of a completed record");
                 let repeated = call == Call::Complete && token == own;
                 assert_eq!(
-                    settlement == Settlement::Applied,
+                    settlement == Transitioned::Applied,
                     repeated,
                     "{what}: only a repeated completion is applied"
                 );
                 self.stays(&before, &what).await;
             }
-            for succession in SUCCESSIONS {
+            for reclaim_as in SUCCESSIONS {
                 let claim = Claim::new(fingerprint(1), HOUR, HOUR);
                 let reclaimed = self
                     .peer
-                    .reclaim(&held.name, fence, succession, &claim)
+                    .reclaim(&held.name, fence, reclaim_as, &claim)
                     .await;
-                let what = format!("reclaim by {succession:?} of a completed record");
+                let what = format!("reclaim by {reclaim_as:?} of a completed record");
                 assert_eq!(good(reclaimed), None, "{what}: is not granted");
                 self.stays(&before, &what).await;
             }
@@ -168,7 +168,7 @@ impl<S: Subject> Trial<S> {
             let held = self
                 .hold(&name(format!("resolved {index}")), HOUR, HOUR)
                 .await;
-            let owner = Witness::Owner(held.token);
+            let owner = MarkedBy::Owner(held.token);
             let marked = self.store.mark_unknown(&held.name, owner, HOUR).await;
             applied(good(marked), "mark_unknown by the owner");
             let happened = Resolution::Happened {
@@ -313,7 +313,9 @@ impl<S: Subject> Trial<S> {
             let last = self.record(&name).await;
             let resolved = answers
                 .iter()
-                .filter(|(turn, settlement, _)| turn % 2 == 1 && *settlement == Settlement::Applied)
+                .filter(|(turn, settlement, _)| {
+                    turn % 2 == 1 && *settlement == Transitioned::Applied
+                })
                 .count();
             assert!(
                 resolved <= 1,
@@ -321,7 +323,7 @@ impl<S: Subject> Trial<S> {
             );
             for (turn, settlement, seen) in answers {
                 assert_eq!(
-                    settlement == Settlement::Applied,
+                    settlement == Transitioned::Applied,
                     response_of(&last).is_some_and(|kept| {
                         let by = kept.first().copied();
                         by == Some(turn) || (turn % 2 == 0 && resolved == 0)
@@ -338,7 +340,7 @@ impl<S: Subject> Trial<S> {
 
     /// A record stays when it is released, with all that a retry needs.
     pub async fn a_released_record_keeps_its_claim_and_its_retention(&self) {
-        for release in [Release::Bound, Release::Freed] {
+        for release in [Release::SameRequest, Release::AnyRequest] {
             let held = self
                 .hold(&name(format!("{release:?}")), HOUR, HOUR * 2)
                 .await;

@@ -9,8 +9,8 @@ use super::{HOUR, Held, Subject, Trial, beyond, fingerprint, good, name, respons
 use crate::{
     Fence, RecordName, Store, Token,
     store::{
-        Claim, Completion, Record, RecordState, Release, Resolution, Settlement, Succession,
-        Witness,
+        Claim, Completion, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution,
+        Transitioned,
     },
 };
 
@@ -52,15 +52,15 @@ impl Situation {
         }])
     }
 
-    /// Which successions are granted here.
-    pub(super) fn allows(self, succession: Succession) -> bool {
-        match (succession, self.status) {
-            (Succession::TakeOver, Status::Lapsed) => true,
-            (Succession::Rerun | Succession::Reconcile, Status::Unknown)
-            | (Succession::Retry, Status::Bound | Status::Freed)
-            | (Succession::Replace, Status::Freed) => !self.expired,
+    /// Which reclaims are granted here.
+    pub(super) fn allows(self, reclaim_as: ReclaimAs) -> bool {
+        match (reclaim_as, self.status) {
+            (ReclaimAs::Takeover, Status::Lapsed) => true,
+            (ReclaimAs::Rerun | ReclaimAs::Reconcile, Status::Unknown)
+            | (ReclaimAs::Retry, Status::Bound | Status::Freed)
+            | (ReclaimAs::Replace, Status::Freed) => !self.expired,
             (
-                Succession::Expired,
+                ReclaimAs::Expired,
                 Status::Lapsed
                 | Status::Completed
                 | Status::Unknown
@@ -126,22 +126,22 @@ impl Call {
         name: &RecordName,
         token: Token,
         fence: Fence,
-    ) -> Settlement {
+    ) -> Transitioned {
         good(match self {
             Self::Renew => store.renew(name, token, HOUR * 3).await,
             Self::Complete => {
                 let completion = Completion::new(late_response(), HOUR * 3, Duration::ZERO);
                 store.complete(name, token, &completion).await
             }
-            Self::ReleaseBound => store.release(name, token, Release::Bound).await,
-            Self::ReleaseFreed => store.release(name, token, Release::Freed).await,
+            Self::ReleaseBound => store.release(name, token, Release::SameRequest).await,
+            Self::ReleaseFreed => store.release(name, token, Release::AnyRequest).await,
             Self::MarkAsOwner => {
-                let owner = Witness::Owner(token);
+                let owner = MarkedBy::Owner(token);
                 store.mark_unknown(name, owner, HOUR * 3).await
             }
             Self::MarkAsWitness => {
-                let witness = Witness::Lapsed(fence);
-                store.mark_unknown(name, witness, HOUR * 3).await
+                let marked_by = MarkedBy::Lapsed(fence);
+                store.mark_unknown(name, marked_by, HOUR * 3).await
             }
             Self::ResolveHappened => {
                 let happened = Resolution::Happened {
@@ -216,7 +216,9 @@ impl<S: Subject> Trial<S> {
     pub(super) async fn case(&self, name: RecordName, situation: Situation) -> Case {
         let Situation { status, expired } = situation;
         let former = self.hold(&name, HOUR, HOUR).await;
-        let released = self.store.release(&name, former.token, Release::Bound);
+        let released = self
+            .store
+            .release(&name, former.token, Release::SameRequest);
         applied(good(released.await), "release: by the owner is applied");
         let lease = if status == Status::Lapsed {
             S::SHORT
@@ -225,20 +227,28 @@ impl<S: Subject> Trial<S> {
         };
         let retention = if expired { S::SHORT } else { HOUR * 2 };
         let claim = Claim::new(fingerprint(2), lease, retention);
-        let held = self.hold_again(&former, Succession::Retry, claim).await;
+        let held = self.hold_again(&former, ReclaimAs::Retry, claim).await;
         let settlement = match status {
-            Status::Live | Status::Lapsed => Ok(Settlement::Applied),
+            Status::Live | Status::Lapsed => Ok(Transitioned::Applied),
             Status::Absent => self.store.forget(&name, held.grant.fence).await,
             Status::Completed => {
                 let completion = Completion::new(response(), retention, Duration::ZERO);
                 self.store.complete(&name, held.token, &completion).await
             }
             Status::Unknown => {
-                let owner = Witness::Owner(held.token);
+                let owner = MarkedBy::Owner(held.token);
                 self.store.mark_unknown(&name, owner, retention).await
             }
-            Status::Bound => self.store.release(&name, held.token, Release::Bound).await,
-            Status::Freed => self.store.release(&name, held.token, Release::Freed).await,
+            Status::Bound => {
+                self.store
+                    .release(&name, held.token, Release::SameRequest)
+                    .await
+            }
+            Status::Freed => {
+                self.store
+                    .release(&name, held.token, Release::AnyRequest)
+                    .await
+            }
         };
         applied(
             good(settlement),
@@ -338,15 +348,15 @@ impl<S: Subject> Trial<S> {
 }
 
 #[track_caller]
-pub(super) fn applied(settlement: Settlement, what: &str) {
-    assert_eq!(settlement, Settlement::Applied, "{what}: is applied");
+pub(super) fn applied(settlement: Transitioned, what: &str) {
+    assert_eq!(settlement, Transitioned::Applied, "{what}: is applied");
 }
 
 #[track_caller]
-pub(super) fn superseded(settlement: Settlement, what: &str) {
+pub(super) fn superseded(settlement: Transitioned, what: &str) {
     assert_eq!(
         settlement,
-        Settlement::Superseded,
+        Transitioned::Superseded,
         "{what}: its guard does not hold"
     );
 }
@@ -371,8 +381,8 @@ pub(super) fn status_of(record: &Record) -> Status {
         RecordState::InProgress { lease_left: None } => Status::Lapsed,
         RecordState::Completed { .. } => Status::Completed,
         RecordState::Unknown => Status::Unknown,
-        RecordState::Released(Release::Bound) => Status::Bound,
-        RecordState::Released(Release::Freed) => Status::Freed,
+        RecordState::Released(Release::SameRequest) => Status::Bound,
+        RecordState::Released(Release::AnyRequest) => Status::Freed,
     }
 }
 

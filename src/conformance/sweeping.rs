@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, Completion, Purged, Succession},
+    store::{Claim, Completion, Purged, ReclaimAs},
 };
 
 /// # Sweeping
@@ -225,7 +225,7 @@ impl<S: Subject> Trial<S> {
                 };
                 let claim = Claim::new(fingerprint(3), HOUR, HOUR);
                 let reclaimed = store
-                    .reclaim(&held.name, held.grant.fence, Succession::Expired, &claim)
+                    .reclaim(&held.name, held.grant.fence, ReclaimAs::Expired, &claim)
                     .await;
                 good(reclaimed).map(|grant| (held.name, claim.token, grant))
             })

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, Completion, Filter, Release, Settlement, Succession},
+    store::{Claim, Completion, Filter, ReclaimAs, Release, Transitioned},
 };
 
 /// # Time
@@ -45,7 +45,7 @@ impl<S: Subject> Trial<S> {
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
         let taken = self
             .peer
-            .reclaim(&name, held.grant.fence, Succession::TakeOver, &claim)
+            .reclaim(&name, held.grant.fence, ReclaimAs::Takeover, &claim)
             .await;
         assert_eq!(
             good(taken),
@@ -158,7 +158,7 @@ impl<S: Subject> Trial<S> {
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
         let take_over = || {
             self.store
-                .reclaim(&name, held.grant.fence, Succession::TakeOver, &claim)
+                .reclaim(&name, held.grant.fence, ReclaimAs::Takeover, &claim)
         };
         self.subject.pass(S::SHORT).await;
         let record = self.record(&name).await;
@@ -176,7 +176,7 @@ impl<S: Subject> Trial<S> {
             Call::MarkAsWitness
                 .make(&self.store, &name, held.token, held.grant.fence)
                 .await,
-            "mark_unknown by a witness at the very end of a lease",
+            "mark_unknown by a marked_by at the very end of a lease",
         );
         self.subject.pass(tick).await;
         assert_eq!(
@@ -204,7 +204,7 @@ impl<S: Subject> Trial<S> {
         let released = self.hold(&name("released"), HOUR, S::SHORT).await;
         let settlement = self
             .store
-            .release(&released.name, released.token, Release::Freed)
+            .release(&released.name, released.token, Release::AnyRequest)
             .await;
         applied(good(settlement), "release by the owner");
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
@@ -212,7 +212,7 @@ impl<S: Subject> Trial<S> {
             let (name, fence) = (held.name.clone(), held.grant.fence);
             async move {
                 self.store
-                    .reclaim(&name, fence, Succession::Expired, &claim)
+                    .reclaim(&name, fence, ReclaimAs::Expired, &claim)
                     .await
             }
         };
@@ -237,10 +237,10 @@ impl<S: Subject> Trial<S> {
             );
         }
         self.subject.pass(tick).await;
-        for succession in [Succession::Retry, Succession::Replace] {
+        for reclaim_as in [ReclaimAs::Retry, ReclaimAs::Replace] {
             let reclaimed = self
                 .store
-                .reclaim(&released.name, released.grant.fence, succession, &claim)
+                .reclaim(&released.name, released.grant.fence, reclaim_as, &claim)
                 .await;
             assert_eq!(
                 good(reclaimed),
@@ -275,12 +275,16 @@ impl<S: Subject> Trial<S> {
         let held = self.hold(&name("retried"), HOUR, S::SHORT).await;
         let released = self
             .store
-            .release(&held.name, held.token, Release::Bound)
+            .release(&held.name, held.token, Release::SameRequest)
             .await;
-        assert_eq!(good(released), Settlement::Applied, "release by the owner");
+        assert_eq!(
+            good(released),
+            Transitioned::Applied,
+            "release by the owner"
+        );
         self.subject.pass(S::SHORT).await;
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        self.hold_again(&held, Succession::Retry, claim).await;
+        self.hold_again(&held, ReclaimAs::Retry, claim).await;
     }
 
     /// *Older than this*, not as old. Tested with an exact clock only.

@@ -4,7 +4,7 @@ use super::{
 };
 use crate::{
     Store, Token,
-    store::{Claim, Claimed, Settlement},
+    store::{Claim, Claimed, Transitioned},
 };
 
 /// # Many at once
@@ -30,12 +30,12 @@ impl<S: Subject> Trial<S> {
             let what = format!("{call:?} on {situation:?}, among many");
             let effect = call.effect(*situation);
             let done = match effect {
-                Effect::Refused => Settlement::Superseded,
-                Effect::Repeated | Effect::Becomes(_) => Settlement::Applied,
+                Effect::Refused => Transitioned::Superseded,
+                Effect::Repeated | Effect::Becomes(_) => Transitioned::Applied,
             };
             assert_eq!(
                 answers,
-                [done, Settlement::Superseded],
+                [done, Transitioned::Superseded],
                 "{what}: each gets its own answer"
             );
             let expected = match effect {

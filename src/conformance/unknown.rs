@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, Completion, Resolution, Succession},
+    store::{Claim, Completion, ReclaimAs, Resolution},
 };
 
 /// # Unknown outcomes
@@ -61,7 +61,7 @@ impl<S: Subject> Trial<S> {
             let claim = Claim::new(fingerprint(1), HOUR, HOUR);
             let retried = self
                 .peer
-                .reclaim(&held.name, held.grant.fence, Succession::Retry, &claim)
+                .reclaim(&held.name, held.grant.fence, ReclaimAs::Retry, &claim)
                 .await;
             assert_eq!(
                 good(retried).is_none(),

@@ -21,7 +21,7 @@ use crate::{
     policy::Conclusion,
     reply::{Answer, say_unrecorded},
     settle::{Ending, Owned},
-    store::{Release, Settlement},
+    store::{Release, Transitioned},
     transaction::{AsCommitted, Transacted},
 };
 
@@ -65,7 +65,7 @@ where
         let config = &self.host.config;
         let (mut parts, body) = config.cleaned(response).into_parts();
         parts.extensions.remove::<Word>();
-        let (limit, within) = (config.response_limit, config.response_time);
+        let (limit, within) = (config.max_response_body, config.response_body_timeout);
         let Gathered::Whole {
             data,
             trailers: None,
@@ -94,12 +94,12 @@ where
         operation: &Operation,
         word: Word,
     ) {
-        if operation.effects_began() || word.verdict() == Some(Verdict::Unknown) {
+        if operation.have_effects_started() || word.verdict() == Some(Verdict::Unknown) {
             let response = self.refusal(owned, Rejection::rolled_back_after_effects());
             return self.lose(owned, Ok(response), None).await;
         }
         let response = self.refusal(owned, Rejection::rolled_back());
-        let ending = Ending::Released(Release::Bound);
+        let ending = Ending::Released(Release::SameRequest);
         self.settle(owned, &ending, Outcome::Released.into(), Ok(response))
             .await;
     }
@@ -126,8 +126,8 @@ where
         let warnings = &owned.host.config.warnings;
         warnings.warn(CANCELLED, None, owned.operation);
         match owned.settle(&Ending::Unknown).await {
-            Ok(Settlement::Applied) => {}
-            Ok(Settlement::Superseded) => Notice::LostOwnership.tell(warnings, owned.operation),
+            Ok(Transitioned::Applied) => {}
+            Ok(Transitioned::Superseded) => Notice::LostOwnership.tell(warnings, owned.operation),
             Err(error) => {
                 owned.warn_late(&error);
                 self.settle_late(owned, &Ending::Unknown).await;
@@ -205,7 +205,7 @@ where
                 let read = Bytes::new();
                 Gathered::Outgrown { read }
             } else {
-                let (limit, within) = (config.response_limit, config.response_time);
+                let (limit, within) = (config.max_response_body, config.response_body_timeout);
                 let gathered = gather(body.as_mut(), limit, within);
                 match AssertUnwindSafe(gathered).catch_unwind().await {
                     Ok(gathered) => gathered,
@@ -253,7 +253,7 @@ where
         let (body, ended) = ResponseBody::live(read, rest, length);
         let response = Response::from_parts(parts, body);
         self.reply
-            .finish(Ok(response), Outcome::Live, owned.operation);
+            .finish(Ok(response), Outcome::Streamed, owned.operation);
         let (ending, notice) = match ended.await {
             Ok(()) => {
                 let tombstone = config.tombstone(status, word);
@@ -263,8 +263,8 @@ where
         };
         notice.tell(&config.warnings, owned.operation);
         match owned.settle(&ending).await {
-            Ok(Settlement::Applied) => {}
-            Ok(Settlement::Superseded) => {
+            Ok(Transitioned::Applied) => {}
+            Ok(Transitioned::Superseded) => {
                 Notice::LostOwnership.tell(&config.warnings, owned.operation);
             }
             Err(error) => {
@@ -321,16 +321,16 @@ where
             } = finish;
             let settled = owned.settle(ending).await;
             if let Some(warning) = warning
-                && !matches!(settled, Ok(Settlement::Superseded))
+                && !matches!(settled, Ok(Transitioned::Superseded))
             {
                 let warnings = &self.host.config.warnings;
                 warnings.warn(warning, None, owned.operation);
             }
             match settled {
-                Ok(Settlement::Applied) => {
+                Ok(Transitioned::Applied) => {
                     self.reply.finish(answer, outcome, owned.operation);
                 }
-                Ok(Settlement::Superseded) => Box::pin(self.answer_as_loser(owned)).await,
+                Ok(Transitioned::Superseded) => Box::pin(self.answer_as_loser(owned)).await,
                 Err(error) => {
                     owned.warn_late(&error);
                     if let (Ok(response), Ending::Completed(_)) = (&mut answer, ending) {

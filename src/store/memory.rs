@@ -12,14 +12,14 @@ use hashbrown::HashTable;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, RecordState, Release,
-    Resolution, Settlement, Store, StoreError, Succession, Witness,
+    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+    RecordState, Release, Resolution, Store, StoreError, Transitioned,
 };
 use crate::{
     Fence, RecordName, Token,
     log::Warnings,
     outcome::Notice,
-    protocol::{Due, Moment, Row, Sweep},
+    store::transition::{Due, Moment, Row, Sweep},
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 
@@ -147,12 +147,12 @@ impl Inner {
     fn transition(
         &self,
         name: &RecordName,
-        apply: impl FnOnce(&mut Row) -> Settlement,
-    ) -> Settlement {
+        apply: impl FnOnce(&mut Row) -> Transitioned,
+    ) -> Transitioned {
         let (shard, hash) = self.shard(name);
         let mut table = shard.lock();
         let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
-            return Settlement::Superseded;
+            return Transitioned::Superseded;
         };
         let settlement = apply(&mut slot.entry.row);
         shard.lower(slot.entry.row.due());
@@ -165,13 +165,13 @@ impl Inner {
     fn transition_that_keeps(
         &self,
         name: &RecordName,
-        apply: impl Fn(&mut Row) -> Settlement,
-    ) -> Result<Settlement, StoreError> {
+        apply: impl Fn(&mut Row) -> Transitioned,
+    ) -> Result<Transitioned, StoreError> {
         let (shard, hash) = self.shard(name);
         loop {
             let mut table = shard.lock();
             let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
-                return Ok(Settlement::Superseded);
+                return Ok(Transitioned::Superseded);
             };
             let row = &mut slot.entry.row;
             let mut next = row.clone();
@@ -348,7 +348,7 @@ impl Store for MemoryStore {
         &self,
         name: &RecordName,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let inner = &*self.inner;
@@ -359,7 +359,7 @@ impl Store for MemoryStore {
         };
         let row = &mut slot.entry.row;
         let bytes = row.kept_bytes();
-        let grant = row.reclaim(seen, succession, claim, inner.next_fence(), inner.now());
+        let grant = row.reclaim(seen, reclaim_as, claim, inner.next_fence(), inner.now());
         shard.lower(row.due());
         inner.give_back(0, bytes - row.kept_bytes());
         Ok(grant)
@@ -370,7 +370,7 @@ impl Store for MemoryStore {
         name: &RecordName,
         token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let inner = &*self.inner;
         Ok(inner.transition(name, |row| row.renew(token, lease, inner.now())))
     }
@@ -380,7 +380,7 @@ impl Store for MemoryStore {
         name: &RecordName,
         token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let inner = &*self.inner;
         inner.transition_that_keeps(name, |row| row.complete(token, completion, inner.now()))
     }
@@ -390,7 +390,7 @@ impl Store for MemoryStore {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         Ok(self
             .inner
             .transition(name, |row| row.release(token, release)))
@@ -399,12 +399,12 @@ impl Store for MemoryStore {
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let inner = &*self.inner;
         Ok(inner.transition(name, |row| {
-            row.mark_unknown(witness, retention, inner.now())
+            row.mark_unknown(marked_by, retention, inner.now())
         }))
     }
 
@@ -413,7 +413,7 @@ impl Store for MemoryStore {
         name: &RecordName,
         seen: Fence,
         resolution: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let inner = &*self.inner;
         inner.transition_that_keeps(name, |row| row.resolve(seen, resolution, inner.now()))
     }
@@ -467,7 +467,7 @@ impl Store for MemoryStore {
         Ok(Page::new(records, None))
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
         let inner = &*self.inner;
         let (shard, hash) = inner.shard(name);
         let mut table = shard.lock();
@@ -475,9 +475,9 @@ impl Store for MemoryStore {
             Ok(found) if found.get().entry.row.fence() == seen => {
                 let (slot, _) = found.remove();
                 inner.give_back(1, slot.entry.row.kept_bytes());
-                Ok(Settlement::Applied)
+                Ok(Transitioned::Applied)
             }
-            _ => Ok(Settlement::Superseded),
+            _ => Ok(Transitioned::Superseded),
         }
     }
 

@@ -47,7 +47,7 @@ impl<S: Store> Sweeper<S> {
             every: Duration::from_secs(60),
             batch: 500,
             pause: Duration::from_millis(10),
-            unknown_retention: crate::config::UNKNOWN_RETENTION,
+            unknown_retention: Duration::from_secs(7 * 24 * 3600),
             failures: LogLimit::new(),
         }
     }

@@ -22,7 +22,7 @@ use crate::{
     jitter::jittered,
     keeping::correct_length,
     outcome::Notice,
-    store::{Completion, Settlement},
+    store::{Completion, Transitioned},
 };
 
 /// A response that was committed together with the handler's writes.
@@ -121,7 +121,7 @@ pub(crate) trait Desk: Send + Sync + 'static {
         transaction: &mut Transaction<'static, Self::Database>,
         operation: &Operation,
         completion: &Completion,
-    ) -> impl Future<Output = Result<Settlement, CommitError>> + Send;
+    ) -> impl Future<Output = Result<Transitioned, CommitError>> + Send;
 
     /// Whether the database has said that it did not commit.
     fn is_abort(error: &sqlx::Error) -> bool;
@@ -242,8 +242,8 @@ async fn settle<D: Desk>(
     .await
     .unwrap_or_else(|_| Err(CommitError::caused(CommitErrorKind::Aborted, NO_ANSWER)));
     match completed {
-        Ok(Settlement::Applied) => {}
-        Ok(Settlement::Superseded) => {
+        Ok(Transitioned::Applied) => {}
+        Ok(Transitioned::Superseded) => {
             roll_back(operation, transaction).await;
             return Err(match desk.find_out(operation).await {
                 Ok(Verdict::Open) => CommitError::new(CommitErrorKind::OtherDatabase),
@@ -318,9 +318,11 @@ where
     let (mut parts, body) = config.cleaned(response).into_parts();
     let said = parts.extensions.remove::<Word>().unwrap_or_default();
     let word = said.or(operation.word());
-    let (limit, within) = (config.response_limit, config.response_time);
+    let (limit, within) = (config.max_response_body, config.response_body_timeout);
     if config.goes_out_live(&parts) {
-        return Err("its status is below 200, or its media type a `live_type`".to_owned());
+        return Err(
+            "its status is below 200, or its media type is one of `streamed_types`".to_owned(),
+        );
     }
     let data = match gather(pin!(body), limit, within).await {
         Gathered::Whole {
@@ -330,11 +332,13 @@ where
         // A trailer cannot follow a body of known length; none is lost unsaid.
         Gathered::Whole { .. } => return Err("it has trailers".to_owned()),
         Gathered::Outgrown { .. } => {
-            return Err(format!("its body exceeds `response_limit` ({limit} bytes)"));
+            return Err(format!(
+                "its body exceeds `max_response_body` ({limit} bytes)"
+            ));
         }
         Gathered::Late { .. } => {
             return Err(format!(
-                "its body took longer than `response_time` ({within:?})"
+                "its body took longer than `response_body_timeout` ({within:?})"
             ));
         }
         Gathered::Broken { .. } => return Err("its body broke off".to_owned()),
@@ -344,7 +348,7 @@ where
     // A tombstone would be committed work without its answer.
     match completion.is_tombstone() {
         true => Err(format!(
-            "with its headers it exceeds `response_limit` ({limit} bytes)"
+            "with its headers it exceeds `max_response_body` ({limit} bytes)"
         )),
         false => Ok((Response::from_parts(parts, Full::new(data)), completion)),
     }

@@ -233,7 +233,7 @@ impl CommitError {
     /// The standard dispositions release the key for the same request after a
     /// response with it. There are three exceptions:
     ///
-    /// - After [`effects_begin`](crate::Operation::effects_begin) the outcome is
+    /// - After [`effects_started`](crate::Operation::effects_started) the outcome is
     ///   unknown.
     /// - After [`Unknown`](CommitErrorKind::Unknown) the outcome is unknown too, and
     ///   the client gets 503 `outcome-unknown` whatever the handler returns.

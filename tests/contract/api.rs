@@ -11,8 +11,8 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use tower::{Layer as _, Service, ServiceExt as _};
 use tower_idempotency::{
-    Fingerprint, Idempotency, IdempotencyBuilder, IdempotencyLayer, Key, MemoryStore, Outcome,
-    RecordName, ResponseBody, Scope, SharedStore, Store, store::Record,
+    DynStore, Fingerprint, Idempotency, IdempotencyBuilder, IdempotencyLayer, Key, MemoryStore,
+    Outcome, RecordName, ResponseBody, Scope, Store, store::Record,
 };
 
 use crate::{
@@ -50,10 +50,7 @@ pub(crate) async fn record(store: &impl Store, key: &str) -> Option<Record> {
 /// The fingerprint that a layer with the default settings gives a request.
 pub(crate) async fn fingerprint(ask: Ask) -> Fingerprint {
     let store = MemoryStore::new();
-    let api = Api::new(
-        required(SharedStore::new(store.clone())),
-        &Probe::counting(),
-    );
+    let api = Api::new(required(DynStore::new(store.clone())), &Probe::counting());
     let name = named(ask.0.headers()["idempotency-key"].to_str().unwrap());
     api.send(ask).await;
     store.read(&name).await.unwrap().unwrap().fingerprint
@@ -62,14 +59,14 @@ pub(crate) async fn fingerprint(ask: Ask) -> Fingerprint {
 /// A handler under a layer.
 #[derive(Clone)]
 pub(crate) struct Api {
-    pub(crate) layer: IdempotencyLayer<SharedStore>,
+    pub(crate) layer: IdempotencyLayer<DynStore>,
     probe: Probe,
 }
 
-pub(crate) type Guarded = Idempotency<Probe, SharedStore>;
+pub(crate) type Guarded = Idempotency<Probe, DynStore>;
 
 impl Api {
-    pub(crate) fn new(builder: IdempotencyBuilder<SharedStore>, probe: &Probe) -> Self {
+    pub(crate) fn new(builder: IdempotencyBuilder<DynStore>, probe: &Probe) -> Self {
         Self {
             layer: builder.build().unwrap(),
             probe: probe.clone(),

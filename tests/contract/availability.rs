@@ -15,8 +15,8 @@ use http::Method;
 use tokio::time::{Instant, timeout};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
-    MemoryStore, Reconciled, Reconciler, Recovery, Scope, SharedStore, Store as _, StoreErrorKind,
-    store::{Claim, Claimed, Completion, RecordState, Release, Settlement, Witness},
+    DynStore, MemoryStore, Reconciled, Reconciler, Recovery, Scope, Store as _, StoreErrorKind,
+    store::{Claim, Claimed, Completion, MarkedBy, RecordState, Release, Transitioned},
 };
 
 use crate::{
@@ -79,7 +79,7 @@ impl Drop for Tracked {
 async fn f101_a_refused_claim_frees_the_inner_service_and_the_body() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks_down(&Fault::Fails);
-    let layer = required(SharedStore::new(faulty)).build().unwrap();
+    let layer = required(DynStore::new(faulty)).build().unwrap();
     let service = ServiceBuilder::new()
         .layer(layer)
         .concurrency_limit(1)
@@ -104,7 +104,7 @@ async fn f102_a_claim_that_lands_late_is_withdrawn() {
         ..=1,
         Fault::LandsLater(Duration::from_secs(12)),
     );
-    let store = SharedStore::new(faulty);
+    let store = DynStore::new(faulty);
     let probe = Probe::counting();
     let api = Api::new(required(store.clone()), &probe);
     api.send(keyed("K"))
@@ -127,7 +127,7 @@ async fn f102_a_claim_that_lands_after_a_long_outage_is_withdrawn() {
     for call in [Call::Claim, Call::Release, Call::Read] {
         faulty.breaks(call, .., Fault::Hangs);
     }
-    let store = SharedStore::new(faulty.clone());
+    let store = DynStore::new(faulty.clone());
     let api = Api::new(required(store), &Probe::counting());
     api.send(keyed("K"))
         .await
@@ -141,13 +141,13 @@ async fn f102_a_claim_that_lands_after_a_long_outage_is_withdrawn() {
 #[tokio::test(start_paused = true)]
 async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
     let faulty = Faulty::over(MemoryStore::new());
-    let store = SharedStore::new(faulty.clone());
+    let store = DynStore::new(faulty.clone());
     let probe = Probe::statuses(&[500, 201]);
     let api = Api::new(required(store.clone()), &probe);
     api.send(keyed("K")).await.assert_live(500);
     let state = record(&store, "K").await.unwrap().state;
     assert!(
-        matches!(state, RecordState::Released(Release::Bound)),
+        matches!(state, RecordState::Released(Release::SameRequest)),
         "{state:?}"
     );
 
@@ -166,7 +166,7 @@ async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
 
 /// A store on which the first call of this kind lands late, and which answers no
 /// call after that.
-fn stalled(inner: &SharedStore, call: Call) -> Faulty<SharedStore> {
+fn stalled(inner: &DynStore, call: Call) -> Faulty<DynStore> {
     let faulty = Faulty::over(inner.clone());
     faulty.breaks(call, ..=1, Fault::LandsLater(Duration::from_secs(10)));
     for claim in [Call::Claim, Call::Reclaim] {
@@ -180,14 +180,14 @@ fn stalled(inner: &SharedStore, call: Call) -> Faulty<SharedStore> {
 
 #[tokio::test(start_paused = true)]
 async fn f102_a_late_claim_marked_unknown_is_withdrawn() {
-    let inner = SharedStore::new(MemoryStore::new());
+    let inner = DynStore::new(MemoryStore::new());
     let probe = Probe::statuses(&[500, 201]);
     let direct = Api::new(required(inner.clone()), &probe);
     direct.send(keyed("released")).await.assert_live(500);
     let stalls = [("new", Call::Claim), ("released", Call::Reclaim)];
     let stalls = stalls.map(|(key, call)| (key, stalled(&inner, call)));
     for (key, faulty) in &stalls {
-        let api = Api::new(required(SharedStore::new(faulty.clone())), &probe);
+        let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
         api.send(keyed(key))
             .await
             .assert_problem(503, "store-unavailable");
@@ -208,14 +208,14 @@ async fn f102_a_late_claim_marked_unknown_is_withdrawn() {
 
 #[tokio::test(start_paused = true)]
 async fn i11_a_late_takeover_marked_unknown_stays_unknown() {
-    let inner = SharedStore::new(MemoryStore::new());
+    let inner = DynStore::new(MemoryStore::new());
     let probe = Probe::counting();
     let hour = Duration::from_secs(3600);
     let crashed = Claim::new(fingerprint(keyed("K")).await, Duration::from_secs(1), hour);
     inner.claim(&named("K"), &crashed).await.unwrap();
     tokio::time::sleep(Duration::from_secs(2)).await;
     let faulty = stalled(&inner, Call::Reclaim);
-    let reruns = required(SharedStore::new(faulty.clone())).recovery(Recovery::Rerun);
+    let reruns = required(DynStore::new(faulty.clone())).recovery(Recovery::Rerun);
     Api::new(reruns, &probe)
         .send(keyed("K"))
         .await
@@ -236,12 +236,12 @@ async fn i11_a_late_takeover_marked_unknown_stays_unknown() {
 #[tokio::test(start_paused = true)]
 async fn i16_a_late_claim_frees_its_key_within_a_lease() {
     let lease = Duration::from_secs(3);
-    let inner = SharedStore::new(MemoryStore::new());
+    let inner = DynStore::new(MemoryStore::new());
     let mut stalls = Vec::new();
     for number in 0..10 {
         let key = format!("K{number}");
         let faulty = stalled(&inner, Call::Claim);
-        let builder = required(SharedStore::new(faulty.clone()))
+        let builder = required(DynStore::new(faulty.clone()))
             .lease(lease)
             .store_timeout(lease / 3);
         Api::new(builder, &Probe::counting())
@@ -264,7 +264,7 @@ async fn i16_a_late_claim_frees_its_key_within_a_lease() {
 #[tokio::test(start_paused = true)]
 async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
     let faulty = Faulty::over(MemoryStore::new());
-    let store = SharedStore::new(faulty.clone());
+    let store = DynStore::new(faulty.clone());
     let probe = Probe::statuses(&[504, 201]);
     let asks = Recovery::Reconcile(Reconciler::new(|_| async { Reconciled::StillUnknown }));
     let api = Api::new(required(store.clone()).recovery(asks), &probe);
@@ -290,7 +290,7 @@ async fn a_claim_lost_before_a_contended_one_is_withdrawn() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, ..=1, Fault::LosesItsAnswer);
     faulty.breaks(Call::Claim, 2..=8, Fault::Vanishes);
-    let api = Api::new(required(SharedStore::new(faulty)), &Probe::counting());
+    let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
@@ -304,12 +304,12 @@ async fn f105_the_lease_is_lost_at_its_end_while_a_renewal_hangs() {
     faulty.breaks(Call::Renew, .., Fault::Hangs);
     let probe = Probe::running(|run| async move {
         let start = Instant::now();
-        run.operation().lost().await;
+        run.operation().lease_lost().await;
         let mut response = run.created();
         *response.body_mut() = start.elapsed().as_secs().to_string().into();
         Ok(response)
     });
-    let builder = required(SharedStore::new(faulty))
+    let builder = required(DynStore::new(faulty))
         .lease(Duration::from_secs(30))
         .store_timeout(Duration::from_secs(15));
     let answer = Api::new(builder, &probe).send(keyed("K")).await;
@@ -323,7 +323,7 @@ async fn a_waiter_is_refused_if_the_inner_service_is_not_ready() {
     let claim = Claim::new(fingerprint(keyed("K")).await, hour, hour);
     store.claim(&named("K"), &claim).await.unwrap();
     let gate = Gate::closed();
-    let layer = required(SharedStore::new(store.clone()))
+    let layer = required(DynStore::new(store.clone()))
         .wait(Duration::from_secs(20))
         .build()
         .unwrap();
@@ -337,9 +337,9 @@ async fn a_waiter_is_refused_if_the_inner_service_is_not_ready() {
     let busy = tokio::spawn(send(service.clone(), keyed("L")));
     gate.arrival().await;
     let released = store
-        .release(&named("K"), claim.token, Release::Bound)
+        .release(&named("K"), claim.token, Release::SameRequest)
         .await;
-    assert_eq!(released.unwrap(), Settlement::Applied);
+    assert_eq!(released.unwrap(), Transitioned::Applied);
     let refused = timeout(Duration::from_secs(60), waiter).await;
     let refused = refused.expect("the waiter hangs").unwrap();
     refused.assert_problem(503, "overloaded");
@@ -348,7 +348,7 @@ async fn a_waiter_is_refused_if_the_inner_service_is_not_ready() {
 }
 
 /// A layer whose functions panic, one at a time.
-async fn asked_with_a_panic(in_which: &'static str, ready: &Probe, store: &SharedStore) -> Answer {
+async fn asked_with_a_panic(in_which: &'static str, ready: &Probe, store: &DynStore) -> Answer {
     let panics = move |name| assert!(in_which != name, "as the test wants it");
     let builder = tower_idempotency::IdempotencyLayer::required(store.clone(), move |_| {
         panics("scope");
@@ -384,7 +384,7 @@ async fn asked_with_a_panic(in_which: &'static str, ready: &Probe, store: &Share
 #[tokio::test]
 async fn rule_49_a_panic_before_the_run_is_500_and_claims_nothing() {
     for function in ["scope", "guard_if", "validate", "fingerprint"] {
-        let store = SharedStore::new(MemoryStore::new());
+        let store = DynStore::new(MemoryStore::new());
         let probe = Probe::counting();
         asked_with_a_panic(function, &probe, &store)
             .await
@@ -396,7 +396,7 @@ async fn rule_49_a_panic_before_the_run_is_500_and_claims_nothing() {
 
 #[tokio::test]
 async fn rule_49_a_panic_after_the_run_leaves_the_outcome_unknown() {
-    let store = SharedStore::new(MemoryStore::new());
+    let store = DynStore::new(MemoryStore::new());
     let probe = Probe::counting();
     asked_with_a_panic("dispositions", &probe, &store)
         .await
@@ -416,7 +416,7 @@ async fn rule_49_a_panic_after_the_run_leaves_the_outcome_unknown() {
 
 #[tokio::test]
 async fn rule_49_a_panicking_body_leaves_the_outcome_unknown() {
-    let store = SharedStore::new(MemoryStore::new());
+    let store = DynStore::new(MemoryStore::new());
     let probe = Probe::answering(|run| {
         let (parts, body) = run.created().into_parts();
         let body = http_body_util::BodyExt::map_frame(body, |_| panic!("as the test wants it"));
@@ -434,14 +434,12 @@ async fn rule_49_a_panicking_body_leaves_the_outcome_unknown() {
 async fn rule_49_a_panic_leaves_the_other_streams_alone() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let builder = tower_idempotency::IdempotencyLayer::required(
-        SharedStore::new(MemoryStore::new()),
-        |parts| {
+    let builder =
+        tower_idempotency::IdempotencyLayer::required(DynStore::new(MemoryStore::new()), |parts| {
             let caller = parts.headers["x-account"].to_str().unwrap();
             assert_ne!(caller, "panics", "as the test wants it");
             Scope::new(caller)
-        },
-    );
+        });
     let server = Api::new(builder, &probe).serve().await;
     let http2 = Http2::open(&server).await;
     let mut other = http2.clone();
@@ -461,7 +459,7 @@ async fn f108_expired_records_give_way_in_a_full_memory_store() {
     let store = MemoryStore::bounded(10, 1 << 20);
     let probe = Probe::counting();
     let minute = Duration::from_secs(60);
-    let builder = required(SharedStore::new(store.clone())).retention(minute);
+    let builder = required(DynStore::new(store.clone())).retention(minute);
     let api = Api::new(builder, &probe);
     for number in 0..10 {
         api.send(keyed(&format!("K{number}")))
@@ -497,9 +495,9 @@ async fn f108_only_expired_records_give_way() {
     claim("K", 10 * minute).await.unwrap();
     claim("L", minute).await.unwrap();
     let token = claim("M", minute).await.unwrap();
-    let owner = Witness::Owner(token);
+    let owner = MarkedBy::Owner(token);
     let marked = store.mark_unknown(&named("M"), owner, 10 * minute).await;
-    assert_eq!(marked.unwrap(), Settlement::Applied);
+    assert_eq!(marked.unwrap(), Transitioned::Applied);
     tokio::time::sleep(5 * minute).await;
     let full = claim("N", minute).await.unwrap_err();
     assert_eq!(full.kind(), StoreErrorKind::Full);
@@ -513,7 +511,7 @@ async fn f108_expired_responses_give_way_in_a_full_memory_store() {
     let store = MemoryStore::bounded(100, 3_000);
     let probe = Probe::answering(|_| http::Response::new(Body::from("x".repeat(1_000))));
     let minute = Duration::from_secs(60);
-    let builder = required(SharedStore::new(store)).retention(minute);
+    let builder = required(DynStore::new(store)).retention(minute);
     let api = Api::new(builder, &probe);
     api.send(keyed("K")).await.assert_live(200);
     api.send(keyed("L")).await.assert_live(200);
@@ -531,8 +529,10 @@ async fn purging_a_memory_store_lets_other_tasks_run() {
         let name = named(&number.to_string());
         let claim = Claim::new(print, HOUR, Duration::ZERO);
         store.claim(&name, &claim).await.unwrap();
-        let released = store.release(&name, claim.token, Release::Bound).await;
-        assert_eq!(released.unwrap(), Settlement::Applied);
+        let released = store
+            .release(&name, claim.token, Release::SameRequest)
+            .await;
+        assert_eq!(released.unwrap(), Transitioned::Applied);
     }
     tokio::time::sleep(Duration::from_millis(1)).await;
     let others = Arc::new(AtomicUsize::new(0));
@@ -561,7 +561,7 @@ fn finds() -> Recovery {
 #[tokio::test(start_paused = true)]
 async fn i11_an_answer_lost_before_a_question_releases_nothing() {
     let faulty = Faulty::over(MemoryStore::new());
-    let store = SharedStore::new(faulty.clone());
+    let store = DynStore::new(faulty.clone());
     let probe = Probe::statuses(&[504, 201]);
     let api = Api::new(required(store.clone()).recovery(finds()), &probe);
     api.send(keyed("K")).await.assert_live(504);
@@ -588,7 +588,7 @@ async fn f102_a_claim_that_lapsed_before_its_withdrawal_is_resolved() {
     faulty.breaks(Call::Claim, ..=1, Fault::HangsAfterwards);
     faulty.breaks(Call::Claim, 2..=8, Fault::Hangs);
     faulty.breaks(Call::Release, .., Fault::Fails);
-    let store = SharedStore::new(faulty.clone());
+    let store = DynStore::new(faulty.clone());
     let probe = Probe::counting();
     let api = Api::new(required(store.clone()), &probe);
     api.send(keyed("K"))
@@ -607,7 +607,7 @@ async fn f102_a_claim_that_lapsed_before_its_withdrawal_is_resolved() {
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_takeover_leaves_a_late_owner_its_record() {
     let faulty = Faulty::over(MemoryStore::new());
-    let store = SharedStore::new(faulty.clone());
+    let store = DynStore::new(faulty.clone());
     let minute = Duration::from_secs(60);
     let owner = Claim::new(fingerprint(keyed("K")).await, Duration::ZERO, HOUR);
     store.claim(&named("K"), &owner).await.unwrap();
@@ -625,14 +625,14 @@ async fn a_withdrawn_takeover_leaves_a_late_owner_its_record() {
     tokio::time::sleep(minute).await;
     let completion = Completion::new(Bytes::new(), HOUR, HOUR);
     let late = store.complete(&named("K"), owner.token, &completion).await;
-    assert_eq!(late.unwrap(), Settlement::Applied);
+    assert_eq!(late.unwrap(), Transitioned::Applied);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_claim_leaves_its_key_to_any_request() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, ..=8, Fault::LosesItsAnswer);
-    let api = Api::new(required(SharedStore::new(faulty)), &Probe::counting());
+    let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
@@ -646,10 +646,7 @@ async fn a_withdrawn_claim_leaves_its_key_to_any_request() {
 async fn a_claim_that_was_not_sent_is_not_withdrawn() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, .., Fault::IsUnreachable);
-    let api = Api::new(
-        required(SharedStore::new(faulty.clone())),
-        &Probe::counting(),
-    );
+    let api = Api::new(required(DynStore::new(faulty.clone())), &Probe::counting());
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");

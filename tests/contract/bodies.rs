@@ -22,7 +22,7 @@ use tokio::{
 };
 use tower::{Layer as _, ServiceExt as _};
 use tower_http::{limit::RequestBodyLimitLayer, timeout::RequestBodyTimeoutLayer};
-use tower_idempotency::{MemoryStore, SharedStore};
+use tower_idempotency::{DynStore, MemoryStore};
 
 use crate::{
     api::{Answer, Api, eventually, keyed, required, send, settle},
@@ -81,7 +81,7 @@ async fn serve_behind(
         let probe = probe.clone();
         async move { Ok::<_, Infallible>(probe.oneshot(request).await.unwrap()) }
     });
-    let layer = required(SharedStore::new(store.clone())).build().unwrap();
+    let layer = required(DynStore::new(store.clone())).build().unwrap();
     serve(outer(Router::new().fallback_service(handler).layer(layer))).await
 }
 
@@ -415,7 +415,7 @@ async fn rule_61_discarding_is_bounded_in_bytes_time_and_number() {
 #[tokio::test]
 async fn rule_61_a_refused_upload_holds_nothing_of_the_inner_service() {
     let probe = Probe::counting();
-    let layer = required(memory()).request_limit(10).build().unwrap();
+    let layer = required(memory()).max_request_body(10).build().unwrap();
     let limited = tower::limit::ConcurrencyLimitLayer::new(1).layer(probe.clone());
     let service = layer.layer(limited);
     let (frames, body) = streamed();
@@ -464,7 +464,7 @@ async fn f08_a_slow_upload_passes() {
     let (answer, took) = upload(&api, 200, 1_100, true).await;
     assert_eq!((answer.status, took), (StatusCode::CREATED, 200));
     // A larger limit needs no other setting.
-    let large = required(memory()).request_limit(16 << 20);
+    let large = required(memory()).max_request_body(16 << 20);
     let api = Api::new(large, &Probe::counting());
     let (answer, took) = upload(&api, 160, 100_000, true).await;
     assert_eq!((answer.status, took), (StatusCode::CREATED, 160));
@@ -473,7 +473,7 @@ async fn f08_a_slow_upload_passes() {
 #[tokio::test(start_paused = true)]
 async fn f08_an_upload_that_stops_is_408_after_the_timeout() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let (answer, took) = upload(&api, 0, 0, false).await;
     answer.assert_problem(408, "body-timeout");
     assert_eq!((answer.retry_after(), took), (Some(1), 10));
@@ -487,7 +487,7 @@ async fn f08_an_upload_that_stops_is_408_after_the_timeout() {
     assert_eq!(took, 10);
     assert_eq!((probe.runs(), store.calls()), (0, vec![]));
 
-    let hasty = required(memory()).request_time(2 * SECOND);
+    let hasty = required(memory()).request_body_timeout(2 * SECOND);
     let (answer, took) = upload(&Api::new(hasty, &probe), 3, 4_000, false).await;
     answer.assert_problem(408, "body-timeout");
     assert_eq!(took, 4);
@@ -496,7 +496,7 @@ async fn f08_an_upload_that_stops_is_408_after_the_timeout() {
 #[tokio::test(start_paused = true)]
 async fn f08_an_upload_below_the_floor_is_408() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     // 500 B/s for t seconds are what 1 KiB/s brings in t - 10.
     let (answer, took) = upload(&api, usize::MAX, 500, false).await;
     answer.assert_problem(408, "body-timeout");

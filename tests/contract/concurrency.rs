@@ -15,9 +15,9 @@ use tokio::task::JoinHandle;
 use tower::{Layer as _, ServiceExt as _, limit::ConcurrencyLimit};
 use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{
-    Dispositions, IdempotencyBuilder, MemoryStore, Outcome, Recovery, RejectionKind, SharedStore,
+    Dispositions, DynStore, IdempotencyBuilder, MemoryStore, Outcome, Recovery, RejectionKind,
     Store, StoreFailure, Word,
-    store::{Claim, Claimed, RecordState, Release, Settlement},
+    store::{Claim, Claimed, RecordState, Release, Transitioned},
 };
 
 use crate::{
@@ -58,8 +58,8 @@ on_each_store! {
 }
 
 /// A layer for many requests at once on a machine with little to spare.
-fn patient(store: impl Store) -> IdempotencyBuilder<SharedStore> {
-    required(SharedStore::new(store))
+fn patient(store: impl Store) -> IdempotencyBuilder<DynStore> {
+    required(DynStore::new(store))
         .lease(Duration::from_secs(120))
         .store_timeout(Duration::from_secs(60))
 }
@@ -143,7 +143,7 @@ async fn rule_41_retry_after_is_the_age_of_the_claim_but_no_more_than_the_lease_
     // No heartbeat before the lease has lapsed: it is not kept alive.
     let store = Faulty::over(MemoryStore::new());
     store.breaks(Call::Renew, .., Fault::Fails);
-    let api = Api::new(required(SharedStore::new(store)), &Probe::behind(&gate));
+    let api = Api::new(required(DynStore::new(store)), &Probe::behind(&gate));
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
     let mut passed = 0;
@@ -180,9 +180,9 @@ async fn rule_43_refusals_are_never_recorded() {
     let store = MemoryStore::new();
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let everything = required(SharedStore::new(store.clone()))
+    let everything = required(DynStore::new(store.clone()))
         .dispositions(Dispositions::everything())
-        .request_limit(100);
+        .max_request_body(100);
     let api = Api::new(everything, &probe);
     api.send(ask("/count"))
         .await
@@ -275,7 +275,7 @@ async fn rule_45_who_waits_gets_the_replay_when_the_owner_completes(place: &Plac
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let store = Faulty::over(place.open().await);
-    let builder = patient(SharedStore::new(store.clone())).wait(Duration::from_secs(60));
+    let builder = patient(DynStore::new(store.clone())).wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -307,7 +307,7 @@ async fn rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs(place: 
         }
     });
     let store = Faulty::over(place.open().await);
-    let builder = patient(SharedStore::new(store.clone())).wait(Duration::from_secs(60));
+    let builder = patient(DynStore::new(store.clone())).wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -351,9 +351,9 @@ async fn rule_45_a_waiter_that_leaves_frees_its_place_and_the_owner_is_untouched
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let store = Faulty::over(MemoryStore::new());
-    let one_waits = required(SharedStore::new(store.clone()))
+    let one_waits = required(DynStore::new(store.clone()))
         .wait(Duration::from_secs(60))
-        .waiters(1);
+        .max_waiters(1);
     let api = Api::new(one_waits, &probe);
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -416,9 +416,9 @@ async fn rule_45_a_waiter_whose_key_goes_to_another_request_is_told_of_the_misma
     settle().await;
     // Freed elsewhere, which wakes nobody here; then another request is quicker.
     let freed = store
-        .release(&named("K"), claim.token, Release::Freed)
+        .release(&named("K"), claim.token, Release::AnyRequest)
         .await;
-    assert_eq!(freed.unwrap(), Settlement::Applied);
+    assert_eq!(freed.unwrap(), Transitioned::Applied);
     let other = api.send(keyed("K").body("{}")).await;
     other.assert_run(1);
     waiter.await.unwrap().assert_problem(422, "key-reused");
@@ -452,7 +452,7 @@ async fn rule_45_waiters_do_not_hold_the_readiness_that_the_owner_needs() {
     }
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     let _ = store
-        .release(&named("K"), claim.token, Release::Bound)
+        .release(&named("K"), claim.token, Release::SameRequest)
         .await
         .unwrap();
     let answers = all(waiters).await;
@@ -528,7 +528,7 @@ async fn left_mid_handler(place: &Place, leaving: Leaving) {
 #[tokio::test]
 async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let server = api.serve().await;
 
     // Whether the server drops the request first, or the end of its body comes
@@ -577,7 +577,7 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
 #[tokio::test]
 async fn rule_47_a_body_that_breaks_off_is_refused_before_any_claim() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let broken = keyed("K").body(breaking_after(&["{\"amo"]));
     api.send(broken).await.assert_problem(400, "body-invalid");
     assert_eq!((probe.runs(), store.calls()), (0, vec![]));
@@ -586,7 +586,7 @@ async fn rule_47_a_body_that_breaks_off_is_refused_before_any_claim() {
 #[tokio::test(start_paused = true)]
 async fn rule_47_a_body_that_comes_too_slowly_is_refused_before_any_claim() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let (frames, body) = streamed();
     frames.send(Ok(data("{\"amo"))).unwrap();
     let start = tokio::time::Instant::now();
@@ -689,7 +689,7 @@ async fn rule_50_what_another_gave_up_waiting_for_is_unknown(place: &Place) {
         let probe = Probe::answering(move |run| {
             // 500 and 503 say that nothing was done, unless something was.
             if matches!(status, 500 | 503) {
-                run.operation().effects_begin();
+                run.operation().effects_started();
             }
             let mut response = run.created();
             *response.status_mut() = StatusCode::from_u16(status).unwrap();
@@ -1004,7 +1004,7 @@ async fn rule_56_with_rerun_exactly_one_of_fifty_retries_runs(place: &Place) {
 #[tokio::test]
 async fn rule_56_rerun_ends_after_the_attempts_that_were_set() {
     let probe = Probe::running(|_| async { Err(Failure("again")) });
-    let builder = required(memory()).recovery(Recovery::Rerun).attempts(3);
+    let builder = required(memory()).recovery(Recovery::Rerun).max_attempts(3);
     let api = Api::new(builder, &probe);
     for _ in 0..3 {
         assert!(api.respond(keyed("K").0).await.is_err());
@@ -1022,7 +1022,7 @@ async fn rule_57_heartbeats_keep_a_lease_that_the_handler_outlives(place: &Place
     let probe = Probe::behind(&gate);
     let store = Faulty::over(place.open().await);
     // Slow machines: six heartbeats have to fail before the lease lapses.
-    let builder = required(SharedStore::new(store.clone()))
+    let builder = required(DynStore::new(store.clone()))
         .lease(Duration::from_millis(1_800))
         .heartbeat(Duration::from_millis(300))
         .recovery(Recovery::Rerun);
@@ -1072,7 +1072,7 @@ async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place:
     let probe = Probe::behind(&gate);
     let cut_off = Faulty::over(place.open().await);
     let lease = Duration::from_millis(900);
-    let slow = required(SharedStore::new(cut_off.clone()))
+    let slow = required(DynStore::new(cut_off.clone()))
         .lease(lease)
         .recovery(Recovery::Rerun);
     let slow = Api::new(slow, &probe);
@@ -1111,9 +1111,9 @@ async fn rule_57_a_fenced_owners_client_gets_the_winners_recorded_answer() {
     let gate = Gate::closed();
     let cut_off = Faulty::over(store.clone());
     cut_off.breaks(Call::Renew, .., Fault::Fails);
-    let loser = required(SharedStore::new(cut_off)).recovery(Recovery::Rerun);
+    let loser = required(DynStore::new(cut_off)).recovery(Recovery::Rerun);
     let loser = Api::new(loser, &Probe::behind(&gate));
-    let winner = required(SharedStore::new(store.clone())).recovery(Recovery::Rerun);
+    let winner = required(DynStore::new(store.clone())).recovery(Recovery::Rerun);
     let winner = Api::new(winner, &Probe::statuses(&[202]));
 
     let lost = loser.spawn(keyed("K"));
@@ -1131,7 +1131,7 @@ async fn rule_57_an_owner_marked_unknown_completes_after_all(place: &Place) {
     let probe = Probe::behind(&gate);
     let cut_off = Faulty::over(place.open().await);
     let short = Duration::from_millis(300);
-    let slow = required(SharedStore::new(cut_off.clone())).lease(short);
+    let slow = required(DynStore::new(cut_off.clone())).lease(short);
     let slow = Api::new(slow, &probe);
     let other = Api::new(required(place.open().await), &probe);
     let owner = slow.spawn(keyed("K"));
@@ -1166,10 +1166,7 @@ async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
         faulty.breaks_down(&fault);
         let probe = Probe::counting();
         for wait in [Duration::ZERO, Duration::from_secs(3)] {
-            let api = Api::new(
-                required(SharedStore::new(faulty.clone())).wait(wait),
-                &probe,
-            );
+            let api = Api::new(required(DynStore::new(faulty.clone())).wait(wait), &probe);
             let start = tokio::time::Instant::now();
             let refused = api.send(keyed("K")).await;
             refused.assert_problem(503, "store-unavailable");
@@ -1183,7 +1180,7 @@ async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
         // Once it can, the key is not stuck: what was claimed is withdrawn.
         faulty.heals();
         tokio::time::sleep(Duration::from_secs(60)).await;
-        let api = Api::new(required(SharedStore::new(faulty)), &probe);
+        let api = Api::new(required(DynStore::new(faulty)), &probe);
         api.send(keyed("K")).await.assert_live(201).assert_run(1);
     }
 }
@@ -1193,7 +1190,7 @@ async fn rule_58_a_claim_whose_answer_got_lost_is_still_this_requests_claim() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, 1..=1, Fault::LosesItsAnswer);
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(faulty)), &probe);
+    let api = Api::new(required(DynStore::new(faulty)), &probe);
     let first = api.send(keyed("K")).await;
     first.assert_live(201).assert_run(1);
     api.send(keyed("K")).await.assert_replay_of(&first);
@@ -1203,7 +1200,7 @@ async fn rule_58_a_claim_whose_answer_got_lost_is_still_this_requests_claim() {
 async fn rule_58_a_store_that_fails_to_read_a_recorded_response_does_not_let_it_run_again() {
     let faulty = Faulty::over(MemoryStore::new());
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(faulty.clone())), &probe);
+    let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
     let first = api.send(keyed("K")).await;
     faulty.breaks_down(&Fault::Fails);
     api.send(keyed("K"))
@@ -1232,8 +1229,7 @@ async fn rule_58_a_route_may_choose_to_run_unguarded_and_says_so() {
         response.extensions_mut().insert(Word::record());
         response
     });
-    let builder =
-        required(SharedStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
+    let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(builder, &probe);
     for number in 1..=2 {
         let response = api.respond(keyed("K").0).await.unwrap();
@@ -1259,8 +1255,7 @@ async fn rule_58_a_route_may_choose_to_run_unguarded_and_says_so() {
 async fn a_store_that_is_only_busy_is_asked_again_later_and_nothing_runs_unguarded() {
     let faulty = Faulty::over(MemoryStore::new());
     let probe = Probe::answering(|run| run.created());
-    let builder =
-        required(SharedStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
+    let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(builder, &probe);
     faulty.breaks_down(&Fault::IsOverloaded);
     let answer = api.send(keyed("K")).await;
@@ -1284,8 +1279,7 @@ async fn rule_58_what_has_seen_a_record_does_not_run_unguarded() {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
         response
     });
-    let builder =
-        required(SharedStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
+    let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(builder, &probe);
     api.send(keyed("K")).await.assert_live(500);
     faulty.breaks(Call::Reclaim, .., Fault::Fails);
@@ -1308,7 +1302,7 @@ async fn rule_58_what_has_seen_a_record_does_not_run_unguarded() {
     });
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, 3.., Fault::Fails);
-    let builder = required(SharedStore::new(faulty.clone()))
+    let builder = required(DynStore::new(faulty.clone()))
         .store_failure(StoreFailure::RunUnguarded)
         .wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
@@ -1336,7 +1330,7 @@ async fn rule_59_a_response_that_cannot_be_recorded_goes_out_and_is_recorded_lat
         let faulty = Faulty::over(MemoryStore::new());
         faulty.breaks(Call::Complete, .., fault);
         let probe = Probe::counting();
-        let api = Api::new(required(SharedStore::new(faulty.clone())), &probe);
+        let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
         let start = tokio::time::Instant::now();
         let mut first = api.send(keyed("K")).await;
         assert!(
@@ -1368,7 +1362,7 @@ async fn rule_59_what_is_never_recorded_never_runs_again() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Complete, .., Fault::Fails);
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(faulty.clone())), &probe);
+    let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
     api.send(keyed("K")).await;
     for _ in 0..40 {
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -1385,8 +1379,9 @@ async fn rule_59_late_recording_is_bounded_in_bytes() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Complete, .., Fault::Fails);
     let probe = Probe::counting();
-    let small =
-        required(SharedStore::new(faulty.clone())).late_recording(Duration::from_secs(900), 8);
+    let small = required(DynStore::new(faulty.clone()))
+        .late_recording_timeout(Duration::from_secs(900))
+        .max_late_recording_bytes(8);
     let api = Api::new(small, &probe);
     let answer = api.send(keyed("K")).await;
     assert_eq!(answer.header("idempotent-recorded"), Some("false"));
@@ -1411,7 +1406,7 @@ async fn rule_59_a_release_or_an_unknown_outcome_that_cannot_be_written_is_writt
             *response.status_mut() = StatusCode::from_u16(status).unwrap();
             response
         });
-        let api = Api::new(required(SharedStore::new(faulty.clone())), &probe);
+        let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
         api.send(keyed("K")).await.assert_live(status);
         api.send(keyed("K"))
             .await
@@ -1464,7 +1459,7 @@ async fn rule_60_two_processes_keep_each_others_claims_and_records(place: &Place
 #[tokio::test]
 async fn rule_61_a_body_over_the_cap_is_refused_without_a_claim() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let builder = required(SharedStore::new(store.clone())).request_limit(1_000);
+    let builder = required(DynStore::new(store.clone())).max_request_body(1_000);
     let api = Api::new(builder, &probe);
     // It says so at once.
     let told = keyed("K").body("x".repeat(1_001));
@@ -1489,7 +1484,7 @@ async fn rule_61_a_body_over_the_cap_is_refused_without_a_claim() {
 #[tokio::test]
 async fn rule_61_the_cap_holds_for_every_framing_and_not_without_a_key() {
     let probe = Probe::counting();
-    let api = Api::new(optional(memory()).request_limit(4), &probe);
+    let api = Api::new(optional(memory()).max_request_body(4), &probe);
     let server = api.serve().await;
     let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\n";
     for framing in [

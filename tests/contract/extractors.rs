@@ -240,7 +240,7 @@ async fn rule_53_a_rejections_own_word_and_effects_before_it_stay() {
         async |operation: Operation,
                request: axum::extract::Request,
                next: axum::middleware::Next| {
-            operation.effects_begin();
+            operation.effects_started();
             next.run(request).await
         },
     );

@@ -15,8 +15,8 @@ use tokio::runtime::{Builder, Runtime};
 use tower::{Layer as _, ServiceExt as _};
 use tower_http::{compression::CompressionLayer, decompression::RequestDecompressionLayer};
 use tower_idempotency::{
-    Disconnect, KeptHeaders, MemoryStore, Outcome, PostgresStore, Recovery, RejectionKind,
-    SharedStore, Store as _, StoreErrorKind,
+    Disconnect, DynStore, KeptHeaders, MemoryStore, Outcome, PostgresStore, Recovery,
+    RejectionKind, Store as _, StoreErrorKind,
     sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql},
     store::{Claim, Claimed, RecordState},
 };
@@ -43,7 +43,7 @@ async fn f02_f42_a_request_dropped_at_any_moment_runs_once_and_its_retry_gets_th
             tokio::time::sleep(3 * moment).await;
             Ok(run.created())
         });
-        let api = Api::new(required(SharedStore::new(store)), &probe);
+        let api = Api::new(required(DynStore::new(store)), &probe);
         let first = tokio::time::timeout(moments * moment, api.send(keyed("K"))).await;
         tokio::time::sleep(Duration::from_secs(1)).await;
         let retry = api.send(keyed("K")).await;
@@ -105,7 +105,7 @@ async fn f04_a_client_that_leaves_in_the_middle_of_its_answer_gets_it_whole_by_a
 #[tokio::test(start_paused = true)]
 async fn f08_a_dripping_body_is_refused_and_claims_nothing() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let (frames, body) = streamed();
     let dripping = tokio::spawn(async move {
         let mut sent = 0;
@@ -197,7 +197,7 @@ async fn f20_web_sockets_and_tunnels_pass_with_what_the_server_needs_to_upgrade(
         *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         response
     });
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     for (number, method) in [(1, Method::GET), (2, Method::CONNECT), (3, Method::GET)] {
         let mut ask = keyed("K").method(method).header("upgrade", "websocket");
         ask.0.extensions_mut().insert(OnUpgrade);
@@ -288,7 +288,7 @@ async fn f30_a_handler_that_blocks_its_thread_keeps_its_lease_on_another_one() {
         }
         run.created()
     });
-    let short = required(SharedStore::new(store)).lease(Duration::from_millis(300));
+    let short = required(DynStore::new(store)).lease(Duration::from_millis(300));
     let api = Api::new(short, &probe);
     api.spawn(keyed("K")).await.unwrap().assert_run(1);
 }
@@ -299,7 +299,7 @@ fn f30_a_handler_that_blocks_the_only_thread_is_fenced_and_answers_as_the_winner
     let short = {
         let store = store.clone();
         move || {
-            required(SharedStore::new(store.clone()))
+            required(DynStore::new(store.clone()))
                 .lease(Duration::from_millis(300))
                 .recovery(Recovery::Rerun)
         }
@@ -332,10 +332,10 @@ fn f32_f40_a_request_that_ends_every_process_it_runs_in_comes_to_an_end() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let process = || {
-        let builder = required(SharedStore::new(store.clone()))
+        let builder = required(DynStore::new(store.clone()))
             .lease(Duration::from_millis(300))
             .recovery(Recovery::Rerun)
-            .attempts(3);
+            .max_attempts(3);
         Api::new(builder, &probe)
     };
     for _ in 0..3 {
@@ -389,7 +389,7 @@ async fn f43_heartbeats_end_with_their_owner_whatever_its_end() {
         }
         Ok(response)
     });
-    let builder = required(SharedStore::new(store.clone())).disconnect(Disconnect::Cancel);
+    let builder = required(DynStore::new(store.clone())).disconnect(Disconnect::Cancel);
     let api = Api::new(builder, &probe);
     for key in ["recorded", "released", "panic", "error", "live", "left"] {
         let api = api.clone();
@@ -415,7 +415,7 @@ async fn f49_all_clones_of_a_router_share_the_places_to_wait() {
     let probe = Probe::behind(&gate);
     let layer = required(memory())
         .wait(Duration::from_secs(60))
-        .waiters(1)
+        .max_waiters(1)
         .build()
         .unwrap();
     let handler = tower::service_fn(move |request: Request<Body>| {
@@ -448,7 +448,7 @@ async fn f55_where_all_connections_are_taken_nothing_runs_and_the_client_may_com
             .await
             .unwrap();
         let probe = Probe::counting();
-        let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+        let api = Api::new(required(DynStore::new(store.clone())), &probe);
         api.send(keyed("K")).await.assert_run(1);
         let fence = record(&store, "K").await.unwrap().fence;
         let mut other = PgConnection::connect(&place.address()).await.unwrap();
@@ -511,9 +511,9 @@ async fn f57_a_claim_that_another_transaction_may_have_made_is_not_waited_for_fo
 async fn f97_a_herd_of_waiters_is_bounded_in_number_and_reads() {
     let store = Faulty::over(MemoryStore::new());
     let gate = Gate::closed();
-    let builder = required(SharedStore::new(store.clone()))
+    let builder = required(DynStore::new(store.clone()))
         .wait(Duration::from_secs(20))
-        .waiters(100);
+        .max_waiters(100);
     let api = Api::new(builder, &Probe::behind(&gate));
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -573,7 +573,7 @@ async fn f100_a_replay_keeps_the_cache_control_of_its_response() {
 async fn f59_a_record_that_vanishes_under_a_claim_is_claimed_again_and_never_run_without() {
     let store = Faulty::over(MemoryStore::new());
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     store.vanishes(2);
     api.send(keyed("K")).await.assert_run(1);
     assert_eq!(store.count(Call::Claim), 3);

@@ -10,8 +10,8 @@ use std::{
 use tower_idempotency::{
     Fence, RecordName, Store, StoreError, Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
-        Settlement, Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+        Release, Resolution, Transitioned,
     },
 };
 
@@ -225,16 +225,16 @@ impl<S: Store + Clone> Store for Faulty<S> {
         &self,
         name: &RecordName,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
-        let done = self.inner.reclaim(name, seen, succession, claim);
+        let done = self.inner.reclaim(name, seen, reclaim_as, claim);
         let fault = self.next_fault(Call::Reclaim);
         if let Some(Fault::LandsLater(delay)) = fault {
             let (inner, name, claim) = (self.inner.clone(), name.clone(), *claim);
             tokio::spawn(async move {
                 tokio::time::sleep(delay).await;
-                inner.reclaim(&name, seen, succession, &claim).await
+                inner.reclaim(&name, seen, reclaim_as, &claim).await
             });
         }
         Self::under(fault, done).await
@@ -245,7 +245,7 @@ impl<S: Store + Clone> Store for Faulty<S> {
         name: &RecordName,
         token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.around(Call::Renew, self.inner.renew(name, token, lease))
             .await
     }
@@ -255,7 +255,7 @@ impl<S: Store + Clone> Store for Faulty<S> {
         name: &RecordName,
         token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let done = self.inner.complete(name, token, completion);
         self.around(Call::Complete, done).await
     }
@@ -265,7 +265,7 @@ impl<S: Store + Clone> Store for Faulty<S> {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.around(Call::Release, self.inner.release(name, token, release))
             .await
     }
@@ -273,10 +273,10 @@ impl<S: Store + Clone> Store for Faulty<S> {
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
-        let done = self.inner.mark_unknown(name, witness, retention);
+    ) -> Result<Transitioned, StoreError> {
+        let done = self.inner.mark_unknown(name, marked_by, retention);
         self.around(Call::MarkUnknown, done).await
     }
 
@@ -285,7 +285,7 @@ impl<S: Store + Clone> Store for Faulty<S> {
         name: &RecordName,
         seen: Fence,
         resolution: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.around(Call::Resolve, self.inner.resolve(name, seen, resolution))
             .await
     }
@@ -304,7 +304,7 @@ impl<S: Store + Clone> Store for Faulty<S> {
             .await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
         self.around(Call::Forget, self.inner.forget(name, seen))
             .await
     }

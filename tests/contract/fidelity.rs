@@ -14,7 +14,7 @@ use tower_http::{
     request_id::{MakeRequestUuid, SetRequestIdLayer},
 };
 use tower_idempotency::{
-    Dispositions, KeptHeaders, MemoryStore, Outcome, SharedStore, Store, store::RecordState,
+    Dispositions, DynStore, KeptHeaders, MemoryStore, Outcome, Store, store::RecordState,
 };
 
 use crate::{
@@ -401,7 +401,7 @@ async fn rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombsto
     let gate = Gate::closed();
     gate.open();
     let (probe, frames) = live(&gate, "text/plain");
-    let api = Api::new(required(place.open().await).response_limit(10), &probe);
+    let api = Api::new(required(place.open().await).max_response_body(10), &probe);
     let asked = {
         let api = api.clone();
         tokio::spawn(async move { api.respond(keyed("K").0).await.unwrap() })
@@ -412,7 +412,7 @@ async fn rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombsto
     frames.send(Ok(data("789abc"))).unwrap();
     // It is known to be too large, and out it goes, before its end.
     let response = asked.await.unwrap();
-    assert_eq!(response.extensions().get(), Some(&Outcome::Live));
+    assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
     assert_eq!(response.status(), StatusCode::CREATED);
     let mut body = response.into_body();
     let read = body.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -489,7 +489,7 @@ async fn rule_69_a_large_response_reaches_the_client_whole_over_every_version() 
             };
             response
         });
-        let api = Api::new(required(memory()).response_limit(100), &probe);
+        let api = Api::new(required(memory()).max_response_body(100), &probe);
         let server = api.serve().await;
         let mut wire = Wire::open(&server).await;
         assert_eq!(wire.ask(wire_request("K")).await.body.len(), length);
@@ -558,11 +558,12 @@ async fn rule_69_event_streams_and_opted_out_types_go_out_live_at_once() {
         let gate = Gate::closed();
         gate.open();
         let (probe, frames) = live(&gate, content_type);
-        let builder = required(memory()).live_type(HeaderValue::from_static("application/x-live"));
+        let builder =
+            required(memory()).streamed_types([HeaderValue::from_static("application/x-live")]);
         let api = Api::new(builder, &probe);
         // Nothing has been sent yet, and here is the answer.
         let response = api.respond(keyed("K").0).await.unwrap();
-        assert_eq!(response.extensions().get(), Some(&Outcome::Live));
+        assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
         let frames = frames.lock().unwrap().take().unwrap();
         frames.send(Ok(data("one"))).unwrap();
         drop(frames);
@@ -620,7 +621,7 @@ async fn rule_69_an_upgrade_is_not_recorded() {
     );
     let response = api.respond(keyed("K").0).await.unwrap();
     assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
-    assert_eq!(response.extensions().get(), Some(&Outcome::Live));
+    assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
     drop(response);
     settle().await;
     // Never a replay: an interim status would break the connection.
@@ -648,8 +649,8 @@ async fn rule_70_refusals_are_problem_details_that_show_nothing_of_what_is_store
         }
     });
     let faulty = Faulty::over(MemoryStore::new());
-    let builder = required(SharedStore::new(faulty.clone()))
-        .request_limit(200)
+    let builder = required(DynStore::new(faulty.clone()))
+        .max_request_body(200)
         .documentation("https://docs.test/keys");
     let api = Api::new(builder, &probe);
     let asked = || keyed(KEY).from("acct-s3cr3t").body(BODY);
@@ -885,7 +886,7 @@ async fn rule_72_a_running_record_does_not_expire_under_its_handler_and_is_kept_
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let store = MemoryStore::new();
-    let builder = required(SharedStore::new(store.clone())).retention(Duration::from_secs(30));
+    let builder = required(DynStore::new(store.clone())).retention(Duration::from_secs(30));
     let api = Api::new(builder, &probe);
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -910,7 +911,7 @@ async fn rule_72_a_running_record_does_not_expire_under_its_handler_and_is_kept_
 async fn rule_72_an_unknown_outcome_is_shown_for_its_own_retention() {
     let probe = Probe::statuses(&[504, 201]);
     let store = MemoryStore::new();
-    let builder = required(SharedStore::new(store.clone()))
+    let builder = required(DynStore::new(store.clone()))
         .retention(Duration::from_secs(60))
         .unknown_retention(3 * DAY);
     let api = Api::new(builder, &probe);

@@ -6,7 +6,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use tower_idempotency::{
     KeptHeaders, Reconciled, Reconciler, RecordedResponse, Recovery, Store,
-    store::{Claim, Claimed, Completion, RecordState, Settlement},
+    store::{Claim, Claimed, Completion, RecordState, Transitioned},
 };
 
 use crate::{
@@ -102,7 +102,7 @@ async fn completed_with(store: &impl Store, key: &str, response: Bytes) {
     assert!(matches!(claimed, Claimed::Acquired(_)));
     let completion = Completion::new(response, hour, hour);
     let completed = store.complete(&named(key), claim.token, &completion).await;
-    assert_eq!(completed.unwrap(), Settlement::Applied);
+    assert_eq!(completed.unwrap(), Transitioned::Applied);
 }
 
 fn holds_secret(bytes: &[u8]) -> bool {

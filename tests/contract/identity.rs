@@ -105,7 +105,7 @@ async fn rule_21_a_hundred_retries_make_one_run(place: &Place) {
         optional(store)
             .dispositions(Dispositions::only_success())
             .recovery(Recovery::Rerun)
-            .attempts(u32::MAX)
+            .max_attempts(u32::MAX)
             .store_failure(StoreFailure::RunUnguarded)
             .key_syntax(KeySyntax::compat().length(1..=1024))
             .kept_headers(KeptHeaders::all_but_transient()),

@@ -10,8 +10,8 @@ use std::{
 
 use http::StatusCode;
 use tower_idempotency::{
-    IdempotencyBuilder, KeySyntax, MemoryStore, Outcome, Reconciled, Reconciler, Recovery,
-    RejectionKind, SharedStore, Store as _, StoreFailure,
+    DynStore, IdempotencyBuilder, KeySyntax, MemoryStore, Outcome, Reconciled, Reconciler,
+    Recovery, RejectionKind, Store as _, StoreFailure,
     store::{Claim, Claimed, Release},
 };
 
@@ -33,8 +33,8 @@ on_each_store! {
 #[tokio::test]
 async fn rule_08_a_tab_around_a_key_is_refused() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let strict = required(SharedStore::new(store.clone())).key_syntax(KeySyntax::strict());
-    for builder in [required(SharedStore::new(store.clone())), strict] {
+    let strict = required(DynStore::new(store.clone())).key_syntax(KeySyntax::strict());
+    for builder in [required(DynStore::new(store.clone())), strict] {
         let api = Api::new(builder, &probe);
         let server = api.serve().await;
         let mut http2 = Http2::open(&server).await;
@@ -105,7 +105,7 @@ async fn rule_11_a_stale_key_gets_what_its_record_answers(place: &Place) {
         }
         response
     });
-    let wide = Api::new(wide(&store).response_limit(1_000), &probe);
+    let wide = Api::new(wide(&store).max_response_body(1_000), &probe);
     let narrow = Api::new(narrow(&store), &probe);
     let mut runs = 0;
     // One record after the other, made while its key was fresh.
@@ -198,7 +198,7 @@ async fn rule_11_a_stale_key_never_runs_without_an_answer(place: &Place) {
         let claimed = store.claim(&named(&key), &claim).await.unwrap();
         if matches!(claimed, Claimed::Acquired(_)) {
             let name = named(&key);
-            let released = store.release(&name, claim.token, Release::Bound);
+            let released = store.release(&name, claim.token, Release::SameRequest);
             let _ = released.await.unwrap();
         }
         eventually(async || {
@@ -243,7 +243,7 @@ async fn rule_11_a_key_grows_stale_while_it_waits() {
     let (gate, probe) = failing_behind_a_gate();
     let key = made_ago(HALF_AN_HOUR, 1);
     // The handler outlives the window, and heartbeats keep its claim.
-    let patient = wide(&memory()).wait(2 * HOUR).longest_run(2 * HOUR);
+    let patient = wide(&memory()).wait(2 * HOUR).max_run_time(2 * HOUR);
     let api = Api::new(patient, &probe);
     let owner = api.spawn(keyed(&key));
     gate.arrival().await;
@@ -268,7 +268,7 @@ async fn rule_11_a_key_that_grew_stale_under_its_hook_does_not_run() {
         Reconciled::DidNotHappen
     }));
     let probe = Probe::counting();
-    let api = Api::new(wide(&store).longest_run(2 * HOUR).recovery(slow), &probe);
+    let api = Api::new(wide(&store).max_run_time(2 * HOUR).recovery(slow), &probe);
     let asked = api.send(keyed(&key)).await;
     asked.assert_problem(409, "outcome-unknown");
     assert_eq!(probe.runs(), 0);
@@ -278,7 +278,7 @@ async fn rule_11_a_key_that_grew_stale_under_its_hook_does_not_run() {
 async fn rule_58_a_stale_key_does_not_run_while_the_store_is_down() {
     let store = Faulty::over(MemoryStore::new());
     let probe = Probe::counting();
-    let open = narrow(&SharedStore::new(store.clone())).store_failure(StoreFailure::RunUnguarded);
+    let open = narrow(&DynStore::new(store.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(open, &probe);
     store.breaks_down(&Fault::Fails);
     let refused = api.send(keyed(&made_ago(HALF_AN_HOUR, 1))).await;
@@ -298,7 +298,7 @@ async fn rule_77_a_window_longer_than_a_retention_is_refused() {
     let with =
         |window: Duration| required(memory()).key_syntax(KeySyntax::compat().uuid_v7(window));
     let day = 24 * HOUR;
-    let refuses = |builder: IdempotencyBuilder<SharedStore>, setting: &str| {
+    let refuses = |builder: IdempotencyBuilder<DynStore>, setting: &str| {
         let error = builder.build().unwrap_err();
         assert_eq!(error.setting(), "key_syntax");
         assert!(error.to_string().contains(setting), "{error}");
@@ -337,12 +337,12 @@ fn failing_behind_a_gate() -> (Gate, Probe) {
 }
 
 /// A layer for which a key made half an hour ago is fresh.
-fn wide(store: &SharedStore) -> IdempotencyBuilder<SharedStore> {
+fn wide(store: &DynStore) -> IdempotencyBuilder<DynStore> {
     required(store.clone()).key_syntax(KeySyntax::compat().uuid_v7(HOUR))
 }
 
 /// A layer for which it is stale.
-fn narrow(store: &SharedStore) -> IdempotencyBuilder<SharedStore> {
+fn narrow(store: &DynStore) -> IdempotencyBuilder<DynStore> {
     required(store.clone()).key_syntax(KeySyntax::compat().uuid_v7(HOUR / 6))
 }
 

@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header};
 use tower_idempotency::{
-    BuildError, Fingerprinting, IdempotencyBuilder, KeySyntax, MemoryStore, RecordedResponse,
-    SharedStore, Store, StoreFailure,
-    store::{Claim, Claimed, Completion, RecordState, Settlement},
+    BuildError, DynStore, Fingerprinting, IdempotencyBuilder, KeySyntax, MemoryStore,
+    RecordedResponse, Store, StoreFailure,
+    store::{Claim, Claimed, Completion, RecordState, Transitioned},
 };
 
 use crate::{
@@ -77,7 +77,7 @@ async fn completed_with(store: &impl Store, key: &str, response: Bytes) {
     assert!(matches!(claimed, Claimed::Acquired(_)));
     let completion = Completion::new(response, hour, hour);
     let completed = store.complete(&named(key), claim.token, &completion).await;
-    assert_eq!(completed.unwrap(), Settlement::Applied);
+    assert_eq!(completed.unwrap(), Transitioned::Applied);
 }
 
 #[tokio::test]
@@ -85,7 +85,7 @@ async fn rule_73_a_store_that_says_so_itself_is_counted_too() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, .., Fault::IsCorrupt);
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(faulty)), &probe);
+    let api = Api::new(required(DynStore::new(faulty)), &probe);
     let (counts, refused) = counted(api.send(keyed("K"))).await;
     refused.assert_problem(503, "store-unavailable");
     assert_eq!((counts["store-unavailable"], counts["corrupt"]), (1, 1));
@@ -135,7 +135,7 @@ fn rule_74_what_does_not_end_in_time_is_left_to_its_lease() {
     };
     let store = MemoryStore::new();
     let probe = Probe::behind(&Gate::closed());
-    let short = || required(SharedStore::new(store.clone())).lease(Duration::from_millis(300));
+    let short = || required(DynStore::new(store.clone())).lease(Duration::from_millis(300));
     let process = runtime();
     process.block_on(async {
         let api = Api::new(short(), &probe);
@@ -178,7 +178,7 @@ async fn rule_74_to_stop_waiting_for_the_drain_stops_nothing_else() {
 async fn rule_75_every_outcome_is_one_event_and_one_count_and_shows_no_secret() {
     let told = Told::listen();
     let faulty = Faulty::over(MemoryStore::new());
-    let shared = || SharedStore::new(faulty.clone());
+    let shared = || DynStore::new(faulty.clone());
     let gate = Gate::closed();
     let secret = |key: &str| {
         ask("/count")
@@ -212,7 +212,7 @@ async fn rule_75_every_outcome_is_one_event_and_one_count_and_shows_no_secret() 
             }
         })
     };
-    let api = Api::new(required(shared()).request_limit(100), &probe);
+    let api = Api::new(required(shared()).max_request_body(100), &probe);
     let mut expected = BTreeMap::new();
     let mut expect = |outcome: &'static str| *expected.entry(outcome).or_insert(0) += 1;
 
@@ -386,28 +386,28 @@ async fn rule_75_debug_output_shows_no_secret() {
 
 #[test]
 fn rule_77_durations_that_cannot_be_are_refused_by_name() {
-    type Set = fn(IdempotencyBuilder<SharedStore>, Duration) -> IdempotencyBuilder<SharedStore>;
+    type Set = fn(IdempotencyBuilder<DynStore>, Duration) -> IdempotencyBuilder<DynStore>;
     let settings: [(&str, Set); 10] = [
         ("lease", |builder, duration| builder.lease(duration)),
         ("heartbeat", |builder, duration| builder.heartbeat(duration)),
-        ("longest_run", |builder, duration| {
-            builder.longest_run(duration)
+        ("max_run_time", |builder, duration| {
+            builder.max_run_time(duration)
         }),
         ("retention", |builder, duration| builder.retention(duration)),
         ("unknown_retention", |builder, duration| {
             builder.unknown_retention(duration)
         }),
-        ("request_time", |builder, duration| {
-            builder.request_time(duration)
+        ("request_body_timeout", |builder, duration| {
+            builder.request_body_timeout(duration)
         }),
-        ("response_time", |builder, duration| {
-            builder.response_time(duration)
+        ("response_body_timeout", |builder, duration| {
+            builder.response_body_timeout(duration)
         }),
         ("store_timeout", |builder, duration| {
             builder.store_timeout(duration)
         }),
-        ("late_recording", |builder, duration| {
-            builder.late_recording(duration, 1)
+        ("late_recording_timeout", |builder, duration| {
+            builder.late_recording_timeout(duration)
         }),
         ("retention_for", |builder, duration| {
             builder.retention_for(StatusCode::OK, duration)
@@ -452,7 +452,7 @@ fn rule_77_durations_that_contradict_one_another_are_refused_by_name() {
         builder().unknown_retention(29 * SECOND),
         "unknown_retention",
     );
-    refuses(builder().longest_run(29 * SECOND), "longest_run");
+    refuses(builder().max_run_time(29 * SECOND), "max_run_time");
     refuses(
         builder().retention_for(StatusCode::OK, 29 * SECOND),
         "retention_for",
@@ -460,7 +460,7 @@ fn rule_77_durations_that_contradict_one_another_are_refused_by_name() {
     refuses(
         builder()
             .lease(24 * 3600 * SECOND + SECOND)
-            .longest_run(48 * 3600 * SECOND),
+            .max_run_time(48 * 3600 * SECOND),
         "retention",
     );
     // The message says which, and how far it is off.
@@ -492,25 +492,31 @@ fn rule_77_other_settings_that_cannot_be_are_refused_by_name() {
         refuses(builder().mismatch_status(status), "mismatch_status");
     }
 
-    refuses(builder().waiters(0), "waiters");
-    refuses(builder().waiters(usize::MAX), "waiters");
-    refuses(builder().in_flight(0), "in_flight");
-    refuses(builder().in_flight(usize::MAX), "in_flight");
-    refuses(builder().buffered_bytes(0), "buffered_bytes");
-    refuses(builder().buffered_bytes(usize::MAX), "buffered_bytes");
+    refuses(builder().max_waiters(0), "max_waiters");
+    refuses(builder().max_waiters(usize::MAX), "max_waiters");
+    refuses(builder().max_in_flight(0), "max_in_flight");
+    refuses(builder().max_in_flight(usize::MAX), "max_in_flight");
+    refuses(builder().max_buffered_bytes(0), "max_buffered_bytes");
     refuses(
-        builder().buffered_bytes(1_000).request_limit(1_001),
-        "buffered_bytes",
+        builder().max_buffered_bytes(usize::MAX),
+        "max_buffered_bytes",
     );
-    refuses(builder().late_recording(SECOND, 0), "late_recording");
     refuses(
-        builder().late_recording(SECOND, usize::MAX),
-        "late_recording",
+        builder().max_buffered_bytes(1_000).max_request_body(1_001),
+        "max_buffered_bytes",
     );
-    refuses(builder().attempts(0), "attempts");
-    refuses(builder().response_limit(usize::MAX), "response_limit");
-    let roomy = builder().buffered_bytes(300 << 20);
-    refuses(roomy.request_limit((256 << 20) + 1), "request_limit");
+    refuses(
+        builder().max_late_recording_bytes(0),
+        "max_late_recording_bytes",
+    );
+    refuses(
+        builder().max_late_recording_bytes(usize::MAX),
+        "max_late_recording_bytes",
+    );
+    refuses(builder().max_attempts(0), "max_attempts");
+    refuses(builder().max_response_body(usize::MAX), "max_response_body");
+    let roomy = builder().max_buffered_bytes(300 << 20);
+    refuses(roomy.max_request_body((256 << 20) + 1), "max_request_body");
 
     for syntax in [
         KeySyntax::compat().length(0..=255),
@@ -541,7 +547,7 @@ fn rule_77_other_settings_that_cannot_be_are_refused_by_name() {
 }
 
 #[track_caller]
-fn refuses(builder: IdempotencyBuilder<SharedStore>, setting: &str) -> String {
+fn refuses(builder: IdempotencyBuilder<DynStore>, setting: &str) -> String {
     let error: BuildError = builder.build().expect_err(setting);
     assert_eq!(error.setting(), setting, "{error}");
     let message = error.to_string();

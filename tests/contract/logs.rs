@@ -14,11 +14,11 @@ use tokio::{
 };
 use tower::{Layer as _, ServiceExt as _};
 use tower_idempotency::{
-    Disconnect, Dispositions, Fingerprinting, IdempotencyBuilder, IdempotencyLayer, KeySyntax,
-    MemoryStore, Operation, PostgresStore, Reconciled, Reconciler, Recovery, Scope, SharedStore,
+    Disconnect, Dispositions, DynStore, Fingerprinting, IdempotencyBuilder, IdempotencyLayer,
+    KeySyntax, MemoryStore, Operation, PostgresStore, Reconciled, Reconciler, Recovery, Scope,
     Store as _, StoreFailure, Sweeper,
     sqlx::postgres::{PgConnectOptions, PgSslMode},
-    store::{Claim, Claimed, Completion, Settlement},
+    store::{Claim, Claimed, Completion, Transitioned},
 };
 
 use crate::{
@@ -105,7 +105,7 @@ fn name(key: &str) -> tower_idempotency::RecordName {
 }
 
 /// A claim of the request with this key, as by a process that has crashed since.
-async fn claimed(store: &SharedStore, key: &str, lease: Duration) -> Claim {
+async fn claimed(store: &DynStore, key: &str, lease: Duration) -> Claim {
     let print = fingerprint(ask("/count").key("K").body("{\"b0dy\":\"s3cr3t\"}")).await;
     let claim = Claim::new(print, lease, HOUR);
     let claimed = store.claim(&name(key), &claim).await.unwrap();
@@ -113,10 +113,10 @@ async fn claimed(store: &SharedStore, key: &str, lease: Duration) -> Claim {
     claim
 }
 
-fn broken(call: Call, fault: Fault) -> (Faulty<MemoryStore>, SharedStore) {
+fn broken(call: Call, fault: Fault) -> (Faulty<MemoryStore>, DynStore) {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(call, .., fault);
-    (faulty.clone(), SharedStore::new(faulty))
+    (faulty.clone(), DynStore::new(faulty))
 }
 
 fn answering() -> Probe {
@@ -159,10 +159,7 @@ async fn f110_missing_privileges_are_logged_with_the_grants() {
             .connect()
             .await;
         let store = store.unwrap();
-        let api = Api::new(
-            required(SharedStore::new(store.clone())),
-            &Probe::counting(),
-        );
+        let api = Api::new(required(DynStore::new(store.clone())), &Probe::counting());
         let refused = api.send(secret("K")).await;
         store.close().await;
         run(&place.address(), format!("DROP ROLE {role}")).await;
@@ -202,10 +199,7 @@ async fn f110_a_dead_database_is_logged() {
             .connect()
             .await
             .unwrap();
-        let api = Api::new(
-            required(SharedStore::new(store.clone())),
-            &Probe::counting(),
-        );
+        let api = Api::new(required(DynStore::new(store.clone())), &Probe::counting());
         api.send(secret("K")).await.assert_live(201);
         // From now on connections are refused.
         network.abort();
@@ -247,7 +241,7 @@ async fn f110_each_kind_of_failing_store_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_full_memory_store_names_its_bound() {
     let log = Log::listen();
-    let store = SharedStore::new(MemoryStore::bounded(1, 1 << 20));
+    let store = DynStore::new(MemoryStore::bounded(1, 1 << 20));
     let api = Api::new(required(store), &answering());
     api.send(secret("K")).await.assert_live(201);
     api.send(secret("L"))
@@ -265,7 +259,7 @@ async fn f110_an_unreadable_response_is_logged_by_its_operation() {
     let claim = claimed(&store, "K", HOUR).await;
     let garbage = Completion::new("answ3r-s3cr3t".into(), HOUR, HOUR);
     let completed = store.complete(&name("K"), claim.token, &garbage).await;
-    assert_eq!(completed.unwrap(), Settlement::Applied);
+    assert_eq!(completed.unwrap(), Transitioned::Applied);
     let api = Api::new(required(store), &Probe::counting());
     api.send(secret("K"))
         .await
@@ -283,7 +277,7 @@ async fn f110_a_claim_that_succeeds_at_last_is_logged() {
     let log = Log::listen();
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, ..=1, Fault::Fails);
-    let api = Api::new(required(SharedStore::new(faulty)), &answering());
+    let api = Api::new(required(DynStore::new(faulty)), &answering());
     api.send(secret("K")).await.assert_live(201);
     log.only("claim failed and was tried again")
         .says("error", "as the test wants it");
@@ -316,7 +310,7 @@ async fn f110_a_failed_withdrawal_is_logged_until_it_is_given_up() {
     let log = Log::listen();
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks_down(&Fault::Fails);
-    let api = Api::new(required(SharedStore::new(faulty)), &Probe::counting());
+    let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     api.send(secret("K"))
         .await
         .assert_problem(503, "store-unavailable");
@@ -423,7 +417,9 @@ async fn f110_giving_up_late_recording_is_logged_with_its_cause() {
     let log = Log::listen();
     let (_, store) = broken(Call::Complete, Fault::Fails);
     let minute = Duration::from_secs(60);
-    let builder = required(store).late_recording(minute, 1 << 20);
+    let builder = required(store)
+        .late_recording_timeout(minute)
+        .max_late_recording_bytes(1 << 20);
     Api::new(builder, &answering()).send(secret("K")).await;
     tokio::time::sleep(2 * minute).await;
     log.only("recording of an outcome given up")
@@ -438,15 +434,17 @@ async fn f110_giving_up_late_recording_is_logged_with_its_cause() {
 async fn f110_too_many_late_outcomes_name_the_setting() {
     let log = Log::listen();
     let (_, store) = broken(Call::Complete, Fault::Fails);
-    let of_one_byte = required(store.clone()).late_recording(HOUR, 1);
+    let of_one_byte = required(store.clone())
+        .late_recording_timeout(HOUR)
+        .max_late_recording_bytes(1);
     Api::new(of_one_byte, &answering()).send(secret("K")).await;
-    let one_at_a_time = required(store).in_flight(1);
+    let one_at_a_time = required(store).max_in_flight(1);
     let api = Api::new(one_at_a_time, &answering());
     for key in ["L", "M"] {
         api.send(secret(key)).await;
         settle().await;
     }
-    for setting in ["bytes of `late_recording`", "`in_flight`"] {
+    for setting in ["bytes of `late_recording`", "`max_in_flight`"] {
         let event = log.only(setting);
         event.says("notice", "gave_up_recording");
     }
@@ -468,7 +466,7 @@ async fn f110_a_failing_renewal_and_a_lapsed_lease_are_logged() {
         .says("error", "as the test wants it")
         .names_an_operation();
     log.only("lease lapsed without a renewal")
-        .says("message", "`lost()`")
+        .says("message", "`lease_lost()`")
         .says("operation", renewals[0].field("operation"));
 }
 
@@ -477,12 +475,14 @@ async fn f110_a_renewal_that_panics_loses_the_lease_in_time() {
     let log = Log::listen();
     let (_, store) = broken(Call::Renew, Fault::Panics);
     let probe = Probe::running(|run| async move {
-        run.operation().lost().await;
+        run.operation().lease_lost().await;
         Ok(run.created())
     });
     let api = Api::new(required(store), &probe);
     let answer = tokio::time::timeout(Duration::from_secs(60), api.send(secret("K"))).await;
-    answer.expect("`lost()` did not resolve").assert_live(201);
+    answer
+        .expect("`lease_lost()` did not resolve")
+        .assert_live(201);
     log.only("lease lapsed without a renewal");
 }
 
@@ -494,9 +494,9 @@ async fn f110_a_run_longer_than_allowed_is_logged() {
         tokio::time::sleep(2 * minute).await;
         Ok(run.created())
     });
-    let builder = required(memory()).longest_run(minute);
+    let builder = required(memory()).max_run_time(minute);
     Api::new(builder, &probe).send(secret("K")).await;
-    log.only("run takes longer than `longest_run`")
+    log.only("run takes longer than `max_run_time`")
         .names_an_operation();
 }
 
@@ -509,7 +509,7 @@ async fn f110_a_sweeper_goes_on_after_failures_and_logs_them() {
         let log = Log::listen();
         let faulty = Faulty::over(MemoryStore::new());
         faulty.breaks(Call::PurgeExpired, ..=3, fault);
-        let sweeper = Sweeper::new(SharedStore::new(faulty));
+        let sweeper = Sweeper::new(DynStore::new(faulty));
         let sweeper = sweeper.every(Duration::from_secs(1)).spawn();
         tokio::time::sleep(Duration::from_secs(30)).await;
         let report = sweeper.stop().await;
@@ -539,17 +539,19 @@ async fn f110_an_unknown_caller_is_logged_with_its_remedy() {
 async fn f110_overload_names_the_setting() {
     let log = Log::listen();
     let gate = Gate::closed();
-    let api = Api::new(required(memory()).in_flight(1), &Probe::behind(&gate));
+    let api = Api::new(required(memory()).max_in_flight(1), &Probe::behind(&gate));
     let running = api.spawn(secret("K"));
     gate.arrival().await;
     api.send(secret("L"))
         .await
         .assert_problem(503, "overloaded");
-    log.only("`in_flight`");
+    log.only("`max_in_flight`");
     gate.open();
     running.await.unwrap();
 
-    let builder = required(memory()).request_limit(100).buffered_bytes(100);
+    let builder = required(memory())
+        .max_request_body(100)
+        .max_buffered_bytes(100);
     let api = Api::new(builder, &Probe::counting());
     let (frames, body) = streamed();
     frames
@@ -560,7 +562,7 @@ async fn f110_overload_names_the_setting() {
     api.send(secret("L").body("s3cr3t-b0dy".repeat(8)))
         .await
         .assert_problem(503, "overloaded");
-    log.only("`buffered_bytes`");
+    log.only("`max_buffered_bytes`");
     drop(frames);
     uploading.await.unwrap();
 }
@@ -602,7 +604,7 @@ async fn f110_an_operation_without_a_layer_is_logged() {
 
 #[tokio::test(start_paused = true)]
 async fn f110_each_panic_of_the_application_is_logged() {
-    type Set = fn(IdempotencyBuilder<SharedStore>) -> IdempotencyBuilder<SharedStore>;
+    type Set = fn(IdempotencyBuilder<DynStore>) -> IdempotencyBuilder<DynStore>;
     let functions: [(&str, Set); 5] = [
         ("`guard_if`", |layer| layer.guard_if(|_| panic!("s3cr3t"))),
         ("key validator", |layer| {
@@ -684,7 +686,7 @@ async fn f110_a_reconciler_that_fails_is_logged() {
     }
     for (which, message) in [
         ("panics", "`Reconciler` panicked"),
-        ("hangs", "`Reconciler` took longer than `longest_run`"),
+        ("hangs", "`Reconciler` took longer than `max_run_time`"),
         (
             "happened",
             "recording failed of what a `Reconciler` found out",
@@ -749,12 +751,12 @@ async fn f110_a_response_with_too_large_headers_is_logged() {
         response.headers_mut().insert("x-large", large);
         response
     });
-    let api = Api::new(required(memory()).response_limit(1_000), &probe);
+    let api = Api::new(required(memory()).max_response_body(1_000), &probe);
     api.send(secret("K")).await.assert_live(201);
     api.send(secret("K"))
         .await
         .assert_problem(409, "response-not-replayable");
-    log.only("headers and body exceed `response_limit`");
+    log.only("headers and body exceed `max_response_body`");
 }
 
 #[tokio::test(start_paused = true)]
@@ -792,7 +794,7 @@ async fn f110_a_thousand_refusals_are_a_handful_of_events() {
     let log = Log::listen();
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks_down(&Fault::Fails);
-    let api = Api::new(required(SharedStore::new(faulty)), &Probe::counting());
+    let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     let mut asked = JoinSet::new();
     for number in 0..1_000 {
         let api = api.clone();
@@ -834,7 +836,9 @@ async fn f110_a_thousand_unknown_outcomes_are_one_warning() {
 async fn f110_a_thousand_notices_are_one_warning() {
     let log = Log::listen();
     let (_, store) = broken(Call::Complete, Fault::Fails);
-    let builder = required(store).late_recording(Duration::from_secs(1), 1 << 20);
+    let builder = required(store)
+        .late_recording_timeout(Duration::from_secs(1))
+        .max_late_recording_bytes(1 << 20);
     let api = Api::new(builder, &answering());
     for number in 0..1_000 {
         api.send(secret(&number.to_string())).await;
@@ -849,7 +853,7 @@ async fn f110_a_thousand_notices_are_one_warning() {
 async fn f110_kinds_of_failures_do_not_suppress_one_another() {
     let log = Log::listen();
     let faulty = Faulty::over(MemoryStore::new());
-    let store = SharedStore::new(faulty.clone());
+    let store = DynStore::new(faulty.clone());
     let api = Api::new(required(store), &Probe::counting());
     for fault in [Fault::IsFull, Fault::IsCorrupt, Fault::IsOverloaded] {
         faulty.heals();
@@ -865,7 +869,7 @@ async fn f110_kinds_of_failures_do_not_suppress_one_another() {
         .collect();
     assert_eq!(kinds, ["full", "corrupt", "overloaded"]);
     // Another layer has limits of its own.
-    let other = Api::new(required(SharedStore::new(faulty)), &Probe::counting());
+    let other = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     other.send(secret("K")).await;
     assert_eq!(log.warnings().len(), 4);
 }

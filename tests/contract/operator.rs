@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use tower_idempotency::{
-    Fence, MemoryStore, RecordedResponse, SharedStore, Store, Sweeper,
-    store::{Filter, RecordState, Resolution, Settlement},
+    DynStore, Fence, MemoryStore, RecordedResponse, Store, Sweeper,
+    store::{Filter, RecordState, Resolution, Transitioned},
 };
 
 use crate::{
@@ -24,7 +24,7 @@ on_each_store! {
 }
 
 /// Runs K, without anybody knowing what came of it.
-async fn lost(store: &SharedStore) -> (Api, Probe, Fence) {
+async fn lost(store: &DynStore) -> (Api, Probe, Fence) {
     let probe = Probe::running(|run| async move {
         match run.number {
             1 => Err(Failure("lost")),
@@ -59,9 +59,9 @@ async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place
     // Of another claim than the one that was seen, nothing is said.
     let other = Fence::new(seen.get() + 1);
     let resolved = store.resolve(&named("K"), other, &happened).await.unwrap();
-    assert_eq!(resolved, Settlement::Superseded);
+    assert_eq!(resolved, Transitioned::Superseded);
     let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();
-    assert_eq!(resolved, Settlement::Applied);
+    assert_eq!(resolved, Transitioned::Applied);
     for _ in 0..2 {
         let replay = api.send(keyed("K")).await;
         assert!(replay.is_replay());
@@ -82,7 +82,7 @@ async fn an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request(
         .resolve(&named("K"), seen, &Resolution::DidNotHappen)
         .await
         .unwrap();
-    assert_eq!(resolved, Settlement::Applied);
+    assert_eq!(resolved, Transitioned::Applied);
     api.send(keyed("K").body("{}"))
         .await
         .assert_problem(422, "key-reused");
@@ -99,7 +99,7 @@ async fn a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows(place: 
     let (api, probe, seen) = lost(&store).await;
     let happened = happened(&RecordedResponse::tombstone());
     let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();
-    assert_eq!(resolved, Settlement::Applied);
+    assert_eq!(resolved, Transitioned::Applied);
     api.send(keyed("K"))
         .await
         .assert_problem(409, "response-not-replayable");
@@ -142,7 +142,7 @@ async fn a_forgotten_record_lets_the_next_request_run(place: &Place) {
     let store = place.open().await;
     let (api, probe, seen) = lost(&store).await;
     let forgotten = store.forget(&named("K"), seen).await.unwrap();
-    assert_eq!(forgotten, Settlement::Applied);
+    assert_eq!(forgotten, Transitioned::Applied);
     api.send(keyed("K").body("any"))
         .await
         .assert_live(201)
@@ -156,7 +156,7 @@ async fn a_sweeper_removes_what_has_expired_and_says_what_it_did() {
     let store = MemoryStore::new();
     let probe = Probe::statuses(&[201, 504, 503]);
     let minute = Duration::from_secs(60);
-    let builder = required(SharedStore::new(store.clone()))
+    let builder = required(DynStore::new(store.clone()))
         .retention(minute)
         .unknown_retention(minute);
     let api = Api::new(builder, &probe);
@@ -165,7 +165,7 @@ async fn a_sweeper_removes_what_has_expired_and_says_what_it_did() {
     }
     let gate = Gate::closed();
     let running = Api::new(
-        required(SharedStore::new(store.clone())),
+        required(DynStore::new(store.clone())),
         &Probe::behind(&gate),
     );
     let owner = running.spawn(keyed("running"));
@@ -199,7 +199,7 @@ async fn a_sweeper_outlives_a_store_that_fails_and_stops_when_it_is_dropped() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::PurgeExpired, 1..=2, Fault::Fails);
     let minute = Duration::from_secs(60);
-    let sweeper = Sweeper::new(SharedStore::new(faulty.clone()))
+    let sweeper = Sweeper::new(DynStore::new(faulty.clone()))
         .every(minute)
         .spawn();
     tokio::time::sleep(10 * minute).await;
@@ -208,7 +208,7 @@ async fn a_sweeper_outlives_a_store_that_fails_and_stops_when_it_is_dropped() {
     let report = sweeper.stop().await;
     assert_eq!(report.failures, 2);
 
-    let sweeper = Sweeper::new(SharedStore::new(faulty.clone()))
+    let sweeper = Sweeper::new(DynStore::new(faulty.clone()))
         .every(minute)
         .spawn();
     drop(sweeper);

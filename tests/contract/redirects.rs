@@ -56,7 +56,7 @@ async fn rule_52_a_redirect_that_a_table_releases_frees_the_key() {
 async fn rule_50_after_effects_a_redirect_leaves_the_outcome_unknown() {
     for status in [307, 308, 413, 415] {
         let probe = Probe::answering(move |run| {
-            run.operation().effects_begin();
+            run.operation().effects_started();
             let mut response = run.created();
             *response.status_mut() = StatusCode::from_u16(status).unwrap();
             response

@@ -16,7 +16,7 @@ use http_body::Frame;
 use http_body_util::BodyExt as _;
 use tower::{Layer as _, Service, ServiceExt};
 use tower_idempotency::{
-    Disconnect, MemoryStore, Outcome, RejectionKind, SharedStore, Store,
+    Disconnect, DynStore, MemoryStore, Outcome, RejectionKind, Store,
     store::{Claim, Release},
 };
 
@@ -31,7 +31,7 @@ use crate::{
 fn without_a_tokio_runtime_guarded_requests_are_refused_and_others_pass() {
     let store = MemoryStore::new();
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let refused = block_on(api.send(keyed("K")));
     refused.assert_problem(500, "runtime-missing");
     assert_eq!(refused.retry_after(), None);
@@ -64,10 +64,10 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
 async fn a_second_layer_on_the_same_request_passes() {
     let (outer_store, inner_store) = (MemoryStore::new(), MemoryStore::new());
     let probe = Probe::counting();
-    let inner = required(SharedStore::new(inner_store.clone()))
+    let inner = required(DynStore::new(inner_store.clone()))
         .build()
         .unwrap();
-    let outer = required(SharedStore::new(outer_store.clone()))
+    let outer = required(DynStore::new(outer_store.clone()))
         .build()
         .unwrap();
     let service = outer.layer(inner.layer(probe.clone()));
@@ -153,7 +153,7 @@ async fn an_inner_service_that_fails_to_become_ready_after_the_wait_leaves_the_k
     let waiter = tokio::spawn(service.oneshot(keyed("K").0));
     settle().await;
     let _ = store
-        .release(&named("K"), claim.token, Release::Bound)
+        .release(&named("K"), claim.token, Release::SameRequest)
         .await
         .unwrap();
     let error = waiter.await.unwrap().err().unwrap();
@@ -166,7 +166,7 @@ async fn an_inner_service_that_fails_to_become_ready_after_the_wait_leaves_the_k
 async fn f46_an_inner_service_that_fails_before_the_call_claims_nothing() {
     let store = MemoryStore::new();
     let probe = Probe::counting();
-    let layer = required(SharedStore::new(store.clone())).build().unwrap();
+    let layer = required(DynStore::new(store.clone())).build().unwrap();
     let failing = layer.layer(ReadyFor {
         times: Arc::default(),
         probe: probe.clone(),
@@ -181,7 +181,7 @@ async fn f46_an_inner_service_that_fails_before_the_call_claims_nothing() {
 async fn no_more_requests_run_than_allowed_even_if_their_clients_have_left() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let api = Api::new(required(memory()).in_flight(2), &probe);
+    let api = Api::new(required(memory()).max_in_flight(2), &probe);
     let owner = api.spawn(keyed("K"));
     let gone = api.spawn(keyed("L"));
     gate.arrival().await;
@@ -208,7 +208,7 @@ async fn a_late_write_holds_no_place_of_those_that_run() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Complete, 1..=5, Fault::Fails);
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(faulty)).in_flight(1), &probe);
+    let api = Api::new(required(DynStore::new(faulty)).max_in_flight(1), &probe);
     let first = api.send(keyed("K")).await;
     assert_eq!(first.header("idempotent-recorded"), Some("false"));
     settle().await;
@@ -220,8 +220,8 @@ async fn no_more_bytes_are_held_for_waiting_requests_than_allowed() {
     let store = memory();
     let probe = Probe::counting();
     let builder = required(store.clone())
-        .request_limit(100)
-        .buffered_bytes(150)
+        .max_request_body(100)
+        .max_buffered_bytes(150)
         .wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let large = || keyed("K").body("x".repeat(100));
@@ -239,7 +239,7 @@ async fn no_more_bytes_are_held_for_waiting_requests_than_allowed() {
         .await
         .assert_run(1);
     let _ = store
-        .release(&named("K"), claim.token, Release::Bound)
+        .release(&named("K"), claim.token, Release::SameRequest)
         .await
         .unwrap();
     waiter.await.unwrap().assert_run(2);
@@ -252,7 +252,9 @@ async fn no_more_bytes_are_held_for_waiting_requests_than_allowed() {
 async fn a_body_over_the_cap_is_too_large_and_not_a_matter_of_room() {
     // It would be sent again and again if it were told to come back.
     let api = Api::new(
-        required(memory()).request_limit(100).buffered_bytes(100),
+        required(memory())
+            .max_request_body(100)
+            .max_buffered_bytes(100),
         &Probe::counting(),
     );
     let (frames, body) = streamed();
@@ -269,7 +271,7 @@ async fn a_response_is_recorded_before_its_client_is_answered() {
     let faulty = Faulty::over(MemoryStore::new());
     let gate = Gate::closed();
     faulty.breaks(Call::Complete, .., Fault::Waits(gate.clone()));
-    let patient = required(SharedStore::new(faulty))
+    let patient = required(DynStore::new(faulty))
         .lease(Duration::from_secs(120))
         .store_timeout(Duration::from_secs(60));
     let probe = Probe::counting();
@@ -301,7 +303,7 @@ async fn what_a_response_body_holds_is_given_back_before_the_recording() {
             frame
         })))
     });
-    let patient = required(SharedStore::new(faulty))
+    let patient = required(DynStore::new(faulty))
         .lease(Duration::from_secs(120))
         .store_timeout(Duration::from_secs(60));
     let owner = Api::new(patient, &probe).spawn(keyed("K"));
@@ -318,7 +320,7 @@ async fn a_slow_claim_that_a_busy_store_does_not_confirm_is_taken_back() {
     faulty.breaks(Call::Claim, ..=1, Fault::IsLate(Duration::from_secs(11)));
     faulty.breaks(Call::Renew, ..=1, Fault::IsOverloaded);
     let probe = Probe::counting();
-    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
+    let patient = required(DynStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
     let api = Api::new(patient, &probe);
     api.send(keyed("K"))
         .await
@@ -337,7 +339,7 @@ async fn a_claim_that_took_long_is_confirmed_before_the_handler_starts() {
         assert_eq!(calls.count(Call::Renew), 1);
         run.created()
     });
-    let patient = required(SharedStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
+    let patient = required(DynStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
     Api::new(patient, &probe)
         .send(keyed("K"))
         .await
@@ -345,10 +347,7 @@ async fn a_claim_that_took_long_is_confirmed_before_the_handler_starts() {
     // One that was quick is not.
     faulty.heals();
     let before = faulty.count(Call::Renew);
-    let quick = Api::new(
-        required(SharedStore::new(faulty.clone())),
-        &Probe::counting(),
-    );
+    let quick = Api::new(required(DynStore::new(faulty.clone())), &Probe::counting());
     quick.send(keyed("L")).await.assert_run(1);
     assert_eq!(faulty.count(Call::Renew), before);
 }
@@ -367,13 +366,14 @@ async fn the_handler_learns_that_its_lease_is_or_may_be_lost() {
         }
         let probe = Probe::running(|run| async move {
             let start = tokio::time::Instant::now();
-            let lost = tokio::time::timeout(Duration::from_secs(300), run.operation().lost()).await;
+            let lost =
+                tokio::time::timeout(Duration::from_secs(300), run.operation().lease_lost()).await;
             let after = lost.ok().map(|()| start.elapsed().as_secs());
             let mut response = run.created();
             *response.body_mut() = format!("{after:?}").into();
             Ok(response)
         });
-        let builder = required(SharedStore::new(faulty)).longest_run(Duration::from_secs(longest));
+        let builder = required(DynStore::new(faulty)).max_run_time(Duration::from_secs(longest));
         let first = Api::new(builder, &probe).send(keyed("K")).await;
         // Nobody has taken over, so its response stands.
         first.assert_live(201);
@@ -499,7 +499,7 @@ async fn refusals_may_have_types_of_their_own_and_another_look() {
 async fn a_full_store_refuses_new_keys_and_evicts_no_record() {
     let store = MemoryStore::bounded(2, 1 << 20);
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let first = api.send(keyed("K")).await;
     api.send(keyed("L")).await.assert_run(2);
     api.send(keyed("M"))
@@ -513,7 +513,7 @@ async fn a_full_store_refuses_new_keys_and_evicts_no_record() {
 async fn a_response_for_which_a_full_store_has_no_room_goes_out_and_does_not_run_again() {
     let store = MemoryStore::bounded(10, 4);
     let probe = Probe::counting();
-    let api = Api::new(required(SharedStore::new(store)), &probe);
+    let api = Api::new(required(DynStore::new(store)), &probe);
     let first = api.send(keyed("K")).await;
     assert_eq!(first.status, StatusCode::CREATED);
     assert_eq!(first.outcome, Some(Outcome::Unrecorded));

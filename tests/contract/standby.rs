@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use tower_idempotency::{PostgresStore, SharedStore, store::RecordState};
+use tower_idempotency::{DynStore, PostgresStore, store::RecordState};
 
 use crate::{
     api::{Api, eventually, keyed, record, required},
@@ -17,7 +17,7 @@ async fn f102_claims_behind_a_lost_standby_are_withdrawn() {
     server.migrate().await;
     let postgres = PostgresStore::connect(&server.url(server.port())).await;
     let postgres = postgres.unwrap();
-    let store = SharedStore::new(postgres.clone());
+    let store = DynStore::new(postgres.clone());
     let probe = Probe::statuses(&[500, 201]);
     let builder = required(store.clone())
         .lease(LEASE)

@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Mutex, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tower_idempotency::{
-    MemoryStore, PostgresStore, SharedStore, SqliteStore,
+    DynStore, MemoryStore, PostgresStore, SqliteStore,
     sqlx::{
         AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
         postgres::PgConnectOptions, raw_sql,
@@ -59,20 +59,20 @@ impl Place {
         }
     }
 
-    pub(crate) async fn open(&self) -> SharedStore {
+    pub(crate) async fn open(&self) -> DynStore {
         match &self.kind {
-            Kind::Memory(store) => SharedStore::new(store.clone()),
+            Kind::Memory(store) => DynStore::new(store.clone()),
             Kind::Sqlite(path) => {
                 let store = SqliteStore::open(path).await.unwrap();
                 let opened = store.clone();
                 self.closed_with(async move { opened.close().await });
-                SharedStore::new(store)
+                DynStore::new(store)
             }
             Kind::Postgres(database) => {
                 let store = PostgresStore::connect(&database.url).await.unwrap();
                 let opened = store.clone();
                 self.closed_with(async move { opened.close().await });
-                SharedStore::new(store)
+                DynStore::new(store)
             }
         }
     }
@@ -111,8 +111,8 @@ impl Place {
 }
 
 /// A fresh memory store, for rules that do not depend on where records live.
-pub(crate) fn memory() -> SharedStore {
-    SharedStore::new(MemoryStore::new())
+pub(crate) fn memory() -> DynStore {
+    DynStore::new(MemoryStore::new())
 }
 
 /// Runs a rule on every store, as one test for each: `rule::memory` and so on.

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method};
-use tower_idempotency::{Fingerprinting, KeySyntax, MemoryStore, SharedStore};
+use tower_idempotency::{DynStore, Fingerprinting, KeySyntax, MemoryStore};
 
 use crate::{
     api::{Api, Ask, ask, keyed, optional, record, required},
@@ -38,7 +38,7 @@ async fn rule_01_a_quoted_key_is_accepted() {
 #[tokio::test]
 async fn rule_02_an_absent_key_on_a_required_route_is_refused_by_the_headers_name() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let answer = api.send(ask("/count")).await;
     answer.assert_problem(400, "key-missing");
     assert!(
@@ -50,10 +50,7 @@ async fn rule_02_an_absent_key_on_a_required_route_is_refused_by_the_headers_nam
     assert_eq!(answer.retry_after(), None);
 
     let other = "x-request-key".parse().unwrap();
-    let api = Api::new(
-        required(SharedStore::new(store.clone())).header(other),
-        &probe,
-    );
+    let api = Api::new(required(DynStore::new(store.clone())).header(other), &probe);
     let answer = api.send(keyed("K")).await;
     answer.assert_problem(400, "key-missing");
     assert!(
@@ -71,7 +68,7 @@ async fn rule_02_an_absent_key_on_a_required_route_is_refused_by_the_headers_nam
 #[tokio::test]
 async fn rule_03_an_absent_key_on_an_optional_route_runs_without_a_record() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let api = Api::new(optional(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(optional(DynStore::new(store.clone())), &probe);
     for number in 1..=2 {
         let answer = api.send(ask("/count")).await;
         answer.assert_live(201).assert_run(number);
@@ -83,7 +80,7 @@ async fn rule_03_an_absent_key_on_an_optional_route_runs_without_a_record() {
 #[tokio::test]
 async fn rule_04_an_empty_key_is_never_an_absent_one() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let shared = || SharedStore::new(store.clone());
+    let shared = || DynStore::new(store.clone());
     let permissive = || KeySyntax::compat().length(1..=1024).validate(|_| true);
     for builder in [
         required(shared()),
@@ -113,7 +110,7 @@ async fn rule_04_an_empty_key_is_never_an_absent_one() {
 #[tokio::test]
 async fn rule_05_two_lines_are_refused_equal_or_not() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let api = Api::new(optional(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(optional(DynStore::new(store.clone())), &probe);
     for (one, other) in [
         ("\"a\"", "\"a\""),
         ("\"a\"", "\"b\""),
@@ -157,7 +154,7 @@ async fn rule_07_a_broken_string_is_refused() {
 #[tokio::test]
 async fn rule_08_bytes_outside_visible_ascii_are_refused_without_a_panic() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let api = Api::new(optional(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(optional(DynStore::new(store.clone())), &probe);
     let server = api.serve().await;
     // One connection for all of them: none of them breaks it.
     let mut wire = Wire::open(&server).await;
@@ -220,7 +217,7 @@ async fn rule_10_a_key_of_64_kib_is_refused_before_any_hash_or_look_up() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let hashes = Fingerprinting::custom("none", |_, _| panic!("a fingerprint was made"));
     let api = Api::new(
-        required(SharedStore::new(store.clone())).fingerprint(hashes),
+        required(DynStore::new(store.clone())).fingerprint(hashes),
         &probe,
     );
     let server = api.serve().await;
@@ -376,7 +373,7 @@ async fn rule_16_a_key_in_trailers_is_absent() {
         ask("/count").body(chunks_and_trailers(&["{}"], trailers)).0
     };
 
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let server = api.serve().await;
     let answer = Wire::open(&server).await.ask(chunked).await;
     assert_eq!((answer.status, &*answer.problem()), (400, "key-missing"));
@@ -384,7 +381,7 @@ async fn rule_16_a_key_in_trailers_is_absent() {
     answer.assert_problem(400, "key-missing");
     assert_eq!(probe.runs(), 0);
 
-    let api = Api::new(optional(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(optional(DynStore::new(store.clone())), &probe);
     let server = api.serve().await;
     assert_eq!(Wire::open(&server).await.ask(chunked).await.status, 201);
     Http2::open(&server)
@@ -410,7 +407,7 @@ async fn rule_17_other_methods_pass_untouched_and_unbuffered_even_with_a_malform
         *response.body_mut() = bytes_of(run.request.into_body()).await.into();
         Ok(response)
     });
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let methods = [
         Method::GET,
         Method::HEAD,
@@ -443,7 +440,7 @@ async fn rule_17_other_methods_pass_untouched_and_unbuffered_even_with_a_malform
 #[tokio::test]
 async fn rule_18_a_key_is_judged_before_any_look_up_any_handler_and_the_body() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
-    let api = Api::new(required(SharedStore::new(store.clone())), &probe);
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let unread = |ask: Ask| {
         let ask = ask.header("expect", "100-continue");
         ask.body(Body::new(Untouchable))
@@ -483,7 +480,7 @@ async fn rule_18_a_client_that_waits_to_be_told_to_continue_learns_of_the_refusa
 /// Refused on routes of both kinds, and by both syntaxes.
 async fn refuses(keys: &[&str]) {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let shared = || SharedStore::new(store.clone());
+    let shared = || DynStore::new(store.clone());
     for builder in [
         required(shared()),
         optional(shared()),

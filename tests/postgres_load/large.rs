@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use tower::{Layer as _, ServiceExt as _, service_fn};
 use tower_idempotency::{
     IdempotencyLayer, PostgresStore, RequestBody, Scope, Store,
-    store::{Claimed, RecordState, Settlement},
+    store::{Claimed, RecordState, Transitioned},
 };
 
 use crate::{HOUR, claimed, hour, name, proxy::Proxy, response, run, store, until, with_database};
@@ -29,7 +29,7 @@ async fn f104_large_replays_that_are_stuck_delay_no_other_scope() {
         let first = name("large", "0");
         let (claim, _) = claimed(&store, &first).await;
         let completed = store.complete(&first, claim.token, &response(LARGE)).await;
-        assert_eq!(completed.unwrap(), Settlement::Applied);
+        assert_eq!(completed.unwrap(), Transitioned::Applied);
         run(
             &url,
             "INSERT INTO idempotency_records
@@ -159,7 +159,7 @@ async fn f104_large_outcomes_that_are_stuck_delay_no_heartbeat() {
         let others = async {
             for number in 0..20 {
                 let renewed = store.renew(&running, owner.token, HOUR).await;
-                assert_eq!(renewed.unwrap(), Settlement::Applied);
+                assert_eq!(renewed.unwrap(), Transitioned::Applied);
                 one_request(&store, &format!("request {number}")).await;
             }
         };
@@ -168,7 +168,7 @@ async fn f104_large_outcomes_that_are_stuck_delay_no_heartbeat() {
         assert!(proxy.stuck() <= 2, "{} are under way", proxy.stuck());
         proxy.stick_calls_after(usize::MAX);
         for outcome in outcomes {
-            assert_eq!(outcome.await.unwrap(), Settlement::Applied);
+            assert_eq!(outcome.await.unwrap(), Transitioned::Applied);
         }
         store.close().await;
     })
@@ -180,7 +180,7 @@ async fn one_request(store: &PostgresStore, key: &str) {
     let (name, done) = (name("other", key), response(500));
     let (claim, _) = claimed(store, &name).await;
     let completed = store.complete(&name, claim.token, &done).await;
-    assert_eq!(completed.unwrap(), Settlement::Applied);
+    assert_eq!(completed.unwrap(), Transitioned::Applied);
     let again = store.claim(&name, &hour()).await.unwrap();
     assert!(matches!(again, Claimed::Occupied(_)));
     assert!(store.read(&name).await.unwrap().is_some());

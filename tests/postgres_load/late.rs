@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use tokio::time::timeout;
 use tower_idempotency::{
     Store,
-    store::{RecordState, Settlement},
+    store::{RecordState, Transitioned},
 };
 
 use crate::{claimed, name, options, proxy::Proxy, response, store, until, with_database};
@@ -43,7 +43,7 @@ async fn f103_an_outcome_tried_many_times_in_an_outage_waits_once() {
         let live = name("other", "live");
         let (claim, _) = claimed(&store, &live).await;
         let completed = store.complete(&live, claim.token, &response(1)).await;
-        assert_eq!(completed.unwrap(), Settlement::Applied);
+        assert_eq!(completed.unwrap(), Transitioned::Applied);
         // Without the network between, so that only the store's own bytes count.
         let direct = crate::store(options(&url)).await;
         for (name, _) in &held {

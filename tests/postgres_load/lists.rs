@@ -6,7 +6,7 @@ use tokio::time::timeout;
 use tower_idempotency::{
     PostgresStore, RecordName, Store,
     sqlx::{Connection as _, PgConnection, Row as _, query},
-    store::{Filter, Page, Settlement, Witness},
+    store::{Filter, MarkedBy, Page, Transitioned},
 };
 
 use crate::{
@@ -118,7 +118,7 @@ async fn a_list_that_is_stuck_delays_no_request() {
                 let (name, done) = (name("caller", &number.to_string()), response(100));
                 let (claim, _) = claimed(&store, &name).await;
                 let completed = store.complete(&name, claim.token, &done).await;
-                assert_eq!(completed.unwrap(), Settlement::Applied);
+                assert_eq!(completed.unwrap(), Transitioned::Applied);
             }
         };
         timeout(Duration::from_secs(30), requests).await.unwrap();
@@ -137,7 +137,7 @@ async fn with_large_table(test: impl AsyncFnOnce(String)) {
         let first = name("large", "0");
         let (claim, _) = claimed(&fresh, &first).await;
         let completed = fresh.complete(&first, claim.token, &response(100)).await;
-        assert_eq!(completed.unwrap(), Settlement::Applied);
+        assert_eq!(completed.unwrap(), Transitioned::Applied);
         fresh.close().await;
         run(
             &url,
@@ -189,9 +189,9 @@ async fn read_by(url: &str, calls: impl AsyncFnOnce(PostgresStore)) -> i64 {
 
 async fn unknown(store: &PostgresStore, name: &RecordName) {
     let (claim, _) = claimed(store, name).await;
-    let owner = Witness::Owner(claim.token);
+    let owner = MarkedBy::Owner(claim.token);
     let marked = store.mark_unknown(name, owner, HOUR).await;
-    assert_eq!(marked.unwrap(), Settlement::Applied);
+    assert_eq!(marked.unwrap(), Transitioned::Applied);
 }
 
 const ROWS: usize = 50_000;

@@ -6,7 +6,7 @@ use tokio::{task::JoinHandle, time::timeout};
 use tower_idempotency::{
     PostgresStore, RecordName, Store, StoreError, StoreErrorKind,
     sqlx::{Connection as _, PgConnection, raw_sql},
-    store::{Claimed, Filter, Grant, Release, Resolution, Settlement, Succession, Witness},
+    store::{Claimed, Filter, Grant, MarkedBy, ReclaimAs, Release, Resolution, Transitioned},
 };
 
 use crate::{HOUR, claimed, hour, name, options, response, store, until, with_database};
@@ -19,11 +19,11 @@ fn ask_everything(
     let (claim, fence) = (*claim, grant.fence);
     let with = || (store.clone(), name.clone());
     let mut asked = Vec::new();
-    for succession in [Succession::TakeOver, Succession::Retry, Succession::Rerun] {
+    for reclaim_as in [ReclaimAs::Takeover, ReclaimAs::Retry, ReclaimAs::Rerun] {
         let (store, name) = with();
         asked.push(tokio::spawn(async move {
             let claim = hour();
-            let reclaimed = store.reclaim(&name, fence, succession, &claim);
+            let reclaimed = store.reclaim(&name, fence, reclaim_as, &claim);
             reclaimed.await.map(drop)
         }));
     }
@@ -61,13 +61,15 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
         }
         let released = name("other", "released");
         let (claim, retried) = claimed(&store, &released).await;
-        let done = store.release(&released, claim.token, Release::Bound).await;
-        assert_eq!(done.unwrap(), Settlement::Applied);
+        let done = store
+            .release(&released, claim.token, Release::SameRequest)
+            .await;
+        assert_eq!(done.unwrap(), Transitioned::Applied);
         let unknown = name("other", "unknown");
         let (claim, grant) = claimed(&store, &unknown).await;
-        let owner = Witness::Owner(claim.token);
+        let owner = MarkedBy::Owner(claim.token);
         let marked = store.mark_unknown(&unknown, owner, HOUR).await;
-        assert_eq!(marked.unwrap(), Settlement::Applied);
+        assert_eq!(marked.unwrap(), Transitioned::Applied);
 
         let mut stranger = PgConnection::connect(&url).await.unwrap();
         let mut locks = stranger.begin().await.unwrap();
@@ -85,13 +87,13 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
 
         let others = async {
             let again = hour();
-            let again = store.reclaim(&released, retried.fence, Succession::Retry, &again);
+            let again = store.reclaim(&released, retried.fence, ReclaimAs::Retry, &again);
             assert!(again.await.unwrap().is_some());
             let resolution = Resolution::DidNotHappen;
             let resolved = store.resolve(&unknown, grant.fence, &resolution).await;
-            assert_eq!(resolved.unwrap(), Settlement::Applied);
+            assert_eq!(resolved.unwrap(), Transitioned::Applied);
             let forgotten = store.forget(&unknown, grant.fence).await;
-            assert_eq!(forgotten.unwrap(), Settlement::Applied);
+            assert_eq!(forgotten.unwrap(), Transitioned::Applied);
             store.list(Filter::Unknown, None, 10).await.unwrap();
             store.purge_expired(10, HOUR).await.unwrap();
             // A claim of a locked record reads it.
@@ -100,7 +102,7 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
             let (fresh, done) = (name("other", "fresh"), response(10));
             let (claim, _) = claimed(&store, &fresh).await;
             let completed = store.complete(&fresh, claim.token, &done).await;
-            assert_eq!(completed.unwrap(), Settlement::Applied);
+            assert_eq!(completed.unwrap(), Transitioned::Applied);
         };
         // Before any of the locked ones gives up.
         timeout(Duration::from_millis(1500), others).await.unwrap();

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use tower_idempotency::{
     PostgresStore, Store,
     sqlx::{ConnectOptions as _, PgConnection, query_scalar},
-    store::Settlement,
+    store::Transitioned,
 };
 
 use crate::{
@@ -55,7 +55,7 @@ async fn f112_settings_left_behind_a_pooler_do_not_reach_the_store() {
                 let (name, claim) = (name(key), hour());
                 acquired(store.claim(&name, &claim).await);
                 let settled = store.complete(&name, claim.token, &done()).await.unwrap();
-                assert_eq!(settled, Settlement::Applied);
+                assert_eq!(settled, Transitioned::Applied);
                 assert!(store.read(&name).await.unwrap().is_some());
             }
             let count = "SELECT (SELECT count(*) FROM public.idempotency_records) * 100

@@ -2,7 +2,7 @@
 
 use tower_idempotency::{
     PostgresStore, Store,
-    store::{Claimed, Filter, Release, Settlement},
+    store::{Claimed, Filter, Release, Transitioned},
 };
 
 use crate::database::{HOUR, acquired, done, hour, name, told, with_database};
@@ -28,10 +28,10 @@ async fn two_stores_in_two_schemas_share_nothing() {
                     Claimed::Acquired(_)
                 ));
                 let settled = match release {
-                    true => store.release(&name, claim.token, Release::Freed).await,
+                    true => store.release(&name, claim.token, Release::AnyRequest).await,
                     false => store.complete(&name, claim.token, &done()).await,
                 };
-                assert_eq!(settled.unwrap(), Settlement::Applied);
+                assert_eq!(settled.unwrap(), Transitioned::Applied);
             }
             store.list(Filter::Unknown, None, 1).await.unwrap();
             store.purge_expired(1, HOUR).await.unwrap();
@@ -39,7 +39,7 @@ async fn two_stores_in_two_schemas_share_nothing() {
         for (store, other) in [(0, 1), (1, 0)] {
             let kept = stores[store].read(&name("kept")).await.unwrap().unwrap();
             let forgotten = stores[store].forget(&name("kept"), kept.fence).await;
-            assert_eq!(forgotten.unwrap(), Settlement::Applied);
+            assert_eq!(forgotten.unwrap(), Transitioned::Applied);
             let left = stores[other].read(&name("kept")).await.unwrap();
             assert_eq!(left.is_some(), store == 0);
         }

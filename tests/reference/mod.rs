@@ -7,8 +7,8 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tower_idempotency::{
     Fence, Fingerprint, Key, MemoryStore, OperationId, RecordName, Scope, Store, Token,
     store::{
-        Claim, Claimed, Completion, Filter, Purged, Record, RecordState, Release, Resolution,
-        Settlement, Succession, Witness,
+        Claim, Claimed, Completion, Filter, MarkedBy, Purged, ReclaimAs, Record, RecordState,
+        Release, Resolution, Transitioned,
     },
 };
 
@@ -110,7 +110,7 @@ impl<'a, S: Store> Compared<'a, S> {
             lease,
             retention,
         );
-        let again = Call::Reclaim(earlier, Succession::TakeOver, claim);
+        let again = Call::Reclaim(earlier, ReclaimAs::Takeover, claim);
         let last = self
             .call(name, &again, context)
             .await
@@ -121,8 +121,8 @@ impl<'a, S: Store> Compared<'a, S> {
                 Call::Complete(last, Completion::new("kept".into(), retention, NOTHING))
             }
             State::Unknown => Call::MarkByOwner(last, retention),
-            State::Bound => Call::Release(last, Release::Bound),
-            State::Freed => Call::Release(last, Release::Freed),
+            State::Bound => Call::Release(last, Release::SameRequest),
+            State::Freed => Call::Release(last, Release::AnyRequest),
         };
         self.call(name, &call, context).await;
         (earlier, last)
@@ -210,7 +210,7 @@ impl Granted {
 #[derive(Debug)]
 enum Call {
     Claim(Claim),
-    Reclaim(Granted, Succession, Claim),
+    Reclaim(Granted, ReclaimAs, Claim),
     Renew(Granted, Duration),
     Complete(Granted, Completion),
     Release(Granted, Release),
@@ -230,15 +230,15 @@ fn a_call(number: usize, by: Granted, one: Duration, other: Duration) -> Call {
     );
     match number {
         0 => Call::Claim(claim),
-        1 => Call::Reclaim(by, Succession::TakeOver, claim),
-        2 => Call::Reclaim(by, Succession::Retry, claim),
-        3 => Call::Reclaim(by, Succession::Replace, claim),
-        4 => Call::Reclaim(by, Succession::Expired, claim),
+        1 => Call::Reclaim(by, ReclaimAs::Takeover, claim),
+        2 => Call::Reclaim(by, ReclaimAs::Retry, claim),
+        3 => Call::Reclaim(by, ReclaimAs::Replace, claim),
+        4 => Call::Reclaim(by, ReclaimAs::Expired, claim),
         5 => Call::Renew(by, one),
         6 => Call::Complete(by, Completion::new(vec![7; 9_000].into(), one, other)),
         7 => Call::Complete(by, Completion::new("".into(), other, one)),
-        8 => Call::Release(by, Release::Bound),
-        9 => Call::Release(by, Release::Freed),
+        8 => Call::Release(by, Release::SameRequest),
+        9 => Call::Release(by, Release::AnyRequest),
         10 => Call::MarkByOwner(by, one),
         11 => Call::MarkLapsed(by, one),
         12 => Call::Resolve(
@@ -263,7 +263,7 @@ enum Answer {
     NotGranted,
     Occupied(Seen),
     Vanished,
-    Settled(Settlement),
+    Settled(Transitioned),
     Purged(Purged),
 }
 
@@ -284,8 +284,8 @@ async fn ask(
                 Claimed::Vanished => (Answer::Vanished, None),
             };
         }
-        Call::Reclaim(by, succession, claim) => {
-            let granted = store.reclaim(name, fence(by), *succession, claim).await;
+        Call::Reclaim(by, reclaim_as, claim) => {
+            let granted = store.reclaim(name, fence(by), *reclaim_as, claim).await;
             return match granted.unwrap() {
                 Some(grant) => (
                     Answer::Granted(grant.operation, grant.attempt),
@@ -302,11 +302,11 @@ async fn ask(
         Call::Complete(by, completion) => store.complete(name, by.token, completion).await,
         Call::Release(by, release) => store.release(name, by.token, *release).await,
         Call::MarkByOwner(by, retention) => {
-            let owner = Witness::Owner(by.token);
+            let owner = MarkedBy::Owner(by.token);
             store.mark_unknown(name, owner, *retention).await
         }
         Call::MarkLapsed(by, retention) => {
-            let lapsed = Witness::Lapsed(fence(by));
+            let lapsed = MarkedBy::Lapsed(fence(by));
             store.mark_unknown(name, lapsed, *retention).await
         }
         Call::Resolve(by, resolution) => store.resolve(name, fence(by), resolution).await,

@@ -165,7 +165,7 @@ async fn work(
     if deed == Deed::Heed {
         tokio::select! {
             biased;
-            () = operation.lost() => {
+            () = operation.lease_lost() => {
                 world.push(Event::Finished { run });
                 return Err(Broken);
             }
@@ -175,7 +175,7 @@ async fn work(
         sleep(world.up_to(deed.time())).await;
     }
     if deed.has_effect() {
-        operation.effects_begin();
+        operation.effects_started();
         world.push(Event::Affected { run });
         world.charge(&operation.derive("charge"));
         sleep(world.up_to(deed.time())).await;

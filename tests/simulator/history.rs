@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tower_idempotency::store::{Purged, Release, Succession};
+use tower_idempotency::store::{Purged, ReclaimAs, Release};
 
 /// One line of the history, with the moment on the one clock of the round.
 pub(crate) type Line = (Duration, Event);
@@ -76,7 +76,7 @@ pub(crate) enum Call {
     },
     Reclaim {
         seen: u64,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: Brought,
         granted: Granted,
     },

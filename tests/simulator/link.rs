@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use tower_idempotency::{
     Fence, MemoryStore, RecordName, Store, StoreError, Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
-        Settlement, Succession, Witness,
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
+        Release, Resolution, Transitioned,
     },
 };
 
@@ -95,9 +95,9 @@ impl Link {
         name: &RecordName,
         call: Call,
         transition: impl FnOnce(MemoryStore, RecordName) -> F + Send + 'static,
-    ) -> Result<Settlement, StoreError>
+    ) -> Result<Transitioned, StoreError>
     where
-        F: Future<Output = Result<Settlement, StoreError>> + Send,
+        F: Future<Output = Result<Transitioned, StoreError>> + Send,
     {
         let (world, host, name) = (self.world.clone(), self.host, name.clone());
         self.carry(async move {
@@ -106,7 +106,7 @@ impl Link {
                 name: world.number_of(&name),
                 host,
                 call,
-                applied: settled == Settlement::Applied,
+                applied: settled == Transitioned::Applied,
             });
             Ok(settled)
         })
@@ -144,21 +144,21 @@ impl Store for Link {
         &self,
         name: &RecordName,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let (world, host, name, claim) = (self.world.clone(), self.host, name.clone(), *claim);
         self.carry(async move {
             let granted = world
                 .records
-                .reclaim(&name, seen, succession, &claim)
+                .reclaim(&name, seen, reclaim_as, &claim)
                 .await?;
             world.push(Event::Called {
                 name: world.number_of(&name),
                 host,
                 call: Call::Reclaim {
                     seen: seen.get(),
-                    succession,
+                    reclaim_as,
                     claim: world.brought(&claim),
                     granted: granted
                         .as_ref()
@@ -176,7 +176,7 @@ impl Store for Link {
         name: &RecordName,
         token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let call = Call::Renew {
             token: self.world.token(token),
             lease,
@@ -192,7 +192,7 @@ impl Store for Link {
         name: &RecordName,
         token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let call = Call::Complete {
             token: self.world.token(token),
             response: digest(&completion.response),
@@ -212,7 +212,7 @@ impl Store for Link {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let call = Call::Release {
             token: self.world.token(token),
             release,
@@ -226,21 +226,21 @@ impl Store for Link {
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
-        let call = match witness {
-            Witness::Owner(token) => Call::MarkByOwner {
+    ) -> Result<Transitioned, StoreError> {
+        let call = match marked_by {
+            MarkedBy::Owner(token) => Call::MarkByOwner {
                 token: self.world.token(token),
                 retention,
             },
-            Witness::Lapsed(seen) => Call::MarkLapsed {
+            MarkedBy::Lapsed(seen) => Call::MarkLapsed {
                 seen: seen.get(),
                 retention,
             },
         };
         self.settling(name, call, move |records, name| async move {
-            records.mark_unknown(&name, witness, retention).await
+            records.mark_unknown(&name, marked_by, retention).await
         })
         .await
     }
@@ -265,7 +265,7 @@ impl Store for Link {
         _: &RecordName,
         _: Fence,
         _: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         unreachable!("a layer resolves nothing")
     }
 
@@ -273,7 +273,7 @@ impl Store for Link {
         unreachable!("a layer lists nothing")
     }
 
-    async fn forget(&self, _: &RecordName, _: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, _: &RecordName, _: Fence) -> Result<Transitioned, StoreError> {
         unreachable!("a layer forgets nothing")
     }
 

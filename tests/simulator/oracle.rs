@@ -11,7 +11,7 @@ use std::{
 
 use tower_idempotency::{
     Recovery,
-    store::{Purged, Release, Succession},
+    store::{Purged, ReclaimAs, Release},
 };
 
 use crate::{
@@ -169,30 +169,30 @@ impl Oracle {
             }
             Call::Reclaim {
                 seen,
-                succession,
+                reclaim_as,
                 claim,
                 granted,
             } => {
                 let Some(kept) = self.records.get(&name) else {
                     return self.violate("a key without a record was reclaimed");
                 };
-                let allowed = kept.fence == seen && kept.allows(succession, now);
+                let allowed = kept.fence == seen && kept.allows(reclaim_as, now);
                 let (state, takeovers) = (kept.state, kept.takeovers);
-                let number = match succession {
-                    Succession::TakeOver => "I3",
-                    Succession::Rerun => "I11",
+                let number = match reclaim_as {
+                    ReclaimAs::Takeover => "I3",
+                    ReclaimAs::Rerun => "I11",
                     _ => "I4",
                 };
                 self.demand(allowed, || {
-                    format!("{number}: {succession:?} was granted of {state:?} at {now:?}")
+                    format!("{number}: {reclaim_as:?} was granted of {state:?} at {now:?}")
                 });
-                if matches!(succession, Succession::TakeOver | Succession::Rerun) {
+                if matches!(reclaim_as, ReclaimAs::Takeover | ReclaimAs::Rerun) {
                     self.count("takeovers");
                     let wanted =
                         matches!(self.recovery, Recovery::Rerun) && takeovers + 1 < ATTEMPTS;
                     self.demand(wanted, || "I11: an unknown outcome was run again".into());
                 }
-                self.grant(name, claim, granted, Some(succession));
+                self.grant(name, claim, granted, Some(reclaim_as));
             }
             Call::Renew { token, lease } => {
                 self.with_owner(name, token, "renewed", |kept| {
@@ -240,7 +240,7 @@ impl Oracle {
                         changed = true;
                         kept.state = State::Released(match kept.takeovers {
                             0 => release,
-                            _ => Release::Bound,
+                            _ => Release::SameRequest,
                         });
                         true
                     }
@@ -277,7 +277,7 @@ impl Oracle {
                         }
                         None => {
                             kept.takeovers = 0;
-                            State::Released(Release::Bound)
+                            State::Released(Release::SameRequest)
                         }
                     };
                     allowed
@@ -302,8 +302,8 @@ impl Oracle {
         let open = match *call {
             Call::Claim { .. } => false,
             Call::Reclaim {
-                seen, succession, ..
-            } => kept.is_some_and(|kept| kept.fence == seen && kept.allows(succession, now)),
+                seen, reclaim_as, ..
+            } => kept.is_some_and(|kept| kept.fence == seen && kept.allows(reclaim_as, now)),
             Call::Renew { token, .. } => {
                 owner(token).is_some_and(|kept| matches!(kept.state, State::InProgress { .. }))
             }
@@ -342,7 +342,7 @@ impl Oracle {
         name: usize,
         claim: Brought,
         granted: Granted,
-        succession: Option<Succession>,
+        reclaim_as: Option<ReclaimAs>,
     ) {
         let Granted {
             operation,
@@ -357,14 +357,11 @@ impl Oracle {
         });
         let operation_is_new = self.operations.insert(operation);
         let before = self.records.remove(&name);
-        let goes_on = match succession {
+        let goes_on = match reclaim_as {
             Some(
-                Succession::TakeOver
-                | Succession::Rerun
-                | Succession::Retry
-                | Succession::Reconcile,
+                ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Retry | ReclaimAs::Reconcile,
             ) => before,
-            Some(Succession::Replace | Succession::Expired) | None => None,
+            Some(ReclaimAs::Replace | ReclaimAs::Expired) | None => None,
         };
         if let Some(before) = &goes_on {
             let sound = before.operation == operation
@@ -378,13 +375,13 @@ impl Oracle {
                 "I8: a first attempt has an operation that was used before".into()
             });
         }
-        if matches!(succession, None | Some(Succession::Expired)) {
+        if matches!(reclaim_as, None | Some(ReclaimAs::Expired)) {
             *self.last_epoch.entry(name).or_default() += 1;
         }
         let before = goes_on.map_or(0, |before| before.takeovers);
-        let takeovers = match succession {
-            Some(Succession::TakeOver | Succession::Rerun) => before + 1,
-            Some(Succession::Retry) => before.min(1),
+        let takeovers = match reclaim_as {
+            Some(ReclaimAs::Takeover | ReclaimAs::Rerun) => before + 1,
+            Some(ReclaimAs::Retry) => before.min(1),
             _ => before,
         };
         self.records.insert(
@@ -618,14 +615,14 @@ impl Kept {
         matches!(self.state, State::InProgress { lease_until } if lease_until < now)
     }
 
-    fn allows(&self, succession: Succession, now: Duration) -> bool {
+    fn allows(&self, reclaim_as: ReclaimAs, now: Duration) -> bool {
         let expired = self.expires_at < now;
-        match succession {
-            Succession::TakeOver => self.has_lapsed(now),
-            Succession::Rerun | Succession::Reconcile => self.state == State::Unknown && !expired,
-            Succession::Retry => matches!(self.state, State::Released(_)) && !expired,
-            Succession::Replace => self.state == State::Released(Release::Freed) && !expired,
-            Succession::Expired => {
+        match reclaim_as {
+            ReclaimAs::Takeover => self.has_lapsed(now),
+            ReclaimAs::Rerun | ReclaimAs::Reconcile => self.state == State::Unknown && !expired,
+            ReclaimAs::Retry => matches!(self.state, State::Released(_)) && !expired,
+            ReclaimAs::Replace => self.state == State::Released(Release::AnyRequest) && !expired,
+            ReclaimAs::Expired => {
                 let is_held = matches!(self.state, State::InProgress { .. });
                 expired && (!is_held || self.has_lapsed(now))
             }

@@ -24,7 +24,7 @@ use tower::{Layer as _, service_fn, util::BoxCloneService};
 use tower_idempotency::{
     Fence, Fingerprint, IdempotencyLayer, Key, MemoryStore, OperationId, RecordName,
     RecordedResponse, Recovery, ResponseBody, Scope, Store as _, Token, seed_jitter,
-    store::{Claim, Filter, Grant, Record, RecordState, Resolution, Settlement},
+    store::{Claim, Filter, Grant, Record, RecordState, Resolution, Transitioned},
 };
 
 use crate::{
@@ -221,7 +221,7 @@ async fn operator(world: Arc<World>) {
                 seen: record.fence.get(),
                 happened,
             },
-            applied: resolved == Settlement::Applied,
+            applied: resolved == Transitioned::Applied,
         });
     }
 }
@@ -332,14 +332,15 @@ impl World {
             Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
         })
         .recovery(self.recovery.clone())
-        .attempts(ATTEMPTS)
+        .max_attempts(ATTEMPTS)
         .wait(WAIT)
-        .waiters(2)
+        .max_waiters(2)
         .lease(LEASE)
-        .longest_run(LONGEST_RUN)
+        .max_run_time(LONGEST_RUN)
         .store_timeout(STORE_TIMEOUT)
-        .late_recording(LATE_TIME, 1 << 20)
-        .response_limit(RESPONSE_LIMIT)
+        .late_recording_timeout(LATE_TIME)
+        .max_late_recording_bytes(1 << 20)
+        .max_response_body(RESPONSE_LIMIT)
         .retention(RETENTION)
         .unknown_retention(UNKNOWN_RETENTION)
         .build()

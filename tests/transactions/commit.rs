@@ -104,7 +104,7 @@ async fn a_committed_response_that_the_handler_swallows_is_sent_all_the_same<S: 
             key => unreachable!("{key}"),
         }
     })
-    .set(|layer| layer.response_time(crate::shop::SHORT));
+    .set(|layer| layer.response_body_timeout(crate::shop::SHORT));
     let keys = [
         "another", "panic", "status", "body", "header", "endless", "release",
     ];

@@ -151,10 +151,10 @@ async fn f110_a_response_that_is_not_kept_is_logged_with_its_reason() {
             let committed = run.shop.commit(&run.operation, transaction, response).await;
             committed.into_response()
         })
-        .set(|layer| layer.response_limit(10));
+        .set(|layer| layer.max_response_body(10));
         for (key, reason) in [
-            ("large", "its body exceeds `response_limit` (10 bytes)"),
-            ("stream", "its media type a `live_type`"),
+            ("large", "its body exceeds `max_response_body` (10 bytes)"),
+            ("stream", "its media type is one of `streamed_types`"),
         ] {
             let log = Log::start();
             let parts = ["transaction failed (response_not_kept)", reason];

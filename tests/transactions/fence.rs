@@ -12,7 +12,7 @@ use tokio::sync::{Notify, oneshot};
 use tower_idempotency::{
     CommitErrorKind, Key, PostgresStore, RecordName, RecordedResponse, Recovery, Scope, Store as _,
     sqlx::query_scalar,
-    store::{Resolution, Settlement},
+    store::{Resolution, Transitioned},
 };
 
 use crate::{
@@ -148,7 +148,7 @@ async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: S
             .store()
             .resolve(&name, record.fence, &resolution)
             .await;
-        assert_eq!(resolved.unwrap(), Settlement::Applied);
+        assert_eq!(resolved.unwrap(), Transitioned::Applied);
         let error = order(&run).await.unwrap_err();
         assert_eq!(error.kind(), CommitErrorKind::Superseded);
         error.into_response()
@@ -172,8 +172,8 @@ async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
         let record = run.shop.record("key").await.unwrap();
         let name = RecordName::new(Scope::single_tenant(), Key::new("key"));
         let forgotten = run.shop.store().forget(&name, record.fence).await.unwrap();
-        assert_eq!(forgotten, Settlement::Applied);
-        run.operation.lost().await;
+        assert_eq!(forgotten, Transitioned::Applied);
+        run.operation.lease_lost().await;
         let Err(error) = run.shop.begin(&run.operation).await else {
             panic!("begun without a lease");
         };
@@ -191,7 +191,7 @@ async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
 
 /// Whether `lost` resolves within more than a lease and many heartbeats.
 async fn is_lost<S: Shop>(run: &Run<S>) -> bool {
-    tokio::time::timeout(2 * LEASE, run.operation.lost())
+    tokio::time::timeout(2 * LEASE, run.operation.lease_lost())
         .await
         .is_ok()
 }
@@ -204,7 +204,7 @@ fn watched<S: Shop>(shop: &S) -> (Service<S>, oneshot::Receiver<bool>) {
     let service = Service::new(shop, move |run| {
         let sender = sender.lock().unwrap().take();
         async move {
-            let mut lost = pin!(run.operation.lost());
+            let mut lost = pin!(run.operation.lease_lost());
             let mut committing = pin!(order(&run));
             let (committed, was_lost) = tokio::select! {
                 biased;

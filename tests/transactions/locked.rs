@@ -9,7 +9,7 @@ use axum::response::IntoResponse as _;
 use tower_idempotency::{
     Fingerprint, Key, PostgresStore, RecordName, Scope, Store as _,
     sqlx::{Connection as _, PgConnection, raw_sql},
-    store::{Claim, Claimed, Release, Settlement, Succession},
+    store::{Claim, Claimed, ReclaimAs, Release, Transitioned},
 };
 
 use crate::{
@@ -37,8 +37,10 @@ async fn f106_a_lost_commit_is_found_while_strangers_lock_other_records() {
             let Claimed::Acquired(grant) = store.claim(&name, &claim).await.unwrap() else {
                 panic!("claimed before");
             };
-            let released = store.release(&name, claim.token, Release::Bound).await;
-            assert_eq!(released.unwrap(), Settlement::Applied);
+            let released = store
+                .release(&name, claim.token, Release::SameRequest)
+                .await;
+            assert_eq!(released.unwrap(), Transitioned::Applied);
             calls.extend([(name.clone(), grant.fence), (name, grant.fence)]);
         }
         let mut stranger = PgConnection::connect(&shop.url).await.unwrap();
@@ -54,7 +56,7 @@ async fn f106_a_lost_commit_is_found_while_strangers_lock_other_records() {
                 tokio::spawn(async move {
                     loop {
                         let claim = claim();
-                        let _ = store.reclaim(&name, fence, Succession::Retry, &claim).await;
+                        let _ = store.reclaim(&name, fence, ReclaimAs::Retry, &claim).await;
                     }
                 })
             })

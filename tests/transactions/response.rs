@@ -67,7 +67,7 @@ async fn i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs<S: S
         }
         committed.into_response()
     })
-    .set(|layer| layer.response_limit(LIMIT).response_time(SHORT));
+    .set(|layer| layer.max_response_body(LIMIT).response_body_timeout(SHORT));
     let kinds = [
         "large",
         "large-stream",
@@ -101,7 +101,7 @@ async fn a_response_of_just_the_limit_and_an_empty_one_are_kept<S: Shop>(shop: S
             .await
             .into_response()
     })
-    .set(|layer| layer.response_limit(LIMIT));
+    .set(|layer| layer.max_response_body(LIMIT));
     for _ in 0..2 {
         service
             .post("full")

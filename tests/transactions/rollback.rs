@@ -126,7 +126,7 @@ async fn f63_a_success_after_a_failed_commit_is_denied_and_a_retry_runs<S: Shop>
 async fn i11_a_success_after_a_failed_commit_and_other_effects_is_unknown<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         match run.operation.key().as_str() {
-            "effects" => run.operation.effects_begin(),
+            "effects" => run.operation.effects_started(),
             "operation" => run.operation.unknown(),
             _ => {}
         }

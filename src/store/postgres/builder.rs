@@ -22,11 +22,10 @@ use super::{
     statements::{Commits, Transitions},
 };
 use crate::store::{
-    StoreError,
-    alone::{Alone, Limits},
-    batch::{Batches, Lanes},
-    reads::Reads,
-    sql,
+    StoreError, sql,
+    sql::batcher::{Batches, Lanes},
+    sql::locked::{Alone, Limits},
+    sql::reads::Reads,
 };
 
 /// The settings of a [`PostgresStore`].

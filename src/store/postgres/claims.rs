@@ -17,10 +17,10 @@ use super::{
 };
 use crate::store::{
     Claim, Claimed, Grant, StoreError,
-    alone::{Attempt, Single},
-    batch::{Batch, Told},
-    call::ClaimCall,
-    reads::{ClaimAnswer, Found, SMALL, is_own},
+    sql::batcher::{Batch, Told},
+    sql::calls::ClaimCall,
+    sql::locked::{Attempt, Single},
+    sql::reads::{ClaimAnswer, Found, SMALL, is_own},
     sql::{GrantColumns, micros},
 };
 

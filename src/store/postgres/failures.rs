@@ -14,7 +14,10 @@ use sqlx::{
     postgres::{PgConnectOptions, PgDatabaseError},
 };
 
-use crate::store::{StoreError, alone::RECORD_LOCKED, sql};
+use crate::store::{
+    StoreError,
+    sql::{self, locked::RECORD_LOCKED},
+};
 
 pub(super) fn failure(error: Error) -> StoreError {
     sql::failure(error, answered)

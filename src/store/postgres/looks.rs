@@ -9,10 +9,10 @@ use crate::{
     RecordName,
     store::{
         StoreError,
-        alone::{Attempt, Single},
-        batch::{Batch, Told},
-        reads::{Found, ReadCall},
         sql::RecordColumns,
+        sql::batcher::{Batch, Told},
+        sql::locked::{Attempt, Single},
+        sql::reads::{Found, ReadCall},
     },
 };
 

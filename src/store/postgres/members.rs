@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use crate::{
     RecordName,
-    store::{StoreError, batch::Told},
+    store::{StoreError, sql::batcher::Told},
 };
 
 pub(super) fn names<'n>(names: impl Iterator<Item = &'n RecordName>) -> [Vec<&'n str>; 2] {

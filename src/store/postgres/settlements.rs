@@ -12,11 +12,10 @@ use super::{
     session::Session,
 };
 use crate::store::{
-    Settlement, StoreError,
-    alone::{Attempt, Single},
-    batch::{Batch, Told},
-    call::SettleCall,
-    sql,
+    StoreError, Transitioned, sql,
+    sql::batcher::{Batch, Told},
+    sql::calls::SettleCall,
+    sql::locked::{Attempt, Single},
 };
 
 pub(super) struct Settlements(pub(super) Arc<Connections>);
@@ -25,7 +24,7 @@ impl Batch for Settlements {
     async fn together(
         &self,
         calls: Arc<Vec<SettleCall>>,
-    ) -> Result<Vec<Told<Settlement>>, StoreError> {
+    ) -> Result<Vec<Told<Transitioned>>, StoreError> {
         self.0
             .run(move |mut on| Box::pin(async move { settle(&mut on, &calls).await }))
             .await
@@ -34,9 +33,9 @@ impl Batch for Settlements {
 
 impl Single for Settlements {
     type Call = SettleCall;
-    type Answer = Settlement;
+    type Answer = Transitioned;
 
-    async fn attempt(&self, call: Arc<SettleCall>) -> Result<Attempt<Settlement>, StoreError> {
+    async fn attempt(&self, call: Arc<SettleCall>) -> Result<Attempt<Transitioned>, StoreError> {
         self.0
             .run(move |mut on| Box::pin(async move { settle_alone(&mut on, &call).await }))
             .await
@@ -46,16 +45,16 @@ impl Single for Settlements {
 async fn settle(
     on: &mut Session<'_>,
     calls: &[SettleCall],
-) -> Result<Vec<Told<Settlement>>, StoreError> {
+) -> Result<Vec<Told<Transitioned>>, StoreError> {
     let mut told = Answers::to(calls.iter().map(|call| *call.token.as_bytes()));
     if let [call] = calls {
         if settle_one(on, call).await? {
-            told.answer(call.token.as_bytes(), Ok(Settlement::Applied));
+            told.answer(call.token.as_bytes(), Ok(Transitioned::Applied));
         }
     } else {
         for row in settle_many(on, calls).await? {
             let asked = row.try_get("asked").map_err(failure)?;
-            told.answer(asked, Ok(Settlement::Applied));
+            told.answer(asked, Ok(Transitioned::Applied));
         }
     }
     let left: Vec<&SettleCall> = calls
@@ -73,9 +72,9 @@ async fn settle(
 async fn settle_alone(
     on: &mut Session<'_>,
     call: &SettleCall,
-) -> Result<Attempt<Settlement>, StoreError> {
+) -> Result<Attempt<Transitioned>, StoreError> {
     if settle_one(on, call).await? {
-        return Ok(Attempt::Made(Settlement::Applied));
+        return Ok(Attempt::Made(Transitioned::Applied));
     }
     let states = states(on, &[call]).await?;
     match states.get(call.token.as_bytes()).copied() {
@@ -131,7 +130,7 @@ async fn settle_one(
 async fn look_after(
     on: &mut Session<'_>,
     left: &[&SettleCall],
-    told: &mut Answers<Settlement>,
+    told: &mut Answers<Transitioned>,
 ) -> Result<(), StoreError> {
     let states = states(on, left).await?;
     for call in left {

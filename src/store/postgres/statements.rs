@@ -9,11 +9,11 @@ use sqlx::{FromRow as _, Row as _, query, query_as, query_scalar};
 use super::{connections::Connections, failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
-    protocol::NOBODYS,
+    store::transition::NOBODYS,
     store::{
-        Claim, Filter, Grant, Page, Purged, Resolution, Settlement, StoreError, Succession,
-        alone::{Attempt, Single},
-        call::Call,
+        Claim, Filter, Grant, Page, Purged, ReclaimAs, Resolution, StoreError, Transitioned,
+        sql::calls::Call,
+        sql::locked::{Attempt, Single},
         sql::{self, GrantColumns, NamedColumns, micros},
     },
 };
@@ -28,7 +28,7 @@ pub(super) struct TransitionCall {
 }
 
 pub(super) enum Transition {
-    Reclaimed(Succession, Claim),
+    Reclaimed(ReclaimAs, Claim),
     /// A claim whose lease has lapsed becomes unknown, with this retention.
     MarkedUnknown(Duration),
     Resolved(Resolution),
@@ -36,9 +36,9 @@ pub(super) enum Transition {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Transitioned {
+pub(super) enum TransitionAnswer {
     Reclaimed(Option<Grant>),
-    Settled(Settlement),
+    Settled(Transitioned),
 }
 
 impl Call for TransitionCall {
@@ -68,12 +68,12 @@ impl Call for TransitionCall {
 
 impl Single for Transitions {
     type Call = TransitionCall;
-    type Answer = Transitioned;
+    type Answer = TransitionAnswer;
 
     async fn attempt(
         &self,
         call: Arc<TransitionCall>,
-    ) -> Result<Attempt<Transitioned>, StoreError> {
+    ) -> Result<Attempt<TransitionAnswer>, StoreError> {
         self.0
             .run(move |mut on| Box::pin(async move { attempt(&mut on, &call).await }))
             .await
@@ -83,29 +83,29 @@ impl Single for Transitions {
 async fn attempt(
     on: &mut Session<'_>,
     call: &TransitionCall,
-) -> Result<Attempt<Transitioned>, StoreError> {
+) -> Result<Attempt<TransitionAnswer>, StoreError> {
     let TransitionCall {
         name,
         seen,
         transition,
     } = call;
     let settled = match transition {
-        Transition::Reclaimed(succession, claim) => {
-            let granted = reclaim(on, name, *seen, *succession, claim).await?;
-            return Ok(granted.map(Transitioned::Reclaimed));
+        Transition::Reclaimed(reclaim_as, claim) => {
+            let granted = reclaim(on, name, *seen, *reclaim_as, claim).await?;
+            return Ok(granted.map(TransitionAnswer::Reclaimed));
         }
         Transition::MarkedUnknown(retention) => mark_lapsed(on, name, *seen, *retention).await,
         Transition::Resolved(resolution) => resolve(on, name, *seen, resolution).await,
         Transition::Forgotten => forget(on, name, *seen).await,
     };
-    Ok(settled?.map(Transitioned::Settled))
+    Ok(settled?.map(TransitionAnswer::Settled))
 }
 
 async fn reclaim(
     on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
-    succession: Succession,
+    reclaim_as: ReclaimAs,
     claim: &Claim,
 ) -> Result<Attempt<Option<Grant>>, StoreError> {
     let granted: Option<GrantColumns> = query_as(on.sql.reclaim.clone())
@@ -113,7 +113,7 @@ async fn reclaim(
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
-        .bind(sql::succession(succession))
+        .bind(sql::reclaim_as(reclaim_as))
         .bind(claim.operation.as_bytes().as_slice())
         .bind(claim.token.as_bytes().as_slice())
         .bind(claim.fingerprint.as_bytes().as_slice())
@@ -130,7 +130,7 @@ async fn reclaim(
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
-        .bind(sql::succession(succession))
+        .bind(sql::reclaim_as(reclaim_as))
         .fetch_one(&mut *on.connection)
         .await
         .map_err(failure)?;
@@ -145,7 +145,7 @@ async fn mark_lapsed(
     name: &RecordName,
     seen: Fence,
     retention: Duration,
-) -> Result<Attempt<Settlement>, StoreError> {
+) -> Result<Attempt<Transitioned>, StoreError> {
     let done = query(on.sql.mark_lapsed.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
@@ -156,7 +156,7 @@ async fn mark_lapsed(
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
-        return Ok(Attempt::Made(Settlement::Applied));
+        return Ok(Attempt::Made(Transitioned::Applied));
     }
     Ok(match found(on, name, seen).await? {
         Some((sql::IN_PROGRESS, true)) => Attempt::Locked,
@@ -172,7 +172,7 @@ async fn resolve(
     name: &RecordName,
     seen: Fence,
     resolution: &Resolution,
-) -> Result<Attempt<Settlement>, StoreError> {
+) -> Result<Attempt<Transitioned>, StoreError> {
     let (state, response, at_least) = sql::resolved(resolution);
     let done = query(on.sql.resolve.clone())
         .persistent(on.persistent)
@@ -187,11 +187,11 @@ async fn resolve(
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
-        return Ok(Attempt::Made(Settlement::Applied));
+        return Ok(Attempt::Made(Transitioned::Applied));
     }
     Ok(match found(on, name, seen).await? {
         Some((sql::UNKNOWN, _)) => Attempt::Locked,
-        _ => Attempt::Made(Settlement::Superseded),
+        _ => Attempt::Made(Transitioned::Superseded),
     })
 }
 
@@ -199,7 +199,7 @@ async fn forget(
     on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
-) -> Result<Attempt<Settlement>, StoreError> {
+) -> Result<Attempt<Transitioned>, StoreError> {
     let done = query(on.sql.forget.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
@@ -209,11 +209,11 @@ async fn forget(
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
-        return Ok(Attempt::Made(Settlement::Applied));
+        return Ok(Attempt::Made(Transitioned::Applied));
     }
     Ok(match found(on, name, seen).await? {
         Some(_) => Attempt::Locked,
-        None => Attempt::Made(Settlement::Superseded),
+        None => Attempt::Made(Transitioned::Superseded),
     })
 }
 

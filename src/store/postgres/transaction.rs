@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     Operation, StoreError,
-    store::{Completion, Settlement, sql},
+    store::{Completion, Transitioned, sql},
     transaction::{
         CommitError, CommitErrorKind, CommitFuture, CommitResponse, Desk, ENDED,
         OperationTransaction, Verdict, commit,
@@ -155,7 +155,7 @@ impl Desk for PostgresStore {
         transaction: &mut Transaction<'static, Postgres>,
         operation: &Operation,
         completion: &Completion,
-    ) -> Result<Settlement, CommitError> {
+    ) -> Result<Transitioned, CommitError> {
         // A savepoint whose beginning was dropped takes the transaction with it.
         if !transaction.is_in_transaction() {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
@@ -195,9 +195,9 @@ impl Desk for PostgresStore {
                         .await
                         .map_err(|error| refused(sql, error))?;
                 }
-                Ok(Settlement::Applied)
+                Ok(Transitioned::Applied)
             }
-            (false, true) => Ok(Settlement::Superseded),
+            (false, true) => Ok(Transitioned::Superseded),
             (false, false) => Err(CommitError::caused(CommitErrorKind::Aborted, ENDED)),
         }
     }

@@ -11,11 +11,11 @@ use super::{failure, statements, write};
 use crate::{
     RecordName,
     store::{
-        Claimed, Grant, Settlement, StoreError, Witness,
-        alone::{Attempt, Single},
-        batch::{Batch, Told},
-        call::{Call, ClaimCall, Goal, Outcome, SettleCall},
-        reads::{ClaimAnswer, Found, ReadCall},
+        Claimed, Grant, MarkedBy, StoreError, Transitioned,
+        sql::batcher::{Batch, Told},
+        sql::calls::{Call, ClaimCall, Goal, Outcome, SettleCall},
+        sql::locked::{Attempt, Single},
+        sql::reads::{ClaimAnswer, Found, ReadCall},
         sql::{GrantColumns, RecordColumns, micros},
     },
 };
@@ -38,7 +38,7 @@ pub(super) enum WriteCall {
 )]
 pub(super) enum Written {
     Claimed(ClaimAnswer),
-    Settled(Settlement),
+    Settled(Transitioned),
 }
 
 impl Call for WriteCall {
@@ -127,7 +127,7 @@ async fn write_one(on: &mut SqliteConnection, call: &WriteCall) -> Result<Writte
             Goal::Completed(completion) => statements::complete(on, name, *token, completion).await,
             Goal::Released(release) => statements::release(on, name, *token, *release).await,
             Goal::Unknown { retention } => {
-                let owner = Witness::Owner(*token);
+                let owner = MarkedBy::Owner(*token);
                 statements::mark_unknown(on, name, owner, *retention).await
             }
         }
@@ -180,7 +180,7 @@ async fn write_all(
             .await
             .map_err(failure)?;
         for token in applied {
-            answer(&token, Ok(Written::Settled(Settlement::Applied)));
+            answer(&token, Ok(Written::Settled(Transitioned::Applied)));
         }
     }
     Ok(told)
@@ -357,7 +357,7 @@ mod tests {
     use super::*;
     use crate::{
         Fingerprint, Key, Scope, SqliteStore,
-        store::{Claim, Completion, Store as _, reads::SMALL},
+        store::{Claim, Completion, Store as _, sql::reads::SMALL},
     };
 
     #[tokio::test]

@@ -9,11 +9,11 @@ use sqlx::{FromRow as _, Row as _, SqliteConnection, query, query_as, query_scal
 use super::failure;
 use crate::{
     Fence, RecordName, Token,
-    protocol::NOBODYS,
+    store::transition::NOBODYS,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, Page, Purged, Release, Resolution, Settlement,
-        StoreError, Succession, Witness,
-        reads::{ClaimAnswer, Found, SMALL},
+        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Release,
+        Resolution, StoreError, Transitioned,
+        sql::reads::{ClaimAnswer, Found, SMALL},
         sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
     },
 };
@@ -49,7 +49,7 @@ pub(super) async fn reclaim(
     connection: &mut SqliteConnection,
     name: &RecordName,
     seen: Fence,
-    succession: Succession,
+    reclaim_as: ReclaimAs,
     claim: &Claim,
 ) -> Result<Option<Grant>, StoreError> {
     let granted: Option<GrantColumns> = query_as(RECLAIM)
@@ -61,7 +61,7 @@ pub(super) async fn reclaim(
         .bind(micros(claim.lease))
         .bind(micros(claim.retention))
         .bind(sql::fence(seen))
-        .bind(sql::succession(succession))
+        .bind(sql::reclaim_as(reclaim_as))
         .fetch_optional(&mut *connection)
         .await
         .map_err(failure)?;
@@ -101,7 +101,7 @@ pub(super) async fn renew(
     name: &RecordName,
     token: Token,
     lease: Duration,
-) -> Result<Settlement, StoreError> {
+) -> Result<Transitioned, StoreError> {
     let done = query(RENEW)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -111,8 +111,8 @@ pub(super) async fn renew(
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
-        0 => Settlement::Superseded,
-        _ => Settlement::Applied,
+        0 => Transitioned::Superseded,
+        _ => Transitioned::Applied,
     })
 }
 
@@ -121,7 +121,7 @@ pub(super) async fn complete(
     name: &RecordName,
     token: Token,
     completion: &Completion,
-) -> Result<Settlement, StoreError> {
+) -> Result<Transitioned, StoreError> {
     let done = query(COMPLETE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -133,9 +133,9 @@ pub(super) async fn complete(
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
-        return Ok(Settlement::Applied);
+        return Ok(Transitioned::Applied);
     }
-    let state = state(connection, name, Witness::Owner(token)).await?;
+    let state = state(connection, name, MarkedBy::Owner(token)).await?;
     sql::repeated(state, &[sql::COMPLETED])
 }
 
@@ -144,7 +144,7 @@ pub(super) async fn release(
     name: &RecordName,
     token: Token,
     release: Release,
-) -> Result<Settlement, StoreError> {
+) -> Result<Transitioned, StoreError> {
     let done = query(RELEASE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -154,19 +154,19 @@ pub(super) async fn release(
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
-        return Ok(Settlement::Applied);
+        return Ok(Transitioned::Applied);
     }
-    let state = state(connection, name, Witness::Owner(token)).await?;
+    let state = state(connection, name, MarkedBy::Owner(token)).await?;
     sql::repeated(state, &[sql::RELEASED_BOUND, sql::RELEASED_FREED])
 }
 
 pub(super) async fn mark_unknown(
     connection: &mut SqliteConnection,
     name: &RecordName,
-    witness: Witness,
+    marked_by: MarkedBy,
     retention: Duration,
-) -> Result<Settlement, StoreError> {
-    let (token, fence) = witnessed(witness);
+) -> Result<Transitioned, StoreError> {
+    let (token, fence) = witnessed(marked_by);
     let done = query(MARK_UNKNOWN)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -177,9 +177,9 @@ pub(super) async fn mark_unknown(
         .await
         .map_err(failure)?;
     if done.rows_affected() > 0 {
-        return Ok(Settlement::Applied);
+        return Ok(Transitioned::Applied);
     }
-    let state = state(connection, name, witness).await?;
+    let state = state(connection, name, marked_by).await?;
     sql::repeated(state, &[sql::UNKNOWN])
 }
 
@@ -188,7 +188,7 @@ pub(super) async fn resolve(
     name: &RecordName,
     seen: Fence,
     resolution: &Resolution,
-) -> Result<Settlement, StoreError> {
+) -> Result<Transitioned, StoreError> {
     let (state, response, at_least) = sql::resolved(resolution);
     let done = query(RESOLVE)
         .bind(name.scope().as_str())
@@ -202,8 +202,8 @@ pub(super) async fn resolve(
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
-        0 => Settlement::Superseded,
-        _ => Settlement::Applied,
+        0 => Transitioned::Superseded,
+        _ => Transitioned::Applied,
     })
 }
 
@@ -255,7 +255,7 @@ pub(super) async fn forget(
     connection: &mut SqliteConnection,
     name: &RecordName,
     seen: Fence,
-) -> Result<Settlement, StoreError> {
+) -> Result<Transitioned, StoreError> {
     let done = query(FORGET)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -264,8 +264,8 @@ pub(super) async fn forget(
         .await
         .map_err(failure)?;
     Ok(match done.rows_affected() {
-        0 => Settlement::Superseded,
-        _ => Settlement::Applied,
+        0 => Transitioned::Superseded,
+        _ => Transitioned::Applied,
     })
 }
 
@@ -315,9 +315,9 @@ pub(super) async fn settled(
 async fn state(
     connection: &mut SqliteConnection,
     name: &RecordName,
-    witness: Witness,
+    marked_by: MarkedBy,
 ) -> Result<Option<i64>, StoreError> {
-    let (token, fence) = witnessed(witness);
+    let (token, fence) = witnessed(marked_by);
     query_scalar(STATE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
@@ -328,11 +328,11 @@ async fn state(
         .map_err(failure)
 }
 
-/// How a statement finds the record of a witness: by its token, or by its fence.
-fn witnessed(witness: Witness) -> (Option<Vec<u8>>, Option<i64>) {
-    match witness {
-        Witness::Owner(token) => (Some(token.as_bytes().to_vec()), None),
-        Witness::Lapsed(seen) => (None, Some(sql::fence(seen))),
+/// How a statement finds the record of a marked_by: by its token, or by its fence.
+fn witnessed(marked_by: MarkedBy) -> (Option<Vec<u8>>, Option<i64>) {
+    match marked_by {
+        MarkedBy::Owner(token) => (Some(token.as_bytes().to_vec()), None),
+        MarkedBy::Lapsed(seen) => (None, Some(sql::fence(seen))),
     }
 }
 

@@ -5,7 +5,7 @@ use sqlx::{Connection as _, Sqlite, Transaction, error::DatabaseError, query};
 use super::{SqliteStore, statements};
 use crate::{
     Operation, StoreError,
-    store::{Completion, Settlement, sql},
+    store::{Completion, Transitioned, sql},
     transaction::{
         CommitError, CommitErrorKind, CommitFuture, CommitResponse, Desk, ENDED,
         OperationTransaction, Verdict, commit,
@@ -73,7 +73,7 @@ impl Desk for SqliteStore {
         transaction: &mut Transaction<'static, Sqlite>,
         operation: &Operation,
         completion: &Completion,
-    ) -> Result<Settlement, CommitError> {
+    ) -> Result<Transitioned, CommitError> {
         if !transaction.is_in_transaction() || has_ended(transaction).await? {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
         }
@@ -88,8 +88,8 @@ impl Desk for SqliteStore {
             .await
             .map_err(refused)?;
         Ok(match done.rows_affected() {
-            0 => Settlement::Superseded,
-            _ => Settlement::Applied,
+            0 => Transitioned::Superseded,
+            _ => Transitioned::Applied,
         })
     }
 

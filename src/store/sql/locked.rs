@@ -18,14 +18,11 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::{
-    StoreError,
-    call::{Call, Member, Replies},
-};
-use crate::{RecordName, jitter::jittered};
+use super::calls::{Call, Member, Replies};
+use crate::{RecordName, StoreError, jitter::jittered};
 
 /// How a call is made alone.
-pub(super) trait Single: Send + Sync + 'static {
+pub(crate) trait Single: Send + Sync + 'static {
     type Call: Call;
     type Answer: Clone + Send + 'static;
 
@@ -38,7 +35,7 @@ pub(super) trait Single: Send + Sync + 'static {
 
 /// The result of one attempt.
 #[derive(Debug)]
-pub(super) enum Attempt<A> {
+pub(crate) enum Attempt<A> {
     Made(A),
     /// Another transaction holds the record. Nothing was changed.
     #[cfg_attr(
@@ -50,7 +47,7 @@ pub(super) enum Attempt<A> {
 
 impl<A> Attempt<A> {
     #[cfg(feature = "postgres")]
-    pub(super) fn map<T>(self, made: impl FnOnce(A) -> T) -> Attempt<T> {
+    pub(crate) fn map<T>(self, made: impl FnOnce(A) -> T) -> Attempt<T> {
         match self {
             Self::Made(answer) => Attempt::Made(made(answer)),
             Self::Locked => Attempt::Locked,
@@ -60,15 +57,15 @@ impl<A> Attempt<A> {
 
 /// Limits on the calls that are made alone.
 #[derive(Clone)]
-pub(super) struct Limits {
+pub(crate) struct Limits {
     /// How many attempts are made at a time.
-    pub(super) permits: Arc<Semaphore>,
+    pub(crate) permits: Arc<Semaphore>,
     /// How long a call is tried again while its record is locked.
-    pub(super) lock_timeout: Duration,
+    pub(crate) lock_timeout: Duration,
 }
 
 /// Calls that are made alone.
-pub(super) struct Alone<S: Single>(Arc<Shared<S>>);
+pub(crate) struct Alone<S: Single>(Arc<Shared<S>>);
 
 struct Shared<S: Single> {
     single: Arc<S>,
@@ -98,7 +95,7 @@ impl<S: Single> Clone for Alone<S> {
 
 impl<S: Single> Alone<S> {
     /// Up to `most_waiting` calls may wait.
-    pub(super) fn new(single: Arc<S>, most_waiting: usize, limits: Limits) -> Self {
+    pub(crate) fn new(single: Arc<S>, most_waiting: usize, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             single,
             most_waiting,
@@ -112,14 +109,14 @@ impl<S: Single> Alone<S> {
 
     /// Makes one call, even if its caller leaves while it is being made.
     #[cfg(any(feature = "postgres", test))]
-    pub(super) async fn call(&self, call: S::Call) -> Result<S::Answer, StoreError> {
+    pub(crate) async fn call(&self, call: S::Call) -> Result<S::Answer, StoreError> {
         let (member, answer) = Member::new(call);
         self.push(member);
         answer.get().await
     }
 
     /// Makes a call after those of its name.
-    pub(super) fn push(&self, Member { call, replies }: Member<S::Call, S::Answer>) {
+    pub(crate) fn push(&self, Member { call, replies }: Member<S::Call, S::Answer>) {
         let mut queue = self.0.queue();
         let Queue { names, waiting } = &mut *queue;
         let mut behind = names.get_mut(call.name());
@@ -157,13 +154,13 @@ impl<S: Single> Alone<S> {
     }
 
     #[cfg(test)]
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let queue = self.0.queue();
         queue.names.is_empty() && queue.waiting == 0
     }
 
     #[cfg(test)]
-    pub(super) fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.0.queue().waiting
     }
 }
@@ -256,11 +253,11 @@ impl<S: Single> Drop for Turn<S> {
     }
 }
 
-/// Most locks are held by single statements.
 /// The cause where a record stays locked for too long.
-pub(super) const RECORD_LOCKED: &str =
+pub(crate) const RECORD_LOCKED: &str =
     "`lock_timeout` has passed: another transaction holds the record";
 
+/// Most locks are held by single statements.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
 /// How late a call may notice that its record is free.

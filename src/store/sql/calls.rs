@@ -9,11 +9,14 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::{Claim, Completion, Release, StoreError, reads::SMALL, sql};
-use crate::{RecordName, Token};
+use super::reads::SMALL;
+use crate::{
+    RecordName, StoreError, Token,
+    store::{Claim, Completion, Release, sql},
+};
 
 /// A call that may travel with others.
-pub(super) trait Call: Send + Sync + 'static {
+pub(crate) trait Call: Send + Sync + 'static {
     type Identity: Eq + Hash + Send;
 
     fn name(&self) -> &RecordName;
@@ -34,24 +37,24 @@ pub(super) trait Call: Send + Sync + 'static {
 }
 
 /// A call and its callers.
-pub(super) struct Member<C, A> {
-    pub(super) call: C,
-    pub(super) replies: Replies<A>,
+pub(crate) struct Member<C, A> {
+    pub(crate) call: C,
+    pub(crate) replies: Replies<A>,
 }
 
 /// The callers of a call: the first, and those that joined it.
-pub(super) struct Replies<A> {
-    pub(super) first: Reply<A>,
-    pub(super) joined: Vec<Reply<A>>,
+pub(crate) struct Replies<A> {
+    pub(crate) first: Reply<A>,
+    pub(crate) joined: Vec<Reply<A>>,
 }
 
-pub(super) type Reply<A> = oneshot::Sender<Result<A, StoreError>>;
+pub(crate) type Reply<A> = oneshot::Sender<Result<A, StoreError>>;
 
 /// The answer to a call that was handed over.
-pub(super) struct Answer<A>(oneshot::Receiver<Result<A, StoreError>>);
+pub(crate) struct Answer<A>(oneshot::Receiver<Result<A, StoreError>>);
 
 impl<C: Call, A> Member<C, A> {
-    pub(super) fn new(call: C) -> (Self, Answer<A>) {
+    pub(crate) fn new(call: C) -> (Self, Answer<A>) {
         let (first, answer) = oneshot::channel();
         let replies = Replies {
             first,
@@ -62,7 +65,7 @@ impl<C: Call, A> Member<C, A> {
 }
 
 impl<A: Clone> Replies<A> {
-    pub(super) fn send(self, answer: Result<A, StoreError>) {
+    pub(crate) fn send(self, answer: Result<A, StoreError>) {
         for reply in self.joined {
             let _ = reply.send(answer.clone());
         }
@@ -72,38 +75,38 @@ impl<A: Clone> Replies<A> {
 
 impl<A> Replies<A> {
     /// Drops the callers that left, so that retries do not pile up.
-    pub(super) fn extend(&mut self, others: Self) {
+    pub(crate) fn extend(&mut self, others: Self) {
         self.joined.retain(|reply| !reply.is_closed());
         self.joined.extend(others.joined);
         self.joined.push(others.first);
     }
 
-    pub(super) fn are_closed(&self) -> bool {
+    pub(crate) fn are_closed(&self) -> bool {
         self.first.is_closed() && self.joined.iter().all(oneshot::Sender::is_closed)
     }
 }
 
 impl<A> Answer<A> {
-    pub(super) async fn get(self) -> Result<A, StoreError> {
+    pub(crate) async fn get(self) -> Result<A, StoreError> {
         let answer = self.0.await;
         answer.unwrap_or_else(|_| Err(StoreError::unavailable("the call was broken off")))
     }
 }
 
-pub(super) struct ClaimCall {
-    pub(super) name: RecordName,
-    pub(super) claim: Claim,
+pub(crate) struct ClaimCall {
+    pub(crate) name: RecordName,
+    pub(crate) claim: Claim,
 }
 
 /// What ends or prolongs a claim.
-pub(super) struct SettleCall {
-    pub(super) name: RecordName,
-    pub(super) token: Token,
-    pub(super) goal: Goal,
+pub(crate) struct SettleCall {
+    pub(crate) name: RecordName,
+    pub(crate) token: Token,
+    pub(crate) goal: Goal,
 }
 
 /// What a claim's owner wants of its record.
-pub(super) enum Goal {
+pub(crate) enum Goal {
     Renewed { lease: Duration },
     Completed(Completion),
     Released(Release),
@@ -113,7 +116,7 @@ pub(super) enum Goal {
 /// What makes two outcomes of a claim one: to write down either of them is to
 /// write down both.
 #[derive(PartialEq, Eq)]
-pub(super) struct Outcome {
+pub(crate) struct Outcome {
     token: Token,
     name: RecordName,
     transition: Discriminant<Goal>,
@@ -176,14 +179,14 @@ impl Call for SettleCall {
 
 impl SettleCall {
     /// Whether it would delay the calls that travel with it.
-    pub(super) fn is_large(&self) -> bool {
+    pub(crate) fn is_large(&self) -> bool {
         self.goal.response().map_or(0, <[u8]>::len) > SMALL
     }
 }
 
 impl Goal {
     /// The state that the record is to have.
-    pub(super) fn state(&self) -> i64 {
+    pub(crate) fn state(&self) -> i64 {
         match self {
             Self::Renewed { .. } => sql::IN_PROGRESS,
             Self::Completed(_) => sql::COMPLETED,
@@ -195,7 +198,7 @@ impl Goal {
     /// The states in which the record is where the goal has it, of those that end
     /// a claim.
     #[cfg(feature = "postgres")]
-    pub(super) fn reached(&self) -> &'static [i64] {
+    pub(crate) fn reached(&self) -> &'static [i64] {
         match self {
             Self::Renewed { .. } => &[],
             Self::Completed(_) => &[sql::COMPLETED],
@@ -206,12 +209,12 @@ impl Goal {
 
     /// Whether the owner of a record in this state may have its goal.
     #[cfg(feature = "postgres")]
-    pub(super) fn is_open_in(&self, state: i64) -> bool {
+    pub(crate) fn is_open_in(&self, state: i64) -> bool {
         let is_late = state == sql::UNKNOWN && matches!(self, Self::Completed(_));
         state == sql::IN_PROGRESS || is_late
     }
 
-    pub(super) fn response(&self) -> Option<&[u8]> {
+    pub(crate) fn response(&self) -> Option<&[u8]> {
         match self {
             Self::Completed(completion) => Some(&completion.response),
             _ => None,
@@ -220,7 +223,7 @@ impl Goal {
 
     /// How long the lease lasts, or the record; and for a completion, from now
     /// at least.
-    pub(super) fn times(&self) -> (i64, i64) {
+    pub(crate) fn times(&self) -> (i64, i64) {
         let micros = sql::micros;
         match self {
             Self::Renewed { lease } => (micros(*lease), 0),

@@ -30,16 +30,15 @@ use self::{
     looks::Looks,
     session::Session,
     settlements::Settlements,
-    statements::{Commits, Transition, TransitionCall, Transitioned, Transitions},
+    statements::{Commits, Transition, TransitionAnswer, TransitionCall, Transitions},
 };
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
-    Settlement, Store, StoreError, Succession, Witness,
-    alone::Alone,
-    batch::Batches,
-    call::{ClaimCall, Goal, SettleCall},
-    reads::Reads,
-    sql,
+    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
+    Resolution, Store, StoreError, Transitioned, sql,
+    sql::batcher::Batches,
+    sql::calls::{ClaimCall, Goal, SettleCall},
+    sql::locked::Alone,
+    sql::reads::Reads,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -200,7 +199,7 @@ impl PostgresStore {
         name: &RecordName,
         seen: Fence,
         transition: Transition,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.connections.check()?;
         let name = name.clone();
         let call = TransitionCall {
@@ -209,8 +208,8 @@ impl PostgresStore {
             transition,
         };
         match self.transitions.call(call).await? {
-            Transitioned::Settled(settlement) => Ok(settlement),
-            Transitioned::Reclaimed(_) => {
+            TransitionAnswer::Settled(settlement) => Ok(settlement),
+            TransitionAnswer::Reclaimed(_) => {
                 Err(StoreError::unavailable("a call got another's answer"))
             }
         }
@@ -221,7 +220,7 @@ impl PostgresStore {
         name: &RecordName,
         token: Token,
         goal: Goal,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.connections.check()?;
         let name = name.clone();
         let call = SettleCall { name, token, goal };
@@ -257,18 +256,20 @@ impl Store for PostgresStore {
         &self,
         name: &RecordName,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         self.connections.check()?;
         let call = TransitionCall {
             name: name.clone(),
             seen,
-            transition: Transition::Reclaimed(succession, *claim),
+            transition: Transition::Reclaimed(reclaim_as, *claim),
         };
         match self.transitions.call(call).await? {
-            Transitioned::Reclaimed(grant) => Ok(grant),
-            Transitioned::Settled(_) => Err(StoreError::unavailable("a call got another's answer")),
+            TransitionAnswer::Reclaimed(grant) => Ok(grant),
+            TransitionAnswer::Settled(_) => {
+                Err(StoreError::unavailable("a call got another's answer"))
+            }
         }
     }
 
@@ -277,7 +278,7 @@ impl Store for PostgresStore {
         name: &RecordName,
         token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, token, Goal::Renewed { lease }).await
     }
 
@@ -286,7 +287,7 @@ impl Store for PostgresStore {
         name: &RecordName,
         token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let goal = Goal::Completed(completion.clone());
         self.settle(name, token, goal).await
     }
@@ -296,19 +297,19 @@ impl Store for PostgresStore {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, token, Goal::Released(release)).await
     }
 
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
-        match witness {
-            Witness::Owner(token) => self.settle(name, token, Goal::Unknown { retention }).await,
-            Witness::Lapsed(seen) => {
+    ) -> Result<Transitioned, StoreError> {
+        match marked_by {
+            MarkedBy::Owner(token) => self.settle(name, token, Goal::Unknown { retention }).await,
+            MarkedBy::Lapsed(seen) => {
                 let transition = Transition::MarkedUnknown(retention);
                 self.transition(name, seen, transition).await
             }
@@ -320,7 +321,7 @@ impl Store for PostgresStore {
         name: &RecordName,
         seen: Fence,
         resolution: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let transition = Transition::Resolved(resolution.clone());
         self.transition(name, seen, transition).await
     }
@@ -344,7 +345,7 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
         self.transition(name, seen, Transition::Forgotten).await
     }
 

@@ -1,19 +1,24 @@
 //! What the SQL stores share: how a record is spelled in columns, and how work
 //! on a connection survives a caller that leaves.
 
+pub(crate) mod batcher;
+pub(crate) mod calls;
+pub(crate) mod locked;
+pub(crate) mod reads;
+
 use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
 use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type, error::DatabaseError};
 
+use self::reads::Found;
 use super::{
-    Grant, Page, Record, RecordState, Release, Resolution, Settlement, StoreError, Succession,
-    reads::Found,
+    Grant, Page, ReclaimAs, Record, RecordState, Release, Resolution, StoreError, Transitioned,
 };
 use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token, transaction::Verdict};
 
 /// The columns of one record, not yet trusted.
-pub(super) struct RecordColumns {
+pub(crate) struct RecordColumns {
     grant: GrantColumns,
     state: i64,
     takeovers: i64,
@@ -28,20 +33,20 @@ pub(super) struct RecordColumns {
 }
 
 /// The columns that make a grant.
-pub(super) struct GrantColumns {
+pub(crate) struct GrantColumns {
     operation: Vec<u8>,
     fence: i64,
     attempt: i64,
 }
 
 /// One record with its name.
-pub(super) struct NamedColumns {
+pub(crate) struct NamedColumns {
     name: RecordName,
     record: RecordColumns,
 }
 
 impl GrantColumns {
-    pub(super) fn decode(self) -> Result<Grant, StoreError> {
+    pub(crate) fn decode(self) -> Result<Grant, StoreError> {
         Ok(Grant::new(
             OperationId::from_bytes(exact(&self.operation, "operation")?),
             self.fence()?,
@@ -55,7 +60,7 @@ impl GrantColumns {
 }
 
 impl RecordColumns {
-    pub(super) fn decode(self) -> Result<Found, StoreError> {
+    pub(crate) fn decode(self) -> Result<Found, StoreError> {
         let grant = self.grant.decode()?;
         let mut large = None;
         let state = match (self.state, self.response) {
@@ -71,8 +76,8 @@ impl RecordColumns {
                 response: response.into(),
             },
             (UNKNOWN, None) => RecordState::Unknown,
-            (RELEASED_BOUND, None) => RecordState::Released(Release::Bound),
-            (RELEASED_FREED, None) => RecordState::Released(Release::Freed),
+            (RELEASED_BOUND, None) => RecordState::Released(Release::SameRequest),
+            (RELEASED_FREED, None) => RecordState::Released(Release::AnyRequest),
             (IN_PROGRESS..=RELEASED_FREED, _) => return Err(StoreError::corrupt("response")),
             _ => return Err(StoreError::corrupt("state")),
         };
@@ -145,7 +150,7 @@ where
 }
 
 /// The name in a row.
-pub(super) fn name<'r, R: Row>(row: &'r R) -> Result<RecordName, Error>
+pub(crate) fn name<'r, R: Row>(row: &'r R) -> Result<RecordName, Error>
 where
     &'static str: ColumnIndex<R>,
     String: Decode<'r, R::Database> + Type<R::Database>,
@@ -171,7 +176,7 @@ where
 /// The smallest name that a page may begin with, as its scope and its key. `least`
 /// is the least character that a text of the database may have: a name and that
 /// character is the next one after the name.
-pub(super) fn first_name(after: Option<&RecordName>, least: char) -> (String, String) {
+pub(crate) fn first_name(after: Option<&RecordName>, least: char) -> (String, String) {
     let Some(after) = after else {
         return (String::new(), String::new());
     };
@@ -182,7 +187,7 @@ pub(super) fn first_name(after: Option<&RecordName>, least: char) -> (String, St
 
 /// A page of the records that were found, of which a full page has `limit`. If the statement looked at as many records as it may,
 /// `last` is the name of the last one.
-pub(super) fn page(
+pub(crate) fn page(
     found: Vec<NamedColumns>,
     limit: i64,
     last: Option<RecordName>,
@@ -198,12 +203,12 @@ pub(super) fn page(
 }
 
 /// As many records as a page may have.
-pub(super) fn page_limit(limit: u32) -> i64 {
+pub(crate) fn page_limit(limit: u32) -> i64 {
     limit.clamp(1, LONGEST_PAGE).into()
 }
 
 /// Microseconds for a statement to add to its clock.
-pub(super) fn micros(duration: Duration) -> i64 {
+pub(crate) fn micros(duration: Duration) -> i64 {
     duration
         .min(LONGEST)
         .as_micros()
@@ -212,32 +217,32 @@ pub(super) fn micros(duration: Duration) -> i64 {
 }
 
 /// A fence as a column holds it; one too large for any column is no row's.
-pub(super) fn fence(seen: Fence) -> i64 {
+pub(crate) fn fence(seen: Fence) -> i64 {
     i64::try_from(seen.get()).unwrap_or(-1)
 }
 
-/// The number by which a statement knows a succession.
-pub(super) fn succession(succession: Succession) -> i64 {
-    match succession {
-        Succession::TakeOver => 1,
-        Succession::Retry => 2,
-        Succession::Replace => 3,
-        Succession::Expired => 4,
-        Succession::Rerun => 5,
-        Succession::Reconcile => 6,
+/// The number by which a statement knows a reclaim_as.
+pub(crate) fn reclaim_as(reclaim_as: ReclaimAs) -> i64 {
+    match reclaim_as {
+        ReclaimAs::Takeover => 1,
+        ReclaimAs::Retry => 2,
+        ReclaimAs::Replace => 3,
+        ReclaimAs::Expired => 4,
+        ReclaimAs::Rerun => 5,
+        ReclaimAs::Reconcile => 6,
     }
 }
 
-pub(super) fn released(release: Release) -> i64 {
+pub(crate) fn released(release: Release) -> i64 {
     match release {
-        Release::Bound => RELEASED_BOUND,
-        Release::Freed => RELEASED_FREED,
+        Release::SameRequest => RELEASED_BOUND,
+        Release::AnyRequest => RELEASED_FREED,
     }
 }
 
 /// The state and the response that a resolution leaves, and for how long from
 /// now at least.
-pub(super) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>, i64) {
+pub(crate) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>, i64) {
     match resolution {
         Resolution::Happened { response, at_least } => {
             (COMPLETED, Some(response), micros(*at_least))
@@ -248,17 +253,17 @@ pub(super) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>, i64) {
 
 /// The settlement of a transition that changed no row: applied if the same
 /// claim's record is where an earlier call, whose answer got lost, has put it.
-pub(super) fn repeated(state: Option<i64>, goal: &[i64]) -> Result<Settlement, StoreError> {
+pub(crate) fn repeated(state: Option<i64>, goal: &[i64]) -> Result<Transitioned, StoreError> {
     match state {
-        None => Ok(Settlement::Superseded),
-        Some(state) if goal.contains(&state) => Ok(Settlement::Applied),
-        Some(IN_PROGRESS..=RELEASED_FREED) => Ok(Settlement::Superseded),
+        None => Ok(Transitioned::Superseded),
+        Some(state) if goal.contains(&state) => Ok(Transitioned::Applied),
+        Some(IN_PROGRESS..=RELEASED_FREED) => Ok(Transitioned::Superseded),
         Some(_) => Err(StoreError::corrupt("state")),
     }
 }
 
 /// What the state of the record with a claim's token says of the claim.
-pub(super) fn verdict(state: Option<i64>) -> Result<Verdict, StoreError> {
+pub(crate) fn verdict(state: Option<i64>) -> Result<Verdict, StoreError> {
     match state {
         Some(COMPLETED) => Ok(Verdict::Completed),
         Some(IN_PROGRESS | UNKNOWN) => Ok(Verdict::Open),
@@ -272,7 +277,7 @@ pub(super) fn verdict(state: Option<i64>) -> Result<Verdict, StoreError> {
 ///
 /// The work is boxed at once: it is seldom done, and the caller's future has no
 /// room for it.
-pub(super) fn detached<T, E>(
+pub(crate) fn detached<T, E>(
     work: impl Future<Output = Result<T, E>> + Send + 'static,
 ) -> impl Future<Output = Result<T, E>> + Send
 where
@@ -294,7 +299,7 @@ where
 
 /// What an error of sqlx means to the layer, without a word of what was bound;
 /// `answered` judges what the database itself said.
-pub(super) fn failure(
+pub(crate) fn failure(
     error: Error,
     answered: impl FnOnce(&dyn DatabaseError) -> StoreError,
 ) -> StoreError {
@@ -374,15 +379,15 @@ fn number<T: TryFrom<i64>>(column: i64, what: &'static str) -> Result<T, StoreEr
 }
 
 /// How many records a statement looks at for one page.
-pub(super) const MOST_EXAMINED: i64 = 2_000;
+pub(crate) const MOST_EXAMINED: i64 = 2_000;
 
 const LONGEST_PAGE: u32 = 1_000;
 
-pub(super) const IN_PROGRESS: i64 = 1;
-pub(super) const COMPLETED: i64 = 2;
-pub(super) const UNKNOWN: i64 = 3;
-pub(super) const RELEASED_BOUND: i64 = 4;
-pub(super) const RELEASED_FREED: i64 = 5;
+pub(crate) const IN_PROGRESS: i64 = 1;
+pub(crate) const COMPLETED: i64 = 2;
+pub(crate) const UNKNOWN: i64 = 3;
+pub(crate) const RELEASED_BOUND: i64 = 4;
+pub(crate) const RELEASED_FREED: i64 = 5;
 
 /// What a clock can be moved by without leaving the range of a timestamp.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);

@@ -23,14 +23,13 @@ use tokio::{
 };
 
 use super::{
-    StoreError,
-    alone::{Alone, Limits, Single},
-    call::{self, Call, Reply},
+    calls::{self, Call, Reply},
+    locked::{Alone, Limits, Single},
 };
-use crate::RecordName;
+use crate::{RecordName, StoreError};
 
 /// How the calls of one kind are made, together or alone.
-pub(super) trait Batch: Single {
+pub(crate) trait Batch: Single {
     /// Makes calls of different names together; an answer for each, in their
     /// order.
     fn together(
@@ -40,7 +39,7 @@ pub(super) trait Batch: Single {
 }
 
 /// What a call of a batch was told.
-pub(super) enum Told<A> {
+pub(crate) enum Told<A> {
     Answer(Result<A, StoreError>),
     /// Its record is held by somebody else, or is not what it has to be: to find
     /// out is not for the others to wait for.
@@ -48,7 +47,7 @@ pub(super) enum Told<A> {
 }
 
 /// Where calls gather.
-pub(super) struct Batches<B: Batch>(Arc<Shared<B>>);
+pub(crate) struct Batches<B: Batch>(Arc<Shared<B>>);
 
 struct Shared<B: Batch> {
     batch: Arc<B>,
@@ -63,10 +62,10 @@ struct Shared<B: Batch> {
 /// How many batches are under way at a time: the fewer, the more calls each of
 /// them carries.
 #[derive(Clone, Copy)]
-pub(super) struct Lanes {
-    pub(super) usual: usize,
+pub(crate) struct Lanes {
+    pub(crate) usual: usize,
     /// When those that are under way take long.
-    pub(super) most: usize,
+    pub(crate) most: usize,
 }
 
 struct Queue<B: Batch> {
@@ -84,7 +83,7 @@ struct Queue<B: Batch> {
 /// Never given twice.
 type LaneId = u64;
 
-type Member<B> = call::Member<<B as Single>::Call, <B as Single>::Answer>;
+type Member<B> = calls::Member<<B as Single>::Call, <B as Single>::Answer>;
 
 impl<B: Batch> Clone for Batches<B> {
     fn clone(&self) -> Self {
@@ -96,7 +95,7 @@ impl<B: Batch> Batches<B> {
     /// As many batches at a time as `lanes` says, for each runtime, with up to
     /// `most_waiting` calls behind them; and beside them what `limits` says, with as
     /// many behind it.
-    pub(super) fn new(batch: B, lanes: Lanes, most_waiting: usize, limits: Limits) -> Self {
+    pub(crate) fn new(batch: B, lanes: Lanes, most_waiting: usize, limits: Limits) -> Self {
         let batch = Arc::new(batch);
         Self(Arc::new(Shared {
             alone: Alone::new(Arc::clone(&batch), most_waiting, limits),
@@ -112,7 +111,7 @@ impl<B: Batch> Batches<B> {
     /// dropped; one that is [for its caller](Call::is_for_its_caller) unless it
     /// has not gone out yet. A call that has an identity is not made if an equal
     /// one waits: it gets that one's answer.
-    pub(super) async fn call(&self, call: B::Call) -> Result<B::Answer, StoreError> {
+    pub(crate) async fn call(&self, call: B::Call) -> Result<B::Answer, StoreError> {
         let (member, answer) = Member::<B>::new(call);
         let runtime = Handle::current().id();
         if let Some(id) = self.enqueue(runtime, member)? {
@@ -470,7 +469,7 @@ mod tests {
         task::{JoinHandle, yield_now},
     };
 
-    use super::{super::alone::Attempt, *};
+    use super::{super::locked::Attempt, *};
     use crate::{Key, Scope};
 
     /// Answers with the name, once the gate is open.

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use crate::{
     Fence, Fingerprint, OperationId, Token,
     store::{
-        Claim, Completion, Grant, Record, RecordState, Release, Resolution, Settlement, Succession,
-        Witness,
+        Claim, Completion, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution,
+        Transitioned,
     },
 };
 
@@ -67,33 +67,33 @@ impl Row {
     pub(crate) fn reclaim(
         &mut self,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
         next: Fence,
         now: Moment,
     ) -> Option<Grant> {
         let expired = self.has_expired(now);
-        let allowed = match (&self.state, succession) {
-            (State::InProgress { .. }, Succession::TakeOver) => self.has_lapsed(now),
-            (State::Unknown, Succession::Rerun | Succession::Reconcile)
-            | (State::Released(_), Succession::Retry)
-            | (State::Released(Release::Freed), Succession::Replace) => !expired,
-            (State::InProgress { .. }, Succession::Expired) => expired && self.has_lapsed(now),
-            (_, Succession::Expired) => expired,
+        let allowed = match (&self.state, reclaim_as) {
+            (State::InProgress { .. }, ReclaimAs::Takeover) => self.has_lapsed(now),
+            (State::Unknown, ReclaimAs::Rerun | ReclaimAs::Reconcile)
+            | (State::Released(_), ReclaimAs::Retry)
+            | (State::Released(Release::AnyRequest), ReclaimAs::Replace) => !expired,
+            (State::InProgress { .. }, ReclaimAs::Expired) => expired && self.has_lapsed(now),
+            (_, ReclaimAs::Expired) => expired,
             _ => false,
         };
         if !allowed || self.fence != seen {
             return None;
         }
         let fence = next.max(Fence::new(self.fence.get() + 1));
-        let (operation, attempt, takeovers) = match succession {
-            Succession::TakeOver | Succession::Rerun => {
+        let (operation, attempt, takeovers) = match reclaim_as {
+            ReclaimAs::Takeover | ReclaimAs::Rerun => {
                 (self.operation, self.attempt + 1, self.takeovers + 1)
             }
-            Succession::Reconcile => (self.operation, self.attempt, self.takeovers),
+            ReclaimAs::Reconcile => (self.operation, self.attempt, self.takeovers),
             // An answer ends the row of unknown outcomes, and does not undo them.
-            Succession::Retry => (self.operation, self.attempt + 1, self.takeovers.min(1)),
-            Succession::Replace | Succession::Expired => (claim.operation, 1, 0),
+            ReclaimAs::Retry => (self.operation, self.attempt + 1, self.takeovers.min(1)),
+            ReclaimAs::Replace | ReclaimAs::Expired => (claim.operation, 1, 0),
         };
         *self = Self {
             operation,
@@ -104,13 +104,13 @@ impl Row {
         Some(self.grant())
     }
 
-    pub(crate) fn renew(&mut self, token: Token, lease: Duration, now: Moment) -> Settlement {
+    pub(crate) fn renew(&mut self, token: Token, lease: Duration, now: Moment) -> Transitioned {
         match &mut self.state {
             State::InProgress { lease_until } if self.token == token => {
                 *lease_until = now.saturating_add(lease);
-                Settlement::Applied
+                Transitioned::Applied
             }
-            _ => Settlement::Superseded,
+            _ => Transitioned::Superseded,
         }
     }
 
@@ -119,9 +119,9 @@ impl Row {
         token: Token,
         completion: &Completion,
         now: Moment,
-    ) -> Settlement {
+    ) -> Transitioned {
         match self.state {
-            _ if self.token != token => Settlement::Superseded,
+            _ if self.token != token => Transitioned::Superseded,
             State::InProgress { .. } | State::Unknown => {
                 self.state = State::Completed {
                     response: completion.response.clone(),
@@ -130,49 +130,49 @@ impl Row {
                     .claimed_at
                     .saturating_add(completion.retention)
                     .max(now.saturating_add(completion.at_least));
-                Settlement::Applied
+                Transitioned::Applied
             }
-            State::Completed { .. } => Settlement::Applied,
-            State::Released(_) => Settlement::Superseded,
+            State::Completed { .. } => Transitioned::Applied,
+            State::Released(_) => Transitioned::Superseded,
         }
     }
 
-    pub(crate) fn release(&mut self, token: Token, release: Release) -> Settlement {
+    pub(crate) fn release(&mut self, token: Token, release: Release) -> Transitioned {
         match self.state {
-            _ if self.token != token => Settlement::Superseded,
+            _ if self.token != token => Transitioned::Superseded,
             State::InProgress { .. } => {
                 self.state = State::Released(match self.takeovers {
                     0 => release,
                     // A run before may have had its effect: another request
                     // would repeat it under keys of its own.
-                    _ => Release::Bound,
+                    _ => Release::SameRequest,
                 });
-                Settlement::Applied
+                Transitioned::Applied
             }
-            State::Released(_) => Settlement::Applied,
-            State::Completed { .. } | State::Unknown => Settlement::Superseded,
+            State::Released(_) => Transitioned::Applied,
+            State::Completed { .. } | State::Unknown => Transitioned::Superseded,
         }
     }
 
     pub(crate) fn mark_unknown(
         &mut self,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
         now: Moment,
-    ) -> Settlement {
-        let known = match witness {
-            Witness::Owner(token) => self.token == token,
-            Witness::Lapsed(seen) => self.fence == seen,
+    ) -> Transitioned {
+        let known = match marked_by {
+            MarkedBy::Owner(token) => self.token == token,
+            MarkedBy::Lapsed(seen) => self.fence == seen,
         };
-        let allowed = matches!(witness, Witness::Owner(_)) || self.has_lapsed(now);
+        let allowed = matches!(marked_by, MarkedBy::Owner(_)) || self.has_lapsed(now);
         match self.state {
             State::InProgress { .. } if known && allowed => {
                 self.state = State::Unknown;
                 self.expires_at = now.saturating_add(retention);
-                Settlement::Applied
+                Transitioned::Applied
             }
-            State::Unknown if known => Settlement::Applied,
-            _ => Settlement::Superseded,
+            State::Unknown if known => Transitioned::Applied,
+            _ => Transitioned::Superseded,
         }
     }
 
@@ -181,7 +181,7 @@ impl Row {
         seen: Fence,
         resolution: &Resolution,
         now: Moment,
-    ) -> Settlement {
+    ) -> Transitioned {
         match self.state {
             State::Unknown if self.fence == seen => {
                 self.state = match resolution {
@@ -194,12 +194,12 @@ impl Row {
                     }
                     Resolution::DidNotHappen => {
                         self.takeovers = 0;
-                        State::Released(Release::Bound)
+                        State::Released(Release::SameRequest)
                     }
                 };
-                Settlement::Applied
+                Transitioned::Applied
             }
-            _ => Settlement::Superseded,
+            _ => Transitioned::Superseded,
         }
     }
 
@@ -303,16 +303,16 @@ mod tests {
         let claim = Claim::new(fingerprint, for_ever, for_ever);
         let now = Moment::from_secs(1);
         let mut row = Row::claimed(&claim, Fence::new(1), now);
-        assert_eq!(row.renew(claim.token, for_ever, now), Settlement::Applied);
-        let witness = Witness::Owner(claim.token);
+        assert_eq!(row.renew(claim.token, for_ever, now), Transitioned::Applied);
+        let marked_by = MarkedBy::Owner(claim.token);
         assert_eq!(
-            row.mark_unknown(witness, for_ever, now),
-            Settlement::Applied
+            row.mark_unknown(marked_by, for_ever, now),
+            Transitioned::Applied
         );
         let completion = Completion::new(Bytes::new(), for_ever, for_ever);
         assert_eq!(
             row.complete(claim.token, &completion, now),
-            Settlement::Applied
+            Transitioned::Applied
         );
         assert!(row.snapshot(now).expires_in.is_some());
     }

@@ -128,13 +128,13 @@ use tokio::sync::Barrier;
 
 use crate::{
     Fence, Fingerprint, Key, RecordName, Scope, Store, StoreError, Token,
-    store::{Claim, Claimed, Grant, Record, Succession},
+    store::{Claim, Claimed, Grant, ReclaimAs, Record},
 };
 
 /// How the suite gets a store, and how time passes for it.
 ///
 /// A store that is not `Clone` can be wrapped in a
-/// [`SharedStore`](crate::SharedStore).
+/// [`DynStore`](crate::DynStore).
 pub trait Subject: Send + Sync + 'static {
     /// The store under test.
     type Store: Store + Clone;
@@ -267,14 +267,14 @@ impl<S: Subject> Trial<S> {
     }
 
     /// Claims a name again in a state that allows it.
-    async fn hold_again(&self, held: &Held, succession: Succession, claim: Claim) -> Held {
+    async fn hold_again(&self, held: &Held, reclaim_as: ReclaimAs, claim: Claim) -> Held {
         let reclaimed = self
             .store
-            .reclaim(&held.name, held.grant.fence, succession, &claim)
+            .reclaim(&held.name, held.grant.fence, reclaim_as, &claim)
             .await;
         let Some(grant) = good(reclaimed) else {
             let record = self.peek(&held.name).await;
-            panic!("reclaim: {succession:?} is granted in its state, and was not for {record:?}");
+            panic!("reclaim: {reclaim_as:?} is granted in its state, and was not for {record:?}");
         };
         Held {
             name: held.name.clone(),
@@ -564,16 +564,16 @@ mod tests {
     #[test]
     fn every_promise_is_in_the_list() {
         let written: Vec<_> = [
-            include_str!("conformance/claiming.rs"),
-            include_str!("conformance/reclaiming.rs"),
-            include_str!("conformance/together.rs"),
-            include_str!("conformance/settling.rs"),
-            include_str!("conformance/unknown.rs"),
-            include_str!("conformance/timing.rs"),
-            include_str!("conformance/sweeping.rs"),
-            include_str!("conformance/listing.rs"),
-            include_str!("conformance/naming.rs"),
-            include_str!("conformance/dropping.rs"),
+            include_str!("claiming.rs"),
+            include_str!("reclaiming.rs"),
+            include_str!("together.rs"),
+            include_str!("settling.rs"),
+            include_str!("unknown.rs"),
+            include_str!("timing.rs"),
+            include_str!("sweeping.rs"),
+            include_str!("listing.rs"),
+            include_str!("naming.rs"),
+            include_str!("dropping.rs"),
         ]
         .iter()
         .flat_map(|file| file.split("pub async fn ").skip(1))

@@ -3,8 +3,8 @@
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
-    Settlement, Store, StoreError, Succession, Witness,
+    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
+    Resolution, Store, StoreError, Transitioned,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -16,11 +16,11 @@ use crate::{Fence, RecordName, Token};
 /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
 /// # use tower::ServiceExt;
 /// # use tower_idempotency::{IdempotencyLayer, Scope};
-/// use tower_idempotency::{MemoryStore, SharedStore};
+/// use tower_idempotency::{MemoryStore, DynStore};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let store = SharedStore::new(MemoryStore::new());
+/// let store = DynStore::new(MemoryStore::new());
 /// # let layer = IdempotencyLayer::required(store, |_| Some(Scope::single_tenant())).build()?;
 /// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
 /// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
@@ -29,18 +29,18 @@ use crate::{Fence, RecordName, Token};
 /// # }
 /// ```
 #[derive(Clone)]
-pub struct SharedStore(Arc<dyn AnyStore>);
+pub struct DynStore(Arc<dyn AnyStore>);
 
-impl SharedStore {
+impl DynStore {
     /// Shares `store`.
     pub fn new(store: impl Store) -> Self {
         Self(Arc::new(store))
     }
 }
 
-impl fmt::Debug for SharedStore {
+impl fmt::Debug for DynStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SharedStore").finish_non_exhaustive()
+        f.debug_struct("DynStore").finish_non_exhaustive()
     }
 }
 
@@ -82,7 +82,7 @@ macro_rules! forward {
             }
         }
 
-        impl Store for SharedStore {
+        impl Store for DynStore {
             $(async fn $method(
                 &self
                 $(, $argument: $(&$lent)? $($given)?)*
@@ -104,13 +104,13 @@ macro_rules! forward {
 
 forward! {
     fn claim(&self, name: &RecordName, claim: &Claim) -> Claimed;
-    fn reclaim(&self, name: &RecordName, seen: Fence, succession: Succession, claim: &Claim) -> Option<Grant>;
-    fn renew(&self, name: &RecordName, token: Token, lease: Duration) -> Settlement;
-    fn complete(&self, name: &RecordName, token: Token, completion: &Completion) -> Settlement;
-    fn release(&self, name: &RecordName, token: Token, release: Release) -> Settlement;
-    fn mark_unknown(&self, name: &RecordName, witness: Witness, retention: Duration) -> Settlement;
-    fn resolve(&self, name: &RecordName, seen: Fence, resolution: &Resolution) -> Settlement;
+    fn reclaim(&self, name: &RecordName, seen: Fence, reclaim_as: ReclaimAs, claim: &Claim) -> Option<Grant>;
+    fn renew(&self, name: &RecordName, token: Token, lease: Duration) -> Transitioned;
+    fn complete(&self, name: &RecordName, token: Token, completion: &Completion) -> Transitioned;
+    fn release(&self, name: &RecordName, token: Token, release: Release) -> Transitioned;
+    fn mark_unknown(&self, name: &RecordName, marked_by: MarkedBy, retention: Duration) -> Transitioned;
+    fn resolve(&self, name: &RecordName, seen: Fence, resolution: &Resolution) -> Transitioned;
     fn read(&self, name: &RecordName) -> Option<Record>;
-    fn forget(&self, name: &RecordName, seen: Fence) -> Settlement;
+    fn forget(&self, name: &RecordName, seen: Fence) -> Transitioned;
     fn purge_expired(&self, limit: u32, unknown_retention: Duration) -> Purged;
 }

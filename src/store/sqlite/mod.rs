@@ -24,13 +24,12 @@ use tokio::sync::Semaphore;
 use self::batches::{Looks, WriteCall, Writes, Written};
 pub use self::transaction::SqliteTransaction;
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, Page, Purged, Record, Release, Resolution,
-    Settlement, Store, StoreError, Succession, Witness,
-    alone::Limits,
-    batch::{Batches, Lanes},
-    call::{ClaimCall, Goal, SettleCall},
-    reads::Reads,
-    sql,
+    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
+    Resolution, Store, StoreError, Transitioned, sql,
+    sql::batcher::{Batches, Lanes},
+    sql::calls::{ClaimCall, Goal, SettleCall},
+    sql::locked::Limits,
+    sql::reads::Reads,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -184,7 +183,7 @@ impl SqliteStore {
         name: &RecordName,
         token: Token,
         goal: Goal,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let name = name.clone();
         let call = SettleCall { name, token, goal };
         let writes = match call.is_large() {
@@ -243,12 +242,12 @@ impl Store for SqliteStore {
         &self,
         name: &RecordName,
         seen: Fence,
-        succession: Succession,
+        reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         let (name, claim) = (name.clone(), *claim);
         self.write(move |on| {
-            Box::pin(async move { statements::reclaim(on, &name, seen, succession, &claim).await })
+            Box::pin(async move { statements::reclaim(on, &name, seen, reclaim_as, &claim).await })
         })
         .await
     }
@@ -258,7 +257,7 @@ impl Store for SqliteStore {
         name: &RecordName,
         token: Token,
         lease: Duration,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, token, Goal::Renewed { lease }).await
     }
 
@@ -267,7 +266,7 @@ impl Store for SqliteStore {
         name: &RecordName,
         token: Token,
         completion: &Completion,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let goal = Goal::Completed(completion.clone());
         self.settle(name, token, goal).await
     }
@@ -277,26 +276,26 @@ impl Store for SqliteStore {
         name: &RecordName,
         token: Token,
         release: Release,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         self.settle(name, token, Goal::Released(release)).await
     }
 
     async fn mark_unknown(
         &self,
         name: &RecordName,
-        witness: Witness,
+        marked_by: MarkedBy,
         retention: Duration,
-    ) -> Result<Settlement, StoreError> {
-        let seen = match witness {
-            Witness::Owner(token) => {
+    ) -> Result<Transitioned, StoreError> {
+        let seen = match marked_by {
+            MarkedBy::Owner(token) => {
                 return self.settle(name, token, Goal::Unknown { retention }).await;
             }
-            Witness::Lapsed(seen) => seen,
+            MarkedBy::Lapsed(seen) => seen,
         };
         let name = name.clone();
         self.write(move |on| {
             Box::pin(async move {
-                let lapsed = Witness::Lapsed(seen);
+                let lapsed = MarkedBy::Lapsed(seen);
                 statements::mark_unknown(on, &name, lapsed, retention).await
             })
         })
@@ -308,7 +307,7 @@ impl Store for SqliteStore {
         name: &RecordName,
         seen: Fence,
         resolution: &Resolution,
-    ) -> Result<Settlement, StoreError> {
+    ) -> Result<Transitioned, StoreError> {
         let (name, resolution) = (name.clone(), resolution.clone());
         self.write(move |on| {
             Box::pin(async move { statements::resolve(on, &name, seen, &resolution).await })
@@ -334,7 +333,7 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Settlement, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
         let name = name.clone();
         self.write(move |on| Box::pin(async move { statements::forget(on, &name, seen).await }))
             .await
@@ -487,7 +486,7 @@ fn primary_code(error: &dyn DatabaseError) -> u8 {
         .map_or(0, |code| code.to_le_bytes()[0])
 }
 
-const RECORDS: &str = include_str!("../../migrations/sqlite/0001_records.sql");
+const RECORDS: &str = include_str!("../../../migrations/sqlite/0001_records.sql");
 /// One writes, and the others wait for it.
 const TRANSACTIONS: u32 = 8;
 

@@ -6,23 +6,25 @@
 //! claims nor the reads of others.
 
 use super::{
-    Claim, Claimed, Record, RecordState, StoreError,
-    alone::Single,
-    batch::{Batch, Batches},
-    call::Call,
+    batcher::{Batch, Batches},
+    calls::Call,
+    locked::Single,
 };
-use crate::RecordName;
+use crate::{
+    RecordName, StoreError,
+    store::{Claim, Claimed, Record, RecordState},
+};
 
 /// A read of one record.
-pub(super) struct ReadCall {
-    pub(super) name: RecordName,
+pub(crate) struct ReadCall {
+    pub(crate) name: RecordName,
     /// The longest response that is read.
-    pub(super) most_bytes: usize,
+    pub(crate) most_bytes: usize,
 }
 
 /// The record that a statement found.
 #[derive(Clone)]
-pub(super) enum Found {
+pub(crate) enum Found {
     Whole(Record),
     /// A completed record whose response is longer than was asked for, and empty
     /// here.
@@ -34,7 +36,7 @@ pub(super) enum Found {
 
 /// The answer to a claim, unless it is a large response.
 #[derive(Clone)]
-pub(super) enum ClaimAnswer {
+pub(crate) enum ClaimAnswer {
     Claimed(Claimed),
     Large { record: Record, bytes: usize },
 }
@@ -75,9 +77,9 @@ impl From<Found> for ClaimAnswer {
 }
 
 /// The reads of a store.
-pub(super) struct Reads<B: Batch> {
-    pub(super) small: Batches<B>,
-    pub(super) large: Batches<B>,
+pub(crate) struct Reads<B: Batch> {
+    pub(crate) small: Batches<B>,
+    pub(crate) large: Batches<B>,
 }
 
 impl<B: Batch> Clone for Reads<B> {
@@ -94,7 +96,7 @@ where
     B: Batch + Single<Call = ReadCall, Answer = Option<Found>>,
 {
     /// Reads a record; a large response only if the caller reads it.
-    pub(super) async fn read(
+    pub(crate) async fn read(
         &self,
         name: &RecordName,
         reads_response: bool,
@@ -113,7 +115,7 @@ where
     }
 
     /// The answer to a claim, with its response if the caller reads it.
-    pub(super) async fn whole(
+    pub(crate) async fn whole(
         &self,
         name: &RecordName,
         claim: &Claim,
@@ -154,10 +156,10 @@ where
 }
 
 /// Whether the record is the claim in progress with this token.
-pub(super) fn is_own(record: &Record, token: &[u8]) -> bool {
+pub(crate) fn is_own(record: &Record, token: &[u8]) -> bool {
     let in_progress = matches!(record.state, RecordState::InProgress { .. });
     in_progress && record.token.as_bytes() == token
 }
 
 /// The longest response that travels with the calls of others, in bytes.
-pub(super) const SMALL: usize = 8 << 10;
+pub(crate) const SMALL: usize = 8 << 10;

@@ -1,0 +1,655 @@
+//! The builder of a layer: its settings, their defaults and their limits.
+
+use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
+use thiserror::Error;
+
+use crate::{
+    Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Recovery,
+    Rejection, Scope, Store, StoreFailure,
+    config::{Config, LONGEST, ScopeFn},
+    fingerprint::Fingerprinter,
+    log::Warnings,
+    policy::Requirement,
+    rejection::Renderer,
+};
+
+/// Builds an [`IdempotencyLayer`].
+///
+/// Made by [`IdempotencyLayer::required`] and [`IdempotencyLayer::optional`], which
+/// ask for the two settings that have no default. Every other setting has the default
+/// that its method names.
+///
+/// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
+/// use std::time::Duration;
+/// use tower_idempotency::{IdempotencyLayer, KeySyntax, MemoryStore, Scope};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
+///     .key_syntax(KeySyntax::compat().uuid())
+///     .wait(Duration::from_secs(2))
+///     .retention(Duration::from_secs(48 * 3600))
+///     .build()?;
+/// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+/// # for (key, status) in [
+/// #     ("8e03978e-40d5-43dd-bc93-6894a57f9324", StatusCode::CREATED),
+/// #     ("no-uuid", StatusCode::BAD_REQUEST),
+/// # ] {
+/// #     let request = Request::post("/").header("idempotency-key", key).body(Body::empty())?;
+/// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until it is built"]
+pub struct IdempotencyBuilder<S> {
+    store: S,
+    config: Config,
+    fingerprinting: Fingerprinting,
+    earlier: Vec<Fingerprinting>,
+    heartbeat: Option<Duration>,
+    store_timeout: Option<Duration>,
+    documentation: Option<String>,
+}
+
+/// The constructors of a layer, which return its builder.
+impl<S: Store> IdempotencyLayer<S> {
+    /// Guards requests that have a key. Requests without one receive 400
+    /// `key-missing`.
+    ///
+    /// `scope` returns whose key it is, from what an outer layer found out about the
+    /// caller. `None` refuses the request with 403 `caller-unknown`. Take the caller's
+    /// identity, never its credential: a token that is refreshed between two attempts
+    /// would run the operation twice.
+    ///
+    /// Nested routers shorten the path. With the feature `axum`, the original one is
+    /// read from the `OriginalUri` of axum 0.8. Without the feature, and with another
+    /// version of axum, the layer must stand outside of nested routers; see
+    /// [`Fingerprinting`](Fingerprinting#path).
+    pub fn required(
+        store: S,
+        scope: impl Fn(&request::Parts) -> Option<Scope> + Send + Sync + 'static,
+    ) -> IdempotencyBuilder<S> {
+        IdempotencyBuilder::new(store, Arc::new(scope), Requirement::Required)
+    }
+
+    /// Guards requests that have a key. Requests without one run unguarded.
+    ///
+    /// `scope` is that of [`required`](Self::required).
+    pub fn optional(
+        store: S,
+        scope: impl Fn(&request::Parts) -> Option<Scope> + Send + Sync + 'static,
+    ) -> IdempotencyBuilder<S> {
+        IdempotencyBuilder::new(store, Arc::new(scope), Requirement::Optional)
+    }
+}
+
+impl<S: Store> IdempotencyBuilder<S> {
+    fn new(store: S, scope: ScopeFn, requirement: Requirement) -> Self {
+        Self {
+            store,
+            fingerprinting: Fingerprinting::bytes(),
+            earlier: Vec::new(),
+            heartbeat: None,
+            store_timeout: None,
+            documentation: None,
+            config: Config {
+                requirement,
+                scope,
+                header: HeaderName::from_static("idempotency-key"),
+                syntax: KeySyntax::compat(),
+                methods: vec![Method::POST, Method::PATCH],
+                guard_if: None,
+                fingerprinter: Fingerprinter::new(Fingerprinting::bytes(), Vec::new()),
+                mismatch: StatusCode::UNPROCESSABLE_ENTITY,
+                wait: Duration::ZERO,
+                max_waiters: 1_000,
+                max_in_flight: 4_096,
+                max_buffered_bytes: 256 * MIB,
+                dispositions: Dispositions::standard(),
+                recovery: Recovery::Refuse,
+                max_attempts: 5,
+                store_failure: StoreFailure::Refuse,
+                disconnect: Disconnect::Finish,
+                marker: HeaderName::from_static("idempotent-replayed"),
+                kept_headers: KeptHeaders::all_but_transient(),
+                retention: Duration::from_secs(24 * HOUR),
+                retention_by_status: HashMap::new(),
+                unknown_retention: Duration::from_secs(7 * 24 * HOUR),
+                max_request_body: MIB,
+                request_body_timeout: Duration::from_secs(10),
+                max_response_body: MIB,
+                response_body_timeout: Duration::from_secs(5),
+                streamed_types: vec![HeaderValue::from_static("text/event-stream")],
+                lease: Duration::from_secs(30),
+                heartbeat: Duration::from_secs(10),
+                max_run_time: Duration::from_secs(15 * 60),
+                store_timeout: LONGEST_STORE_TIMEOUT,
+                late_recording_timeout: Duration::from_secs(15 * 60),
+                max_late_recording_bytes: 64 * MIB,
+                renderer: Renderer::standard(),
+                warnings: Warnings::default(),
+            },
+        }
+    }
+
+    /// Sets the header that carries the key. Defaults to `Idempotency-Key`.
+    pub fn header(mut self, name: HeaderName) -> Self {
+        self.config.header = name;
+        self
+    }
+
+    /// Sets which keys are accepted. Defaults to [`KeySyntax::compat`].
+    pub fn key_syntax(mut self, syntax: KeySyntax) -> Self {
+        self.config.syntax = syntax;
+        self
+    }
+
+    /// Sets the methods that are guarded. Requests with another method pass untouched,
+    /// even if their key is malformed. Defaults to POST and PATCH.
+    ///
+    /// [`build`](Self::build) refuses safe methods.
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.config.methods = methods.into_iter().collect();
+        self
+    }
+
+    /// Sets a function that decides for each request with an unsafe method whether it
+    /// is guarded, in place of [`methods`](Self::methods). Defaults to none.
+    pub fn guard_if(
+        mut self,
+        guards: impl Fn(&request::Parts) -> bool + Send + Sync + 'static,
+    ) -> Self {
+        self.config.guard_if = Some(Arc::new(guards));
+        self
+    }
+
+    /// Sets what makes two requests the same request. Defaults to
+    /// [`Fingerprinting::bytes`].
+    pub fn fingerprint(mut self, fingerprinting: Fingerprinting) -> Self {
+        self.fingerprinting = fingerprinting;
+        self
+    }
+
+    /// Adds a form of fingerprint that was set before, so that the records made with
+    /// it can be compared.
+    ///
+    /// Without it, their retries receive 503 until they expire. The plain forms of
+    /// [`Fingerprinting`] are always understood. Defaults to none.
+    pub fn earlier_fingerprint(mut self, fingerprinting: Fingerprinting) -> Self {
+        self.earlier.push(fingerprinting);
+        self
+    }
+
+    /// Sets the status for another request under a used key: 422, 400 or 409. Defaults
+    /// to 422.
+    pub fn mismatch_status(mut self, status: StatusCode) -> Self {
+        self.config.mismatch = status;
+        self
+    }
+
+    /// Sets how long a request waits for another one with the same key, before it
+    /// receives 409 `request-in-progress`. Zero does not wait. Defaults to zero.
+    ///
+    /// A waiter holds no connection to the store and no readiness of the inner
+    /// service.
+    pub fn wait(mut self, timeout: Duration) -> Self {
+        self.config.wait = timeout;
+        self
+    }
+
+    /// Sets how many requests may wait at a time. Further ones receive 409 at once.
+    /// Defaults to 1,000.
+    pub fn max_waiters(mut self, requests: usize) -> Self {
+        self.config.max_waiters = requests;
+        self
+    }
+
+    /// Sets how many guarded requests may claim, wait or run at a time. Further ones
+    /// receive 503. Defaults to 4,096.
+    ///
+    /// Requests whose client has left count too. As many outcomes may be recorded late
+    /// beside them, and as many claims withdrawn.
+    pub fn max_in_flight(mut self, requests: usize) -> Self {
+        self.config.max_in_flight = requests;
+        self
+    }
+
+    /// Sets how many bytes of request bodies may be held at a time, over all guarded
+    /// requests whose handler has not started. Further ones receive 503. Defaults to
+    /// 256 MiB.
+    pub fn max_buffered_bytes(mut self, bytes: usize) -> Self {
+        self.config.max_buffered_bytes = bytes;
+        self
+    }
+
+    /// Sets which responses are recorded. Defaults to [`Dispositions::standard`].
+    pub fn dispositions(mut self, dispositions: Dispositions) -> Self {
+        self.config.dispositions = dispositions;
+        self
+    }
+
+    /// Sets what a retry receives while the outcome is unknown. Defaults to
+    /// [`Recovery::Refuse`].
+    pub fn recovery(mut self, recovery: Recovery) -> Self {
+        self.config.recovery = recovery;
+        self
+    }
+
+    /// Sets how often in a row an operation may start without a response, before its
+    /// outcome is unknown even under [`Recovery::Rerun`]. Defaults to 5.
+    ///
+    /// A release resets the count to one if an attempt had an unknown outcome, otherwise
+    /// to zero.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.config.max_attempts = attempts;
+        self
+    }
+
+    /// Sets what happens if the store cannot answer a claim. Defaults to
+    /// [`StoreFailure::Refuse`].
+    pub fn store_failure(mut self, policy: StoreFailure) -> Self {
+        self.config.store_failure = policy;
+        self
+    }
+
+    /// Sets what happens to a running handler when its client leaves. Defaults to
+    /// [`Disconnect::Finish`].
+    pub fn disconnect(mut self, policy: Disconnect) -> Self {
+        self.config.disconnect = policy;
+        self
+    }
+
+    /// Sets the header that marks a replay, with the value `true`. Defaults to
+    /// `Idempotent-Replayed`.
+    pub fn replay_marker(mut self, name: HeaderName) -> Self {
+        self.config.marker = name;
+        self
+    }
+
+    /// Sets which headers of a response are kept. Defaults to
+    /// [`KeptHeaders::all_but_transient`].
+    pub fn kept_headers(mut self, headers: KeptHeaders) -> Self {
+        self.config.kept_headers = headers;
+        self
+    }
+
+    /// Sets how long a record is kept, counted from its claim. A retry after that runs
+    /// again. Defaults to 24 hours.
+    ///
+    /// A response is kept for at least one lease from its recording.
+    pub fn retention(mut self, retention: Duration) -> Self {
+        self.config.retention = retention;
+        self
+    }
+
+    /// Sets how long responses with one status are kept, counted from the claim.
+    /// Defaults to [`retention`](Self::retention).
+    pub fn retention_for(mut self, status: StatusCode, retention: Duration) -> Self {
+        self.config.retention_by_status.insert(status, retention);
+        self
+    }
+
+    /// Sets how long an unknown outcome is shown, counted from the moment at which it
+    /// became unknown. Defaults to 7 days.
+    pub fn unknown_retention(mut self, retention: Duration) -> Self {
+        self.config.unknown_retention = retention;
+        self
+    }
+
+    /// Sets the largest body of a guarded request, in bytes. A larger one receives 413
+    /// before anything is claimed. Defaults to 1 MiB.
+    ///
+    /// A client that writes its whole request before it reads sees this refusal too,
+    /// and those for a faulty key or caller. The layer answers at once, and reads and
+    /// discards the rest of the body meanwhile: up to 64 MiB and 10 s of it, for 256
+    /// requests at a time. It reads nothing from a client that sent
+    /// `Expect: 100-continue` and was refused from its head. If another limit outside of
+    /// the layer refuses a body, the layer does not learn its length, and only the 10 s
+    /// apply.
+    pub fn max_request_body(mut self, bytes: usize) -> Self {
+        self.config.max_request_body = bytes;
+        self
+    }
+
+    /// Sets how long the body of a guarded request may pause. After this time without a
+    /// byte the request receives 408, and nothing is claimed. Defaults to 10 s.
+    ///
+    /// The same happens once the body has arrived for longer than this, and at less than
+    /// 1 KiB a second on average. A larger [`max_request_body`](Self::max_request_body)
+    /// needs no longer time.
+    pub fn request_body_timeout(mut self, timeout: Duration) -> Self {
+        self.config.request_body_timeout = timeout;
+        self
+    }
+
+    /// Sets the largest response body that is kept, in bytes. Defaults to 1 MiB.
+    ///
+    /// A larger one is streamed to the client and leaves a tombstone: retries receive
+    /// 409 `response-not-replayable`.
+    pub fn max_response_body(mut self, bytes: usize) -> Self {
+        self.config.max_response_body = bytes;
+        self
+    }
+
+    /// Sets how long a response body may take to end. After that it is streamed, as one
+    /// over [`max_response_body`](Self::max_response_body). Defaults to 5 s.
+    pub fn response_body_timeout(mut self, timeout: Duration) -> Self {
+        self.config.response_body_timeout = timeout;
+        self
+    }
+
+    /// Sets the media types whose responses are streamed and never kept. Defaults to
+    /// `text/event-stream`.
+    pub fn streamed_types(mut self, media_types: impl IntoIterator<Item = HeaderValue>) -> Self {
+        self.config.streamed_types = media_types.into_iter().collect();
+        self
+    }
+
+    /// Sets the lease: the time after which a claim without a heartbeat counts as
+    /// abandoned. Defaults to 30 s.
+    ///
+    /// After a crash, retries receive 409 `request-in-progress` until the lease lapses.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.config.lease = lease;
+        self
+    }
+
+    /// Sets how often a running request renews its lease: at most a third of the lease.
+    /// Defaults to a third of the lease.
+    pub fn heartbeat(mut self, interval: Duration) -> Self {
+        self.heartbeat = Some(interval);
+        self
+    }
+
+    /// Sets how long the lease of a running request is renewed. A handler that hangs
+    /// loses it after that. Defaults to 15 minutes.
+    pub fn max_run_time(mut self, time: Duration) -> Self {
+        self.config.max_run_time = time;
+        self
+    }
+
+    /// Sets how long one call to the store may take: at most half of the lease, so that
+    /// a failed heartbeat can be tried again before the lease lapses. Defaults to 5 s,
+    /// or to a third of a lease that is shorter than 15 s.
+    pub fn store_timeout(mut self, timeout: Duration) -> Self {
+        self.store_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets how long the layer tries to record an outcome in the background, after the
+    /// client was answered. Defaults to 15 minutes.
+    pub fn late_recording_timeout(mut self, timeout: Duration) -> Self {
+        self.config.late_recording_timeout = timeout;
+        self
+    }
+
+    /// Sets how many bytes of responses may be held for late recording, over all
+    /// requests. Outcomes beyond it stay unknown. Defaults to 64 MiB.
+    pub fn max_late_recording_bytes(mut self, bytes: usize) -> Self {
+        self.config.max_late_recording_bytes = bytes;
+        self
+    }
+
+    /// Sets a function that renders refusals. `None` leaves one to the default,
+    /// `application/problem+json`.
+    ///
+    /// `Cache-Control: no-store` and `Retry-After` are set in any case. A response with
+    /// an interim status, 425 or 429 is not used.
+    pub fn render(
+        mut self,
+        render: impl Fn(&Rejection) -> Option<Response<Bytes>> + Send + Sync + 'static,
+    ) -> Self {
+        self.config.renderer.custom = Some(Arc::new(render));
+        self
+    }
+
+    /// Sets the beginning of the `type` of a refusal. Defaults to
+    /// `urn:tower-idempotency:problem:`.
+    pub fn problem_types(mut self, base: impl Into<String>) -> Self {
+        self.config.renderer.types = base.into();
+        self
+    }
+
+    /// Sets the URL of your documentation. Refusals link to it with
+    /// `rel="describedby"`. Defaults to none.
+    pub fn documentation(mut self, url: impl Into<String>) -> Self {
+        self.documentation = Some(url.into());
+        self
+    }
+
+    /// Returns the layer.
+    ///
+    /// # Errors
+    ///
+    /// A [`BuildError`] that names the first setting that is not possible, its limit and
+    /// its value: a zero, overflowing or contradictory duration, a lease shorter than
+    /// three heartbeats, a window of UUIDv7 keys longer than a retention, a safe method,
+    /// a limit of zero.
+    pub fn build(self) -> Result<IdempotencyLayer<S>, BuildError> {
+        let mut config = self.config;
+        config.heartbeat = self.heartbeat.unwrap_or(config.lease / 3);
+        config.store_timeout = self
+            .store_timeout
+            .unwrap_or_else(|| LONGEST_STORE_TIMEOUT.min(config.lease / 3));
+        let current = ("fingerprint", &self.fingerprinting);
+        let earlier = self.earlier.iter();
+        let earlier = earlier.map(|form| ("earlier_fingerprint", form));
+        for (setting, form) in std::iter::once(current).chain(earlier) {
+            if let Some(fault) = form.fault() {
+                return Err(BuildError::new(setting, fault));
+            }
+        }
+        config.fingerprinter = Fingerprinter::new(self.fingerprinting, self.earlier);
+        config.renderer.documentation = self.documentation.as_deref().map(link).transpose()?;
+        check(&config)?;
+        Ok(IdempotencyLayer::new(self.store, config))
+    }
+}
+
+impl<S> fmt::Debug for IdempotencyBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IdempotencyBuilder").finish_non_exhaustive()
+    }
+}
+
+/// A setting that is not possible. Its text names the setting, the limit and the value.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("`{setting}` {reason}")]
+pub struct BuildError {
+    setting: &'static str,
+    reason: String,
+}
+
+impl BuildError {
+    fn new(setting: &'static str, reason: impl Into<String>) -> Self {
+        Self {
+            setting,
+            reason: reason.into(),
+        }
+    }
+
+    /// Returns the name of the builder's method.
+    #[must_use]
+    pub fn setting(&self) -> &'static str {
+        self.setting
+    }
+}
+
+fn check(config: &Config) -> Result<(), BuildError> {
+    check_durations(config)?;
+    check_limits(config)?;
+    if let Some(fault) = config.syntax.fault() {
+        return Err(BuildError::new("key_syntax", fault));
+    }
+    check_window(config)?;
+    if let Some(safe) = config.methods.iter().find(|method| method.is_safe()) {
+        return fail("methods", format!("must be unsafe, got {safe}"));
+    }
+    if config.methods.is_empty() && config.guard_if.is_none() {
+        return fail("methods", "must name at least one method, got none");
+    }
+    if config.marker == config.header {
+        return fail(
+            "replay_marker",
+            format!("must differ from `header`, got {} for both", config.marker),
+        );
+    }
+    if !matches!(config.mismatch.as_u16(), 400 | 409 | 422) {
+        return fail(
+            "mismatch_status",
+            format!("must be 400, 409 or 422, got {}", config.mismatch.as_u16()),
+        );
+    }
+    Ok(())
+}
+
+fn check_durations(config: &Config) -> Result<(), BuildError> {
+    let lease = config.lease;
+    let others = [
+        ("lease", lease),
+        ("heartbeat", config.heartbeat),
+        ("request_body_timeout", config.request_body_timeout),
+        ("response_body_timeout", config.response_body_timeout),
+        ("store_timeout", config.store_timeout),
+        ("late_recording_timeout", config.late_recording_timeout),
+    ];
+    let run_time = ("max_run_time", config.max_run_time);
+    for (setting, duration) in retentions(config).chain([run_time]).chain(others) {
+        if duration < SHORTEST {
+            return fail(
+                setting,
+                format!("must be at least {SHORTEST:?}, got {duration:?}"),
+            );
+        }
+        at_most_ten_years(setting, duration)?;
+    }
+    at_most_ten_years("wait", config.wait)?;
+    let three = config.heartbeat.saturating_mul(3);
+    if lease < three {
+        return fail(
+            "lease",
+            format!("must be at least 3 × `heartbeat` ({three:?}), got {lease:?}"),
+        );
+    }
+    if lease < config.store_timeout.saturating_mul(2) {
+        return fail(
+            "store_timeout",
+            format!(
+                "must be at most half of `lease` ({:?}), got {:?}",
+                lease / 2,
+                config.store_timeout
+            ),
+        );
+    }
+    for (setting, duration) in retentions(config).chain([run_time]) {
+        if duration < lease {
+            return fail(
+                setting,
+                format!("must be at least `lease` ({lease:?}), got {duration:?}"),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn retentions(config: &Config) -> impl Iterator<Item = (&'static str, Duration)> {
+    let by_status = config.retention_by_status.values();
+    [
+        ("retention", config.retention),
+        ("unknown_retention", config.unknown_retention),
+    ]
+    .into_iter()
+    .chain(by_status.map(|retention| ("retention_for", *retention)))
+}
+
+fn at_most_ten_years(setting: &'static str, duration: Duration) -> Result<(), BuildError> {
+    match duration > LONGEST {
+        true => fail(
+            setting,
+            format!("must be at most 10 years, got {duration:?}"),
+        ),
+        false => Ok(()),
+    }
+}
+
+/// A key that outlives its record would run its operation a second time.
+fn check_window(config: &Config) -> Result<(), BuildError> {
+    let Some(window) = config.syntax.window() else {
+        return Ok(());
+    };
+    match retentions(config).find(|(_, retention)| window > *retention) {
+        Some((setting, retention)) => fail(
+            "key_syntax",
+            format!(
+                "must have a window of UUIDv7 keys of at most `{setting}` ({retention:?}), got {window:?}"
+            ),
+        ),
+        None => Ok(()),
+    }
+}
+
+fn check_limits(config: &Config) -> Result<(), BuildError> {
+    for (setting, limit) in [
+        ("max_waiters", config.max_waiters),
+        ("max_in_flight", config.max_in_flight),
+        ("max_buffered_bytes", config.max_buffered_bytes),
+        ("max_late_recording_bytes", config.max_late_recording_bytes),
+    ] {
+        if limit == 0 || limit > LARGEST_LIMIT {
+            return fail(
+                setting,
+                format!("must be 1 to {LARGEST_LIMIT}, got {limit}"),
+            );
+        }
+    }
+    if config.max_attempts == 0 {
+        return fail("max_attempts", "must be at least 1, got 0");
+    }
+    if config.max_buffered_bytes < config.max_request_body {
+        return fail(
+            "max_buffered_bytes",
+            format!(
+                "must be at least `max_request_body` ({}), got {}",
+                config.max_request_body, config.max_buffered_bytes
+            ),
+        );
+    }
+    // A record's lengths are 32-bit numbers, and stores limit a value to one gibibyte.
+    for (setting, limit) in [
+        ("max_request_body", config.max_request_body),
+        ("max_response_body", config.max_response_body),
+    ] {
+        if limit > LARGEST_BODY {
+            return fail(
+                setting,
+                format!("must be at most {LARGEST_BODY} bytes, got {limit}"),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn link(url: &str) -> Result<HeaderValue, BuildError> {
+    let is_sound = !url.is_empty() && !url.contains(['<', '>', ' ']);
+    Some(format!("<{url}>; rel=\"describedby\""))
+        .filter(|_| is_sound)
+        .and_then(|link| HeaderValue::try_from(link).ok())
+        .ok_or_else(|| BuildError::new("documentation", format!("must be a URL, got {url:?}")))
+}
+
+fn fail(setting: &'static str, reason: impl Into<String>) -> Result<(), BuildError> {
+    Err(BuildError::new(setting, reason))
+}
+
+const HOUR: u64 = 3600;
+const MIB: usize = 1 << 20;
+const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(5);
+const SHORTEST: Duration = Duration::from_millis(1);
+const LARGEST_BODY: usize = 256 * MIB;
+const LARGEST_LIMIT: usize = u32::MAX as usize >> 3;

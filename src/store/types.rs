@@ -1,0 +1,383 @@
+//! What crosses the interface between the layer and a store.
+
+use std::{fmt, time::Duration};
+
+use bytes::Bytes;
+use rand::RngExt as _;
+
+use crate::{Fingerprint, OperationId, RecordName};
+
+/// Names one claim: 128 random bits, made by the layer before it asks the
+/// store, so that a claim whose answer got lost can be recognised.
+///
+/// Whoever shows the token may renew, complete or release the claim. `Debug`
+/// does not show it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Token([u8; 16]);
+
+impl Token {
+    /// A new random token.
+    #[must_use]
+    pub fn random() -> Self {
+        Self(rand::rng().random())
+    }
+
+    /// The token that a store kept.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The bytes for a store to keep.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// A number that only grows: every claim of a key gets a larger one.
+///
+/// Downstream systems that keep the largest fence they have seen can turn away
+/// an owner whose lease was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Fence(u64);
+
+impl Fence {
+    /// The fence with this number.
+    #[must_use]
+    pub fn new(number: u64) -> Self {
+        Self(number)
+    }
+
+    /// The number.
+    #[must_use]
+    pub fn get(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a layer brings to a claim.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Claim {
+    /// Names this claim; new for every request.
+    pub token: Token,
+    /// The id of the operation, should this claim begin a new one.
+    pub operation: OperationId,
+    /// The request's fingerprint.
+    pub fingerprint: Fingerprint,
+    /// How long the claim lives without a heartbeat.
+    pub lease: Duration,
+    /// How long the record is kept, counted from this claim.
+    pub retention: Duration,
+    /// Whether the caller reads the response of a completed record in its way.
+    /// Otherwise a store may leave a large response empty.
+    pub reads_response: bool,
+}
+
+impl Claim {
+    /// A claim with a new token and a new operation id, which reads the response of
+    /// a completed record.
+    #[must_use]
+    pub fn new(fingerprint: Fingerprint, lease: Duration, retention: Duration) -> Self {
+        Self {
+            token: Token::random(),
+            operation: OperationId::random(),
+            fingerprint,
+            lease,
+            retention,
+            reads_response: true,
+        }
+    }
+}
+
+/// The answer to a first claim.
+#[derive(Clone, Debug)]
+pub enum Claimed {
+    /// The name was free and is now the caller's.
+    Acquired(Grant),
+    /// There is a record already.
+    Occupied(Record),
+    /// There was a record, but it changed before it could be read: ask again.
+    Vanished,
+}
+
+/// A claim that was granted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Grant {
+    /// The operation: the claim's own, or that of the claims before it.
+    pub operation: OperationId,
+    /// Larger than every fence of this name before it.
+    pub fence: Fence,
+    /// Which try of the operation this is, from 1.
+    pub attempt: u32,
+}
+
+impl Grant {
+    /// For the authors of stores.
+    #[must_use]
+    pub fn new(operation: OperationId, fence: Fence, attempt: u32) -> Self {
+        Self {
+            operation,
+            fence,
+            attempt,
+        }
+    }
+}
+
+/// In which state, and to what end, a record may be claimed again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReclaimAs {
+    /// In progress and its lease has lapsed: the same operation, its next
+    /// attempt, and one more takeover.
+    Takeover,
+    /// Unknown and not expired: the same operation, its next attempt, and one
+    /// more takeover.
+    Rerun,
+    /// Unknown and not expired: the same operation and attempt, for a hook that
+    /// finds out what became of it.
+    Reconcile,
+    /// Released and not expired: the same operation, its next attempt.
+    Retry,
+    /// Released for any request and not expired: a new operation.
+    Replace,
+    /// Expired, and not in progress with a live lease: a new operation.
+    Expired,
+}
+
+/// Whether a transition was applied. To overlook a lost claim is a bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Transitioned {
+    /// The record is as asked.
+    Applied,
+    /// The guard does not hold: another claim, another state, or no record.
+    Superseded,
+}
+
+/// What [`Store::complete`] keeps.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Completion {
+    /// The encoded response, opaque to the store.
+    pub response: Bytes,
+    /// How long the record is kept, **counted from its claim**, so that an
+    /// unchanged retention leaves an indexed expiry unchanged.
+    pub retention: Duration,
+    /// How long it is kept at least, counted from now.
+    pub at_least: Duration,
+}
+
+impl Completion {
+    /// What to keep, for how long from the claim, and at least from now.
+    #[must_use]
+    pub fn new(response: Bytes, retention: Duration, at_least: Duration) -> Self {
+        Self {
+            response,
+            retention,
+            at_least,
+        }
+    }
+
+    /// Whether it keeps no response.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn is_tombstone(&self) -> bool {
+        self.response == crate::RecordedResponse::tombstone().encode()
+    }
+}
+
+/// For whom a released record is free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// For the same request: another fingerprint stays a mismatch.
+    SameRequest,
+    /// For any request.
+    AnyRequest,
+}
+
+/// Who says that an outcome is unknown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MarkedBy {
+    /// The owner, with its token.
+    Owner(Token),
+    /// Whoever saw the record with this fence and a lapsed lease.
+    Lapsed(Fence),
+}
+
+/// How an operator or a hook ends an unknown record.
+#[derive(Clone, Debug)]
+pub enum Resolution {
+    /// It happened, and this response is replayed from now on.
+    Happened {
+        /// The encoded response: see
+        /// [`RecordedResponse`](crate::RecordedResponse).
+        response: Bytes,
+        /// How long it is kept at least, counted from now.
+        at_least: Duration,
+    },
+    /// It did not happen: released for the same request.
+    DidNotHappen,
+}
+
+/// A record as the store saw it at one moment.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Record {
+    /// The operation that the record stands for.
+    pub operation: OperationId,
+    /// The fence of its last claim.
+    pub fence: Fence,
+    /// Which try of the operation the last claim was.
+    pub attempt: u32,
+    /// How many claims in a row began although nobody knew the outcome of the
+    /// one before: by [`Takeover`](ReclaimAs::Takeover) or
+    /// [`Rerun`](ReclaimAs::Rerun). A [`Retry`](ReclaimAs::Retry) leaves one of
+    /// them, so that the record still tells that an outcome is unknown; only
+    /// [`DidNotHappen`](Resolution::DidNotHappen) leaves none.
+    pub takeovers: u32,
+    /// The fingerprint of the last claim.
+    pub fingerprint: Fingerprint,
+    /// The token of the last claim.
+    pub token: Token,
+    /// The time since the last claim.
+    pub age: Duration,
+    /// The time until the record expires; `None` once it has.
+    pub expires_in: Option<Duration>,
+    /// What became of the last claim.
+    pub state: RecordState,
+}
+
+impl Record {
+    /// For the authors of stores.
+    #[must_use]
+    #[expect(clippy::too_many_arguments, reason = "one for each field")]
+    pub fn new(
+        operation: OperationId,
+        fence: Fence,
+        attempt: u32,
+        takeovers: u32,
+        fingerprint: Fingerprint,
+        token: Token,
+        age: Duration,
+        expires_in: Option<Duration>,
+        state: RecordState,
+    ) -> Self {
+        Self {
+            operation,
+            fence,
+            attempt,
+            takeovers,
+            fingerprint,
+            token,
+            age,
+            expires_in,
+            state,
+        }
+    }
+}
+
+/// What became of a record's last claim.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum RecordState {
+    /// Its owner is at work.
+    InProgress {
+        /// The time until its lease lapses; `None` once it has.
+        lease_left: Option<Duration>,
+    },
+    /// Its response is kept.
+    Completed {
+        /// The encoded response.
+        response: Bytes,
+    },
+    /// Nobody knows whether it happened.
+    Unknown,
+    /// It did not happen, and may be tried again.
+    Released(Release),
+}
+
+impl fmt::Debug for RecordState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InProgress { lease_left } => f
+                .debug_struct("InProgress")
+                .field("lease_left", lease_left)
+                .finish(),
+            Self::Completed { response } => write!(f, "Completed({} bytes)", response.len()),
+            Self::Unknown => f.write_str("Unknown"),
+            Self::Released(release) => f.debug_tuple("Released").field(release).finish(),
+        }
+    }
+}
+
+/// Which records an operator wants to see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Filter {
+    /// Those whose outcome is unknown.
+    Unknown,
+    /// Those in progress whose claim is older than this.
+    InProgressFor(Duration),
+}
+
+/// A page of a [list](Store::list).
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Page {
+    /// The records, in the order of the store. None of them has a response.
+    pub records: Vec<(RecordName, Record)>,
+    /// Where the next page begins: after this name. `None` on the last page.
+    pub next: Option<RecordName>,
+}
+
+impl Page {
+    /// For the authors of stores.
+    #[must_use]
+    pub fn new(records: Vec<(RecordName, Record)>, next: Option<RecordName>) -> Self {
+        Self { records, next }
+    }
+}
+
+/// What one call of [`Store::purge_expired`] did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Purged {
+    /// Records removed.
+    pub removed: u64,
+    /// Of those removed, the ones whose outcome was still unknown.
+    pub removed_unknown: u64,
+    /// Records in progress that became unknown.
+    pub marked_unknown: u64,
+}
+
+impl Purged {
+    /// For the authors of stores.
+    #[must_use]
+    pub fn new(removed: u64, removed_unknown: u64, marked_unknown: u64) -> Self {
+        Self {
+            removed,
+            removed_unknown,
+            marked_unknown,
+        }
+    }
+
+    /// How many records were touched: less than the limit means that no more
+    /// are due.
+    #[must_use]
+    pub fn touched(&self) -> u64 {
+        self.removed + self.marked_unknown
+    }
+}
