@@ -235,7 +235,7 @@
 //! |---|---|---|
 //! | `idempotency_requests_total` | `outcome` | [`Outcome::name`] |
 //! | `idempotency_notices_total` | `notice` | the notices below |
-//! | `idempotency_swept_total` | `what` | `removed`, `removed_unknown`, `marked_unknown` |
+//! | `idempotency_swept_total` | `what` | `removed`, `removed-unknown`, `marked-unknown` |
 //!
 //! | outcome | the request |
 //! |---|---|
@@ -250,17 +250,17 @@
 //!
 //! | notice | what happened | level |
 //! |---|---|---|
-//! | `client_gone` | a client left before its answer was ready | DEBUG |
-//! | `recorded_late` | an outcome was recorded after all, in the background | DEBUG |
+//! | `client-gone` | a client left before its answer was ready | DEBUG |
+//! | `recorded-late` | an outcome was recorded after all, in the background | DEBUG |
 //! | `tombstone` | a response that was sent as it came has ended; retries get 409 `response-not-replayable` | DEBUG |
 //! | `corrupt` | a record cannot be read; the refusal is a warning with the cause | DEBUG |
-//! | `lost_ownership` | a run lost its key to another request or to an operator | WARN |
-//! | `gave_up_recording` | an outcome could not be recorded within `late_recording_timeout`, and stays unknown | WARN |
-//! | `gave_up_withdrawing` | a claim of a request that did not run could not be taken back | WARN |
-//! | `unknown_expired` | a record expired while its outcome was unknown, and its key runs again | WARN |
-//! | `live_broken` | a response that was sent as it came broke off; its outcome is unknown | WARN |
+//! | `superseded` | a run lost its key to another request or to an operator | WARN |
+//! | `gave-up-recording` | an outcome could not be recorded within `late_recording_timeout`, and stays unknown | WARN |
+//! | `gave-up-withdrawing` | a claim of a request that did not run could not be taken back | WARN |
+//! | `unknown-expired` | a record expired while its outcome was unknown, and its key runs again | WARN |
+//! | `stream-broken` | a response that was sent as it came broke off; its outcome is unknown | WARN |
 //! | `uncommitted` | a handler answered with success, but did not commit its transaction | WARN |
-//! | `commit_found`, `abort_found` | COMMIT was not answered, and its record shows that it succeeded, or was rolled back | WARN |
+//! | `commit-found`, `abort-found` | COMMIT was not answered, and its record shows that it succeeded, or was rolled back | WARN |
 //!
 //! # Features
 //!

@@ -78,7 +78,7 @@ pub(crate) enum Notice {
     /// The client left before its answer was ready.
     ClientGone,
     /// Another owner's claim superseded this one.
-    LostOwnership,
+    Superseded,
     /// A stored record cannot be read.
     Corrupt,
     /// A late write reached the store after all.
@@ -93,7 +93,7 @@ pub(crate) enum Notice {
     /// A live response ended, and a tombstone stands for it.
     Tombstone,
     /// A live response broke off: the outcome is unknown.
-    LiveBroken,
+    StreamBroken,
     /// The handler answered with success, and a transaction that it had begun was
     /// not committed.
     Uncommitted,
@@ -163,20 +163,20 @@ impl Notice {
 
     fn name(self) -> &'static str {
         match self {
-            Self::ClientGone => "client_gone",
-            Self::LostOwnership => "lost_ownership",
+            Self::ClientGone => "client-gone",
+            Self::Superseded => "superseded",
             Self::Corrupt => "corrupt",
-            Self::RecordedLate => "recorded_late",
-            Self::GaveUpRecording(_) => "gave_up_recording",
-            Self::GaveUpWithdrawing(_) => "gave_up_withdrawing",
-            Self::UnknownExpired => "unknown_expired",
+            Self::RecordedLate => "recorded-late",
+            Self::GaveUpRecording(_) => "gave-up-recording",
+            Self::GaveUpWithdrawing(_) => "gave-up-withdrawing",
+            Self::UnknownExpired => "unknown-expired",
             Self::Tombstone => "tombstone",
-            Self::LiveBroken => "live_broken",
+            Self::StreamBroken => "stream-broken",
             Self::Uncommitted => "uncommitted",
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
-            Self::CommitFound => "commit_found",
+            Self::CommitFound => "commit-found",
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
-            Self::AbortFound => "abort_found",
+            Self::AbortFound => "abort-found",
         }
     }
 
@@ -185,7 +185,7 @@ impl Notice {
         Some(match self {
             // The refusal of an unreadable record is a warning with its cause.
             Self::ClientGone | Self::RecordedLate | Self::Tombstone | Self::Corrupt => return None,
-            Self::LostOwnership => (
+            Self::Superseded => (
                 "a run has lost its key: another request or an operator ended its claim, and its \
                  response is not recorded",
                 Some("if it happens often, raise `lease`, or find out why leases are not renewed"),
@@ -208,7 +208,7 @@ impl Notice {
                 "a record has expired while its outcome was unknown, and its key runs again",
                 Some("`resolve` unknown outcomes in time, or raise `unknown_retention`"),
             ),
-            Self::LiveBroken => (
+            Self::StreamBroken => (
                 "a response that was sent as it came broke off, or its client left: its outcome is \
                  unknown",
                 Some(RESOLVE),

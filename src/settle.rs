@@ -98,7 +98,7 @@ impl<'a, S: Store> Owned<'a, S> {
                     return Notice::RecordedLate.tell(warnings, self.operation);
                 }
                 Ok(Transitioned::Superseded) => {
-                    return Notice::LostOwnership.tell(warnings, self.operation);
+                    return Notice::Superseded.tell(warnings, self.operation);
                 }
                 Err(error) => {
                     self.warn_late(&error);

@@ -251,7 +251,7 @@ impl Fingerprinting {
     pub(crate) fn fault(&self) -> Option<&'static str> {
         match &self.form {
             Form::Custom { scheme, .. } if scheme.is_empty() => {
-                Some("a custom fingerprint needs a name for its scheme")
+                Some("must have a scheme with a name")
             }
             Form::Json(selection) => selection.fault(),
             Form::Bytes | Form::Multipart | Form::Custom { .. } => None,

@@ -127,7 +127,7 @@ where
         warnings.warn(CANCELLED, None, owned.operation);
         match owned.settle(&Ending::Unknown).await {
             Ok(Transitioned::Applied) => {}
-            Ok(Transitioned::Superseded) => Notice::LostOwnership.tell(warnings, owned.operation),
+            Ok(Transitioned::Superseded) => Notice::Superseded.tell(warnings, owned.operation),
             Err(error) => {
                 owned.warn_late(&error);
                 self.settle_late(owned, &Ending::Unknown).await;
@@ -259,13 +259,13 @@ where
                 let tombstone = config.tombstone(status, word);
                 (Ending::Completed(tombstone), Notice::Tombstone)
             }
-            Err(_) => (Ending::Unknown, Notice::LiveBroken),
+            Err(_) => (Ending::Unknown, Notice::StreamBroken),
         };
         notice.tell(&config.warnings, owned.operation);
         match owned.settle(&ending).await {
             Ok(Transitioned::Applied) => {}
             Ok(Transitioned::Superseded) => {
-                Notice::LostOwnership.tell(&config.warnings, owned.operation);
+                Notice::Superseded.tell(&config.warnings, owned.operation);
             }
             Err(error) => {
                 owned.warn_late(&error);
@@ -292,7 +292,7 @@ where
     /// Another claim has superseded this one: its answer is the only one that
     /// an epoch has, and this handler's is not shown.
     pub(super) async fn answer_as_loser(&mut self, owned: &Owned<'_, S>) {
-        Notice::LostOwnership.tell(&self.host.config.warnings, owned.operation);
+        Notice::Superseded.tell(&self.host.config.warnings, owned.operation);
         match owned.winner().await {
             Ok(Some(seen)) => self.reply.answer(seen),
             Ok(None) => self

@@ -170,7 +170,7 @@ impl StoreErrorKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Unavailable => "unavailable",
-            Self::TimedOut => "timed_out",
+            Self::TimedOut => "timed-out",
             Self::Full => "full",
             Self::Corrupt => "corrupt",
             Self::Overloaded => "overloaded",

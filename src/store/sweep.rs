@@ -199,9 +199,9 @@ impl SweepReport {
         #[cfg(feature = "metrics")]
         {
             metrics::counter!("idempotency_swept_total", "what" => "removed").increment(removed);
-            metrics::counter!("idempotency_swept_total", "what" => "removed_unknown")
+            metrics::counter!("idempotency_swept_total", "what" => "removed-unknown")
                 .increment(removed_unknown);
-            metrics::counter!("idempotency_swept_total", "what" => "marked_unknown")
+            metrics::counter!("idempotency_swept_total", "what" => "marked-unknown")
                 .increment(marked_unknown);
         }
         let _ = removed_unknown;

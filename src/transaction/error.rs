@@ -449,12 +449,12 @@ impl CommitErrorKind {
     pub fn name(self) -> &'static str {
         match self {
             Self::Unavailable => "unavailable",
-            Self::LeaseLost => "lease_lost",
+            Self::LeaseLost => "lease-lost",
             Self::Aborted => "aborted",
             Self::Superseded => "superseded",
             Self::Unknown => "unknown",
-            Self::ResponseNotKept => "response_not_kept",
-            Self::OtherDatabase => "other_database",
+            Self::ResponseNotKept => "response-not-kept",
+            Self::OtherDatabase => "other-database",
             Self::Isolation => "isolation",
         }
     }

@@ -239,7 +239,7 @@ async fn rule_75_every_outcome_is_one_event_and_one_count_and_shows_no_secret() 
         .assert_problem(500, "handler-panicked");
     expect("unknown");
     api.send(secret("live")).await.assert_live(201);
-    expect("live");
+    expect("streamed");
     settle().await;
     expect("tombstone");
     api.send(secret("live"))
@@ -295,7 +295,7 @@ async fn rule_75_every_outcome_is_one_event_and_one_count_and_shows_no_secret() 
     gate.open();
     settle().await;
     expect("recorded");
-    expect("client_gone");
+    expect("client-gone");
 
     // A store that fails.
     faulty.breaks(Call::Complete, 4.., Fault::Fails);
@@ -303,7 +303,7 @@ async fn rule_75_every_outcome_is_one_event_and_one_count_and_shows_no_secret() 
     expect("unrecorded");
     faulty.heals();
     tokio::time::sleep(Duration::from_secs(60)).await;
-    expect("recorded_late");
+    expect("recorded-late");
     faulty.breaks_down(&Fault::Fails);
     api.send(secret("b"))
         .await
@@ -551,7 +551,10 @@ fn refuses(builder: IdempotencyBuilder<DynStore>, setting: &str) -> String {
     let error: BuildError = builder.build().expect_err(setting);
     assert_eq!(error.setting(), setting, "{error}");
     let message = error.to_string();
-    assert!(message.starts_with(&format!("{setting}: ")), "{message}");
+    assert!(
+        message.starts_with(&format!("`{setting}` must ")),
+        "{message}"
+    );
     message
 }
 

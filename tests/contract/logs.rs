@@ -220,7 +220,7 @@ async fn f110_a_dead_database_is_logged() {
 async fn f110_each_kind_of_failing_store_is_logged() {
     for (fault, kind, hint) in [
         (Fault::Fails, "unavailable", ""),
-        (Fault::Hangs, "timed_out", ""),
+        (Fault::Hangs, "timed-out", ""),
         (Fault::IsFull, "full", "Sweeper"),
         (Fault::IsCorrupt, "corrupt", "forget"),
         (Fault::IsOverloaded, "overloaded", "waiting_calls"),
@@ -318,7 +318,7 @@ async fn f110_a_failed_withdrawal_is_logged_until_it_is_given_up() {
     let failed = log.all("withdrawal of a claim failed");
     failed[0].says("error", "as the test wants it");
     log.only("withdrawal of a claim given up")
-        .says("notice", "gave_up_withdrawing")
+        .says("notice", "gave-up-withdrawing")
         .says("error", "as the test wants it")
         .says("message", "`late_recording`")
         .says("hint", "resolve");
@@ -390,7 +390,7 @@ async fn f110_a_loser_that_cannot_read_the_winner_is_logged() {
     log.only("record not readable after the run")
         .says("error", "as the test wants it");
     log.only("a run has lost its key")
-        .says("notice", "lost_ownership")
+        .says("notice", "superseded")
         .says("operation", &record.operation.to_string());
 }
 
@@ -408,7 +408,7 @@ async fn f110_late_recording_is_logged_with_its_cause() {
     faulty.heals();
     tokio::time::sleep(Duration::from_secs(60)).await;
     let (told, _, _) = log.so_far();
-    assert_eq!((told["unrecorded"], told["recorded_late"]), (1, 1));
+    assert_eq!((told["unrecorded"], told["recorded-late"]), (1, 1));
     assert!(log.all("given up").is_empty());
 }
 
@@ -423,7 +423,7 @@ async fn f110_giving_up_late_recording_is_logged_with_its_cause() {
     Api::new(builder, &answering()).send(secret("K")).await;
     tokio::time::sleep(2 * minute).await;
     log.only("recording of an outcome given up")
-        .says("notice", "gave_up_recording")
+        .says("notice", "gave-up-recording")
         .says("message", "within `late_recording`")
         .says("error", "as the test wants it")
         .says("hint", "resolve")
@@ -446,7 +446,7 @@ async fn f110_too_many_late_outcomes_name_the_setting() {
     }
     for setting in ["bytes of `late_recording`", "`max_in_flight`"] {
         let event = log.only(setting);
-        event.says("notice", "gave_up_recording");
+        event.says("notice", "gave-up-recording");
     }
 }
 
@@ -729,7 +729,7 @@ async fn f110_a_response_that_breaks_is_logged() {
     }
     log.only("response body broke off").names_an_operation();
     log.only("sent as it came broke off")
-        .says("notice", "live_broken")
+        .says("notice", "stream-broken")
         .names_an_operation();
 }
 
@@ -783,7 +783,7 @@ async fn f110_an_unknown_outcome_that_expires_is_logged() {
     tokio::time::sleep(2 * minute).await;
     api.send(secret("K")).await.assert_run(2);
     log.only("expired while its outcome was unknown")
-        .says("notice", "unknown_expired")
+        .says("notice", "unknown-expired")
         .says("hint", "`unknown_retention`");
 }
 
@@ -846,7 +846,7 @@ async fn f110_a_thousand_notices_are_one_warning() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert!(log.warnings().len() < 10, "{:#?}", log.warnings());
     log.only("recording of an outcome given up");
-    assert_eq!(log.so_far().0["gave_up_recording"], 1_000);
+    assert_eq!(log.so_far().0["gave-up-recording"], 1_000);
 }
 
 #[tokio::test(start_paused = true)]

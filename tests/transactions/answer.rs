@@ -65,7 +65,7 @@ async fn f62_a_connection_cut_before_commit_arrives_is_found_to_be_an_abort_and_
         assert_eq!(first.outcome, Outcome::Released);
         assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
         assert!(!shop.i5_has_order("key").await);
-        let found = ["abort_found", "COMMIT was not answered", "operation="];
+        let found = ["abort-found", "COMMIT was not answered", "operation="];
         assert!(log.has(&found), "{}", log.warnings());
 
         proxy.set(Network::Sound);

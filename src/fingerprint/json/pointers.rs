@@ -70,11 +70,11 @@ impl Pointers {
 
     pub(super) fn fault(&self) -> Option<&'static str> {
         if self.spelled.is_empty() {
-            Some("there is no JSON Pointer to choose or leave out")
+            Some("must name at least one JSON Pointer, got none")
         } else if self.spelled.iter().any(|pointer| !pointer.starts_with('/')) {
-            Some("a JSON Pointer to a field begins with a slash")
+            Some("must name JSON Pointers that begin with a slash")
         } else if self.spelled.iter().any(|pointer| has_stray_tilde(pointer)) {
-            Some("in a JSON Pointer, a tilde is followed by 0 or 1")
+            Some("must name JSON Pointers with 0 or 1 after each tilde")
         } else {
             None
         }
