@@ -11,7 +11,7 @@ use http::Response;
 use http_body::Body;
 use pin_project_lite::pin_project;
 
-use crate::{ResponseBody, reply::Answer, upload::Guarded};
+use crate::{ResponseBody, flow::read_body::Guarded, flow::reply::Answer};
 
 pin_project! {
     /// The future of an [`Idempotency`](crate::Idempotency) service.

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tower::Layer;
 
-use crate::{Idempotency, Store, config::Config, host::Host};
+use crate::{Idempotency, Store, config::Config, flow::shared::Host};
 
 /// Makes retries of a request safe: the work is done once, and its response is
 /// replayed.

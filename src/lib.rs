@@ -278,40 +278,27 @@
 
 mod layer;
 mod builder;
-mod config;
 mod service;
 mod future;
-mod admission;
-mod upload;
-mod discard;
 mod flow;
+
 mod key;
 mod scope;
-mod fingerprint;
-mod claim;
-mod reconcile;
-mod waiting;
-mod lease;
-mod operation;
-mod transaction;
 mod policy;
-mod keeping;
-mod headers;
-mod record;
-mod settle;
-mod withdraw;
-mod replay;
-mod reply;
-mod body;
-mod body_error;
-mod rejection;
+mod operation;
 mod outcome;
-mod log;
-mod host;
+mod rejection;
+mod config;
+
+mod body;
+mod timeout;
 mod jitter;
-mod within;
+mod log;
 mod sync;
 
+mod fingerprint;
+mod response;
+mod transaction;
 pub mod store;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -326,16 +313,16 @@ pub use self::{
     body::{RequestBody, ResponseBody},
     builder::{BuildError, IdempotencyBuilder},
     fingerprint::{Fingerprint, Fingerprinting, RequestPart},
+    flow::reconcile::{Reconciled, Reconciler},
     future::ResponseFuture,
-    headers::KeptHeaders,
     key::{Key, KeySyntax},
     layer::{Drained, IdempotencyLayer},
     operation::{Operation, OperationId, Word},
     outcome::Outcome,
     policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
-    reconcile::{Reconciled, Reconciler},
-    record::{InterimStatusError, RecordedResponse},
     rejection::{Rejection, RejectionKind},
+    response::headers::KeptHeaders,
+    response::recorded::{InterimStatusError, RecordedResponse},
     scope::{RecordName, Scope},
     service::Idempotency,
     store::{DynStore, Fence, MemoryStore, Store, StoreError, StoreErrorKind, Sweeper, Token},

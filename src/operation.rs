@@ -17,7 +17,7 @@ use tokio::time::Instant;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::{CommitError, CommitErrorKind, transaction::Transactions};
 use crate::{
-    Fence, Key, RecordName, Scope, Token, config::Config, lease::Lease, store::Grant,
+    Fence, Key, RecordName, Scope, Token, config::Config, flow::heartbeat::Lease, store::Grant,
     transaction::Transacted,
 };
 

@@ -240,7 +240,7 @@ impl Notice {
                         "as many late writes as `max_in_flight` allows are under way"
                     }
                     GaveUp::TooManyBytes => {
-                        "the responses of late writes have reached the bytes of `late_recording_timeout`"
+                        "the responses of late writes have reached `max_late_recording_bytes`"
                     }
                 })
             }

@@ -13,11 +13,11 @@ use serde_json::json;
 
 use crate::{
     OperationId, RequestPart, StoreError, StoreErrorKind,
-    body_error::BodyError,
+    body::error::BodyError,
     fingerprint::{BodyFault, Mismatch},
+    flow::read_body::LEAST_BYTES_PER_SECOND,
     key::KeyFault,
     log::Warnings,
-    upload::LEAST_BYTES_PER_SECOND,
 };
 
 /// Why the layer answered in the handler's place. A refusal is never recorded.

@@ -13,8 +13,9 @@ use http_body::Body;
 use tower::Service;
 
 use crate::{
-    Rejection, RequestBody, ResponseBody, ResponseFuture, Store, admission::Admission,
-    body_error::BoxError, discard::waits_for_continue, flow, host::Host, rejection::Callback,
+    Rejection, RequestBody, ResponseBody, ResponseFuture, Store, body::error::BoxError, flow,
+    flow::admission::Admission, flow::discard::waits_for_continue, flow::shared::Host,
+    rejection::Callback,
 };
 
 /// A service whose guarded requests are safe to retry. Made by an

@@ -15,8 +15,8 @@
 
 #[path = "../src/store/transition.rs"]
 mod transition;
-#[path = "../src/waiting.rs"]
-mod waiting;
+#[path = "../src/flow/waiters.rs"]
+mod waiters;
 
 #[path = "../src/store/memory.rs"]
 #[expect(unreachable_pub, reason = "it is public where it belongs")]
@@ -82,7 +82,7 @@ use self::{
         RecordState, Release, Resolution, Transitioned,
     },
     sync::{Arc, AtomicUsize, Ordering},
-    waiting::Waiters,
+    waiters::Waiters,
 };
 
 #[test]

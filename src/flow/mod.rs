@@ -5,8 +5,19 @@
     reason = "the future of an `async fn` has room for its arguments twice"
 )]
 
-mod ending;
-mod turn;
+mod acquire;
+pub(crate) mod admission;
+pub(crate) mod claim;
+pub(crate) mod discard;
+mod finish;
+pub(crate) mod heartbeat;
+pub(crate) mod owned;
+pub(crate) mod read_body;
+pub(crate) mod reconcile;
+pub(crate) mod reply;
+pub(crate) mod shared;
+pub(crate) mod waiters;
+pub(crate) mod withdraw;
 
 use std::{
     any::Any,
@@ -24,22 +35,22 @@ use http_body::Body;
 use tokio::{sync::oneshot, time::Instant};
 use tower::Service;
 
-use self::{ending::INNER_FAILED, turn::Turn};
+use self::{acquire::Turn, finish::INNER_FAILED};
 use crate::{
     Operation, Outcome, Rejection, RequestBody, ResponseBody, Store, Word,
-    admission::{Admitted, Noticed},
-    body_error::BoxError,
-    claim::Claimant,
-    host::{Host, Share},
-    lease::Heartbeats,
+    body::error::BoxError,
+    flow::admission::{Admitted, Noticed},
+    flow::claim::Claimant,
+    flow::heartbeat::Heartbeats,
+    flow::owned::{Ending, Owned},
+    flow::read_body::{Guarded, Upload},
+    flow::reply::{Answer, Client, Reply, say_unrecorded},
+    flow::shared::{Host, Share},
+    flow::withdraw::Withdrawal,
     policy::Disconnect,
     rejection::Callback,
-    reply::{Answer, Client, Reply, say_unrecorded},
-    settle::{Ending, Owned},
     store::{Claim, Grant},
     transaction::Transacted,
-    upload::{Guarded, Upload},
-    withdraw::Withdrawal,
 };
 
 /// Answers a guarded request. The body is read here, so that a client which

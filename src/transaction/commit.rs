@@ -20,8 +20,8 @@ use crate::{
     Operation, StoreError, Word,
     body::{Gathered, gather},
     jitter::jittered,
-    keeping::correct_length,
     outcome::Notice,
+    response::correct_length,
     store::{Completion, Transitioned},
 };
 

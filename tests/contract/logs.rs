@@ -320,7 +320,7 @@ async fn f110_a_failed_withdrawal_is_logged_until_it_is_given_up() {
     log.only("withdrawal of a claim given up")
         .says("notice", "gave-up-withdrawing")
         .says("error", "as the test wants it")
-        .says("message", "`late_recording`")
+        .says("message", "`late_recording_timeout`")
         .says("hint", "resolve");
 }
 
@@ -424,7 +424,7 @@ async fn f110_giving_up_late_recording_is_logged_with_its_cause() {
     tokio::time::sleep(2 * minute).await;
     log.only("recording of an outcome given up")
         .says("notice", "gave-up-recording")
-        .says("message", "within `late_recording`")
+        .says("message", "within `late_recording_timeout`")
         .says("error", "as the test wants it")
         .says("hint", "resolve")
         .names_an_operation();
@@ -444,7 +444,7 @@ async fn f110_too_many_late_outcomes_name_the_setting() {
         api.send(secret(key)).await;
         settle().await;
     }
-    for setting in ["bytes of `late_recording`", "`max_in_flight`"] {
+    for setting in ["`max_late_recording_bytes`", "`max_in_flight`"] {
         let event = log.only(setting);
         event.says("notice", "gave-up-recording");
     }

@@ -12,10 +12,10 @@ use tower::{Service, ServiceExt as _};
 use super::Exchange;
 use crate::{
     Outcome, Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure,
-    claim::{self, Bar, Claimant, Claiming, Found, Seen},
     config::Config,
+    flow::claim::{self, Bar, Claimant, Claiming, Found, Seen},
+    flow::reconcile::{Reconciliation, reconcile},
     outcome::Notice,
-    reconcile::{Reconciliation, reconcile},
     store::Grant,
 };
 

@@ -7,11 +7,11 @@ use tokio::sync::oneshot;
 
 use crate::{
     OperationId, Outcome, Rejection, ResponseBody, StoreError,
-    claim::{Found, Seen},
     config::{Config, RECORDED},
+    flow::claim::{Found, Seen},
     outcome::Notice,
-    record::RecordedResponse,
     rejection::Callback,
+    response::recorded::RecordedResponse,
 };
 
 /// What the client gets: a response, or the inner service's own error.

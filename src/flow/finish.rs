@@ -15,12 +15,12 @@ use super::{Exchange, claims_success};
 use crate::{
     Operation, Outcome, Rejection, ResponseBody, Store, Word,
     body::{Gathered, gather},
-    keeping::{correct_length, declared_length},
+    flow::owned::{Ending, Owned},
+    flow::reply::{Answer, say_unrecorded},
     operation::Verdict,
     outcome::Notice,
     policy::Conclusion,
-    reply::{Answer, say_unrecorded},
-    settle::{Ending, Owned},
+    response::{correct_length, declared_length},
     store::{Release, Transitioned},
     transaction::{AsCommitted, Transacted},
 };

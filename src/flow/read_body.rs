@@ -22,11 +22,11 @@ use tokio::{
 
 use crate::{
     Rejection, RejectionKind, Store,
+    body::error::{BodyError, BoxError},
     body::{End, Reading},
-    body_error::{BodyError, BoxError},
     config::Config,
-    host::{Host, Share},
-    reply::Answer,
+    flow::reply::Answer,
+    flow::shared::{Host, Share},
 };
 
 /// A request that the layer answers.

@@ -4,7 +4,9 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 
-use crate::{ResponseBody, config::Config, headers::retain, record::WholeResponse};
+use crate::{
+    ResponseBody, config::Config, response::headers::retain, response::recorded::WholeResponse,
+};
 
 impl Config {
     /// Everything that is replayed passes here: the recorded response, marked as a

@@ -15,14 +15,14 @@ use crate::{
     Fence, OperationId, RecordName, Recovery, Store, StoreError, StoreErrorKind,
     config::Config,
     fingerprint::{BodyFault, Comparison, Mismatch},
-    host::Host,
+    flow::shared::Host,
+    flow::withdraw::Withdrawal,
     jitter::jittered,
     outcome::Notice,
     store::{
         Claim, Claimed, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
     },
-    withdraw::Withdrawal,
-    within::Within,
+    timeout::Within,
 };
 
 /// One guarded request on its way to a claim.

@@ -1,5 +1,9 @@
 //! What of a response is kept, and for how long.
 
+pub(crate) mod headers;
+pub(crate) mod recorded;
+mod replay;
+
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -8,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, header, response};
 use crate::{
     Word,
     config::{Config, LONGEST, RECORDED},
-    record::{RecordedResponse, encode},
+    response::recorded::{RecordedResponse, encode},
     store::Completion,
 };
 

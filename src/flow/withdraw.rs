@@ -10,8 +10,8 @@ use tokio::time::{self, Instant};
 
 use crate::{
     Fence, RecordName, Store, StoreError, StoreErrorKind,
-    claim::Hold,
-    host::{Host, Share},
+    flow::claim::Hold,
+    flow::shared::{Host, Share},
     jitter::jittered,
     outcome::{GaveUp, Notice},
     store::{

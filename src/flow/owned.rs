@@ -6,8 +6,8 @@ use tokio::time::{self, Instant};
 
 use crate::{
     Fingerprint, OperationId, RecordName, Store, StoreError, Token,
-    claim::{Claimant, Found, Seen},
-    host::{Host, Share},
+    flow::claim::{Claimant, Found, Seen},
+    flow::shared::{Host, Share},
     jitter::jittered,
     outcome::{GaveUp, Notice},
     store::{Completion, Grant, MarkedBy, RecordState, Release, Transitioned},

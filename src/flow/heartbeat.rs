@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use crate::{
-    Operation, Store, StoreError, claim::caught, config::Config, host::Host,
+    Operation, Store, StoreError, config::Config, flow::claim::caught, flow::shared::Host,
     operation::WeakOperation, store::Transitioned, transaction::Transacted,
 };
 

@@ -4,7 +4,9 @@ use http::{Method, request};
 use http_body::Body;
 use tokio::time::Instant;
 
-use crate::{RecordName, Rejection, Store, config::Config, host::Host, policy::Requirement};
+use crate::{
+    RecordName, Rejection, Store, config::Config, flow::shared::Host, policy::Requirement,
+};
 
 /// What the layer has to do with a request, before its body is read.
 pub(crate) enum Admission {

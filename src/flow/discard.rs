@@ -18,9 +18,9 @@ use http_body::Body;
 use tokio::runtime::Handle;
 
 use crate::{
-    body_error::{BodyError, BoxError},
-    host::Host,
-    within::Within,
+    body::error::{BodyError, BoxError},
+    flow::shared::Host,
+    timeout::Within,
 };
 
 impl<S> Host<S> {

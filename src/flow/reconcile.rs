@@ -9,10 +9,10 @@ use tokio::time::{self, Instant};
 
 use crate::{
     Operation, Store, StoreError,
-    claim::Claimant,
-    host::Host,
-    lease::Heartbeats,
-    settle::{Ending, Owned},
+    flow::claim::Claimant,
+    flow::heartbeat::Heartbeats,
+    flow::owned::{Ending, Owned},
+    flow::shared::Host,
     store::{Claim, Grant, ReclaimAs, Transitioned},
 };
 

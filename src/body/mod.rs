@@ -1,5 +1,7 @@
 //! The bodies that pass through the layer, and reading one up to a limit.
 
+pub(crate) mod error;
+
 use std::{
     fmt,
     future::poll_fn,
@@ -16,7 +18,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 
-use crate::within::Within;
+use crate::timeout::Within;
 
 pin_project! {
     /// The body of a request below the layer: as it came, or read in full for

@@ -14,7 +14,10 @@ use tokio::{
     time,
 };
 
-use crate::{Rejection, config::Config, discard::DISCARDS, lease::Leases, waiting::Waiters};
+use crate::{
+    Rejection, config::Config, flow::discard::DISCARDS, flow::heartbeat::Leases,
+    flow::waiters::Waiters,
+};
 
 pub(crate) struct Host<S> {
     pub(crate) store: S,

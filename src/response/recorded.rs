@@ -15,7 +15,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use thiserror::Error;
 
-use crate::{StoreError, headers::remove_message_headers};
+use crate::{StoreError, response::headers::remove_message_headers};
 
 /// A response as it is kept and replayed: status, end-to-end headers, body and
 /// trailers; or a tombstone, which says that it was too large or too slow to
