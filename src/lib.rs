@@ -298,7 +298,6 @@ mod sync;
 
 mod fingerprint;
 mod response;
-mod transaction;
 pub mod store;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -332,8 +331,10 @@ pub use self::{
 #[doc(hidden)]
 pub use self::jitter::repeatable::seed_jitter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use self::transaction::{
-    CommitError, CommitErrorKind, CommitFuture, CommitResponse, Committed, OperationTransaction,
+pub use self::store::sql::{
+    commit::{CommitFuture, CommitResponse, Committed},
+    commit_error::{CommitError, CommitErrorKind},
+    transaction::OperationTransaction,
 };
 /// The sqlx that the SQL stores are built on, so that an application names the
 /// same version of its types.

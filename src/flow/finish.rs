@@ -17,12 +17,11 @@ use crate::{
     body::{Gathered, gather},
     flow::owned::{Ending, Owned},
     flow::reply::{Answer, say_unrecorded},
-    operation::Verdict,
+    operation::{AsCommitted, Transacted, Verdict},
     outcome::Notice,
     policy::Conclusion,
     response::{correct_length, declared_length},
     store::{Release, Transitioned},
-    transaction::{AsCommitted, Transacted},
 };
 
 impl<S, R, E> Exchange<'_, S, R, E>

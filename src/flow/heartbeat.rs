@@ -15,8 +15,12 @@ use tokio::{
 };
 
 use crate::{
-    Operation, Store, StoreError, config::Config, flow::claim::caught, flow::shared::Host,
-    operation::WeakOperation, store::Transitioned, transaction::Transacted,
+    Operation, Store, StoreError,
+    config::Config,
+    flow::claim::caught,
+    flow::shared::Host,
+    operation::{Transacted, WeakOperation},
+    store::Transitioned,
 };
 
 /// The lease of one claim, as its owner knows it.

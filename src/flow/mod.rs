@@ -47,10 +47,10 @@ use crate::{
     flow::reply::{Answer, Client, Reply, say_unrecorded},
     flow::shared::{Host, Share},
     flow::withdraw::Withdrawal,
+    operation::Transacted,
     policy::Disconnect,
     rejection::Callback,
     store::{Claim, Grant},
-    transaction::Transacted,
 };
 
 /// Answers a guarded request. The body is read here, so that a client which

@@ -14,10 +14,11 @@ use super::{
 };
 use crate::{
     Operation, StoreError,
-    store::{Completion, Transitioned, sql},
-    transaction::{
-        CommitError, CommitErrorKind, CommitFuture, CommitResponse, Desk, ENDED,
-        OperationTransaction, Verdict, commit,
+    store::{
+        Completion, Transitioned, sql,
+        sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
+        sql::commit_error::{CommitError, CommitErrorKind},
+        sql::transaction::OperationTransaction,
     },
 };
 
@@ -38,15 +39,14 @@ impl PostgresStore {
     /// [`acquire_timeout`](PostgresStoreBuilder::acquire_timeout), and
     /// [`LeaseLost`](CommitErrorKind::LeaseLost). Both are 503 with `Retry-After`.
     pub async fn begin(&self, operation: &Operation) -> Result<PostgresTransaction, CommitError> {
-        operation.check_lease()?;
-        self.connections.check()?;
         let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
         let connections = Arc::clone(&self.connections);
         let patience = pool
             .options()
             .get_acquire_timeout()
             .saturating_add(self.connections.deadline);
-        let began = sql::detached(async move {
+        OperationTransaction::begin(operation, async move {
+            connections.check()?;
             let begin = async {
                 match pooled {
                     None => pool.begin_with(BEGIN).await,
@@ -57,8 +57,8 @@ impl PostgresStore {
             began
                 .unwrap_or(Err(sqlx::Error::PoolTimedOut))
                 .map_err(|error| not_begun(error, pool.options()))
-        });
-        OperationTransaction::begun(began.await, operation)
+        })
+        .await
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -147,7 +147,7 @@ impl PostgresStore {
 /// PostgreSQL.
 pub type PostgresTransaction = OperationTransaction<Postgres>;
 
-impl Desk for PostgresStore {
+impl CommitBackend for PostgresStore {
     type Database = Postgres;
 
     async fn complete(
@@ -208,10 +208,10 @@ impl Desk for PostgresStore {
         })
     }
 
-    async fn find_out(&self, operation: &Operation) -> Result<Verdict, StoreError> {
+    async fn claim_status(&self, operation: &Operation) -> Result<ClaimStatus, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
         let settled = self.commits.call(CommitCall { name, token }).await?;
-        sql::verdict(settled)
+        sql::claim_status(settled)
     }
 }
 

@@ -3,19 +3,22 @@
 
 pub(crate) mod batcher;
 pub(crate) mod calls;
+pub(crate) mod commit;
+pub(crate) mod commit_error;
 pub(crate) mod locked;
 pub(crate) mod reads;
+pub(crate) mod transaction;
 
 use std::{borrow::Cow, time::Duration};
 
 use bytes::Bytes;
 use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type, error::DatabaseError};
 
-use self::reads::Found;
+use self::{commit::ClaimStatus, reads::Found};
 use super::{
     Grant, Page, ReclaimAs, Record, RecordState, Release, Resolution, StoreError, Transitioned,
 };
-use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token, transaction::Verdict};
+use crate::{Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token};
 
 /// The columns of one record, not yet trusted.
 pub(crate) struct RecordColumns {
@@ -263,11 +266,11 @@ pub(crate) fn repeated(state: Option<i64>, goal: &[i64]) -> Result<Transitioned,
 }
 
 /// What the state of the record with a claim's token says of the claim.
-pub(crate) fn verdict(state: Option<i64>) -> Result<Verdict, StoreError> {
+pub(crate) fn claim_status(state: Option<i64>) -> Result<ClaimStatus, StoreError> {
     match state {
-        Some(COMPLETED) => Ok(Verdict::Completed),
-        Some(IN_PROGRESS | UNKNOWN) => Ok(Verdict::Open),
-        None | Some(RELEASED_BOUND | RELEASED_FREED) => Ok(Verdict::Superseded),
+        Some(COMPLETED) => Ok(ClaimStatus::Completed),
+        Some(IN_PROGRESS | UNKNOWN) => Ok(ClaimStatus::Open),
+        None | Some(RELEASED_BOUND | RELEASED_FREED) => Ok(ClaimStatus::Superseded),
         Some(_) => Err(StoreError::corrupt("state")),
     }
 }

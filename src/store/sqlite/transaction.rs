@@ -5,10 +5,11 @@ use sqlx::{Connection as _, Sqlite, Transaction, error::DatabaseError, query};
 use super::{SqliteStore, statements};
 use crate::{
     Operation, StoreError,
-    store::{Completion, Transitioned, sql},
-    transaction::{
-        CommitError, CommitErrorKind, CommitFuture, CommitResponse, Desk, ENDED,
-        OperationTransaction, Verdict, commit,
+    store::{
+        Completion, Transitioned, sql,
+        sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
+        sql::commit_error::{CommitError, CommitErrorKind},
+        sql::transaction::OperationTransaction,
     },
 };
 
@@ -27,13 +28,12 @@ impl SqliteStore {
     /// file locked for 5 s, and [`LeaseLost`](CommitErrorKind::LeaseLost). Both
     /// are 503 with `Retry-After`.
     pub async fn begin(&self, operation: &Operation) -> Result<SqliteTransaction, CommitError> {
-        operation.check_lease()?;
         let pool = self.transactions.clone();
-        let began = sql::detached(async move {
-            let began = pool.begin_with(BEGIN).await;
-            began.map_err(|error| CommitError::caused(CommitErrorKind::Unavailable, error))
-        });
-        OperationTransaction::begun(began.await, operation)
+        OperationTransaction::begin(operation, async move {
+            let begun = pool.begin_with(BEGIN).await;
+            begun.map_err(|error| CommitError::caused(CommitErrorKind::Unavailable, error))
+        })
+        .await
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -65,7 +65,7 @@ impl SqliteStore {
 /// SQLite.
 pub type SqliteTransaction = OperationTransaction<Sqlite>;
 
-impl Desk for SqliteStore {
+impl CommitBackend for SqliteStore {
     type Database = Sqlite;
 
     async fn complete(
@@ -100,13 +100,13 @@ impl Desk for SqliteStore {
             .is_some_and(|code| code & 0xff == 19)
     }
 
-    async fn find_out(&self, operation: &Operation) -> Result<Verdict, StoreError> {
+    async fn claim_status(&self, operation: &Operation) -> Result<ClaimStatus, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
         // A writer has waited for the end of every other.
         let settled = self
             .write(move |on| Box::pin(async move { statements::settled(on, &name, token).await }))
             .await?;
-        sql::verdict(settled)
+        sql::claim_status(settled)
     }
 }
 

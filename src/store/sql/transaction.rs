@@ -1,18 +1,16 @@
-//! Transactions that were begun for an operation, and what became of them.
+//! The transaction that a handler begins for its own writes.
 
 use std::{
     fmt,
     ops::{Deref, DerefMut},
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
 };
 
 use sqlx::{Database, Transaction};
-use tokio::sync::watch;
 
-use super::{CommitError, Transacted};
+use super::{
+    commit_error::{CommitError, CommitErrorKind},
+    detached,
+};
 use crate::{Operation, operation::WeakOperation};
 
 /// A transaction for the writes of one operation's handler, begun by `begin` of
@@ -83,25 +81,30 @@ use crate::{Operation, operation::WeakOperation};
 #[must_use = "a transaction that is dropped is rolled back"]
 pub struct OperationTransaction<DB: Database> {
     transaction: Transaction<'static, DB>,
-    /// None for a transaction from elsewhere.
-    begun: Option<Begun>,
+    /// `None` for a transaction that another pool began.
+    open: Option<OpenTransaction>,
 }
 
 impl<DB: Database> OperationTransaction<DB> {
-    /// What `begin` returns for `operation`.
-    pub(crate) fn begun(
-        transaction: Result<Transaction<'static, DB>, CommitError>,
+    /// Begins a transaction of `operation`, unless its lease is lost. `begin` runs to
+    /// its end even if the caller is dropped.
+    pub(crate) async fn begin(
         operation: &Operation,
+        begin: impl Future<Output = Result<Transaction<'static, DB>, CommitError>> + Send + 'static,
     ) -> Result<Self, CommitError> {
-        let transaction = transaction.map_err(|error| operation.failed(error))?;
-        operation.transactions().begun();
-        let begun = Begun {
+        let begun = match operation.lease().is_lost() {
+            true => Err(CommitError::new(CommitErrorKind::LeaseLost)),
+            false => detached(begin).await,
+        };
+        let transaction = begun.map_err(|error| error.of_operation(operation))?;
+        operation.transactions().open();
+        let open = OpenTransaction {
             operation: operation.downgrade(),
-            is_ended: false,
+            is_dropped: true,
         };
         Ok(Self {
             transaction,
-            begun: Some(begun),
+            open: Some(open),
         })
     }
 
@@ -113,21 +116,19 @@ impl<DB: Database> OperationTransaction<DB> {
     /// If the database could not be told. The transaction is not committed in
     /// this case either.
     pub async fn rollback(self) -> Result<(), CommitError> {
-        let operation = self
-            .begun
-            .as_ref()
-            .and_then(|begun| begun.operation.upgrade());
-        let rolled_back = self.into_ended().rollback().await;
+        let open = self.open.as_ref();
+        let operation = open.and_then(|open| open.operation.upgrade());
+        let rolled_back = self.into_inner().rollback().await;
         rolled_back.map_err(|error| match operation {
-            Some(operation) => operation.failed(error.into()),
+            Some(operation) => CommitError::from(error).of_operation(&operation),
             None => error.into(),
         })
     }
 
-    /// The transaction, once what becomes of it is known otherwise.
-    pub(super) fn into_ended(self) -> Transaction<'static, DB> {
-        if let Some(mut begun) = self.begun {
-            begun.is_ended = true;
+    /// Returns the transaction, which its caller commits or rolls back.
+    pub(super) fn into_inner(self) -> Transaction<'static, DB> {
+        if let Some(mut open) = self.open {
+            open.is_dropped = false;
         }
         self.transaction
     }
@@ -152,7 +153,7 @@ impl<DB: Database> From<Transaction<'static, DB>> for OperationTransaction<DB> {
     fn from(transaction: Transaction<'static, DB>) -> Self {
         Self {
             transaction,
-            begun: None,
+            open: None,
         }
     }
 }
@@ -160,73 +161,22 @@ impl<DB: Database> From<Transaction<'static, DB>> for OperationTransaction<DB> {
 impl<DB: Database> fmt::Debug for OperationTransaction<DB> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("OperationTransaction")
-            .field("from_store", &self.begun.is_some())
+            .field("from_store", &self.open.is_some())
             .finish_non_exhaustive()
     }
 }
 
-/// Tells the operation when its transaction has ended or was dropped.
-struct Begun {
+/// Counts among the operation's open transactions until it is dropped.
+struct OpenTransaction {
     operation: WeakOperation,
-    is_ended: bool,
+    /// Whether it is dropped without `commit` or `rollback`.
+    is_dropped: bool,
 }
 
-impl Drop for Begun {
+impl Drop for OpenTransaction {
     fn drop(&mut self) {
         if let Some(operation) = self.operation.upgrade() {
-            operation.transactions().left(self.is_ended);
+            operation.transactions().close(self.is_dropped);
         }
-    }
-}
-
-/// The transactions of one operation.
-#[derive(Default)]
-pub(crate) struct Transactions {
-    pub(crate) transacted: watch::Sender<Transacted>,
-    open: AtomicUsize,
-    /// Whether the last one was dropped without `commit` or `rollback`.
-    is_dropped: AtomicBool,
-    failure: Mutex<Option<CommitError>>,
-}
-
-impl Transactions {
-    /// How the one that reached `commit` ended, once it has.
-    pub(crate) async fn ended(&self) -> Transacted {
-        let mut ended = self.transacted.subscribe();
-        let ended = ended.wait_for(|transacted| !matches!(transacted, Transacted::Pending));
-        // The sender is here.
-        ended.await.map_or(Transacted::Not, |ended| ended.clone())
-    }
-
-    fn begun(&self) {
-        self.open.fetch_add(1, Ordering::AcqRel);
-        // A handler that begins again makes up for what it dropped.
-        self.is_dropped.store(false, Ordering::Release);
-    }
-
-    fn left(&self, is_ended: bool) {
-        if !is_ended {
-            self.is_dropped.store(true, Ordering::Release);
-        }
-        self.open.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Whether there is one that was neither committed nor rolled back on
-    /// purpose.
-    pub(crate) fn is_uncommitted(&self) -> bool {
-        self.open.load(Ordering::Acquire) > 0 || self.is_dropped.load(Ordering::Acquire)
-    }
-
-    /// Keeps why `begin` or `commit` failed, for a handler that does not log it.
-    pub(crate) fn keep_failure(&self, error: &CommitError) {
-        *self.failure() = Some(error.clone());
-    }
-
-    pub(crate) fn take_failure(&self) -> Option<CommitError> {
-        self.failure().take()
-    }
-
-    fn failure(&self) -> MutexGuard<'_, Option<CommitError>> {
-        self.failure.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! What a handler commits, and what it learns of it.
+//! Commits a handler's transaction together with its response.
 
 use std::{
     fmt,
@@ -15,11 +15,15 @@ use http_body_util::Full;
 use sqlx::{Database, Transaction};
 use tokio::time::{self, Instant};
 
-use super::{AsCommitted, CommitError, CommitErrorKind, OperationTransaction, Transacted};
+use super::{
+    commit_error::{CommitError, CommitErrorKind},
+    transaction::OperationTransaction,
+};
 use crate::{
     Operation, StoreError, Word,
     body::{Gathered, gather},
     jitter::jittered,
+    operation::{AsCommitted, Transacted},
     outcome::Notice,
     response::correct_length,
     store::{Completion, Transitioned},
@@ -109,9 +113,8 @@ pub(crate) mod sealed {
 /// The response to send, and what the store keeps of it.
 pub(crate) type WithCompletion = (Response<Full<Bytes>>, Completion);
 
-/// What a database does for a commit. The order of the steps is the same for
-/// all.
-pub(crate) trait Desk: Send + Sync + 'static {
+/// The database's part in a commit.
+pub(crate) trait CommitBackend: Send + Sync + 'static {
     type Database: Database;
 
     /// The last statement before COMMIT: completes the record, if this token is
@@ -123,19 +126,20 @@ pub(crate) trait Desk: Send + Sync + 'static {
         completion: &Completion,
     ) -> impl Future<Output = Result<Transitioned, CommitError>> + Send;
 
-    /// Whether the database has said that it did not commit.
+    /// Returns whether the database said that it did not commit.
     fn is_abort(error: &sqlx::Error) -> bool;
 
-    /// What the record says, once no transaction can change it any more.
-    fn find_out(
+    /// Returns what the record says of the operation's claim, once no transaction
+    /// can change it any more.
+    fn claim_status(
         &self,
         operation: &Operation,
-    ) -> impl Future<Output = Result<Verdict, StoreError>> + Send;
+    ) -> impl Future<Output = Result<ClaimStatus, StoreError>> + Send;
 }
 
 /// What a record says of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
+pub(crate) enum ClaimStatus {
     /// Completed with its token.
     Completed,
     /// Open, with its token.
@@ -144,22 +148,23 @@ pub(crate) enum Verdict {
     Superseded,
 }
 
-/// Commits `transaction` with `response`, in a task that nobody can drop.
+/// Commits `transaction` with `response`, in a task that goes on when its caller
+/// is dropped.
 ///
-/// The response is turned into parts before the future starts: a future that
-/// holds whatever is `IntoResponse` is not `Send` for all of that.
-pub(crate) fn commit<D: Desk>(
-    desk: D,
+/// The response is converted before the future starts: not every `IntoResponse` is
+/// `Send`.
+pub(crate) fn commit<D: CommitBackend>(
+    backend: D,
     operation: &Operation,
     transaction: OperationTransaction<D::Database>,
     response: impl CommitResponse,
 ) -> CommitFuture {
     let (operation, response) = (operation.clone(), response.into_http());
-    CommitFuture(Box::pin(run(desk, operation, transaction, response)))
+    CommitFuture(Box::pin(run(backend, operation, transaction, response)))
 }
 
-async fn run<D: Desk, B>(
-    desk: D,
+async fn run<D: CommitBackend, B>(
+    backend: D,
     operation: Operation,
     transaction: OperationTransaction<D::Database>,
     response: Response<B>,
@@ -167,87 +172,96 @@ async fn run<D: Desk, B>(
 where
     B: Body<Data = Bytes, Error: Send> + Send,
 {
-    let transaction = transaction.into_ended();
-    if !operation.begin_commit() {
+    let transaction = transaction.into_inner();
+    let Some(mut pending) = PendingCommit::begin(&operation) else {
         roll_back(&operation, transaction).await;
-        return Err(operation.failed(CommitError::caused(
-            CommitErrorKind::Aborted,
-            "the operation has another transaction, which was committed or may be",
-        )));
-    }
-    let mut pending = Pending {
-        operation: operation.clone(),
-        otherwise: Transacted::Aborted,
+        let error = CommitError::caused(CommitErrorKind::Aborted, SECOND_COMMIT);
+        return Err(error.of_operation(&operation));
     };
-    let (response, completion) = match gathered(response, &operation).await {
-        Ok(gathered) => gathered,
+    let (response, completion) = match collect(response, &operation).await {
+        Ok(collected) => collected,
         Err(reason) => {
             roll_back(&operation, transaction).await;
-            let kind = CommitErrorKind::ResponseNotKept;
-            return Err(operation.failed(CommitError::caused(kind, reason)));
+            let error = CommitError::caused(CommitErrorKind::ResponseNotKept, reason);
+            return Err(error.of_operation(&operation));
         }
     };
-    let settling = async move {
+    let committing = async move {
         pending.otherwise = Transacted::Unknown;
         let operation = &pending.operation;
-        let ended = settle(&desk, operation, transaction, &completion).await;
-        let ended = ended.map_err(|error| operation.failed(error));
-        operation.end_commit(match &ended {
+        let committed = complete_and_commit(&backend, operation, transaction, &completion).await;
+        let committed = committed.map_err(|error| error.of_operation(operation));
+        pending.end(match &committed {
             Ok(()) => Transacted::Committed {
                 response: completion.response,
             },
             Err(error) => error.transacted(),
         });
-        ended
+        committed
     };
     #[cfg(feature = "tracing")]
-    let settling = tracing::Instrument::in_current_span(settling);
+    let committing = tracing::Instrument::in_current_span(committing);
     #[cfg(feature = "tracing")]
-    let settling = tracing::instrument::WithSubscriber::with_current_subscriber(settling);
-    match tokio::spawn(settling).await {
+    let committing = tracing::instrument::WithSubscriber::with_current_subscriber(committing);
+    match tokio::spawn(committing).await {
         Ok(Ok(())) => Ok(Committed::new(response)),
         Ok(Err(error)) => Err(error),
-        Err(_) => Err(operation.failed(CommitError::caused(
-            CommitErrorKind::Unknown,
-            "the task that commits panicked, or the runtime is shutting down",
-        ))),
+        Err(_) => {
+            let error = CommitError::caused(CommitErrorKind::Unknown, TASK_ENDED);
+            Err(error.of_operation(&operation))
+        }
     }
 }
 
-/// A commit that has not ended. Where it is dropped on the way, the layer does
-/// not go on waiting for it.
-struct Pending {
+/// A commit that has not ended. If it is dropped on the way, it ends as
+/// `otherwise`, so that the layer does not wait for it.
+struct PendingCommit {
     operation: Operation,
     otherwise: Transacted,
 }
 
-impl Drop for Pending {
-    fn drop(&mut self) {
-        self.operation.give_up_commit(&self.otherwise);
+impl PendingCommit {
+    /// Returns `None` if the operation has a commit that is pending, or that did
+    /// not end as aborted.
+    fn begin(operation: &Operation) -> Option<Self> {
+        let begun = operation.transactions().begin_commit();
+        begun.then(|| Self {
+            operation: operation.clone(),
+            otherwise: Transacted::Aborted,
+        })
+    }
+
+    fn end(mut self, transacted: Transacted) {
+        self.otherwise = transacted;
     }
 }
 
-async fn settle<D: Desk>(
-    desk: &D,
+impl Drop for PendingCommit {
+    fn drop(&mut self) {
+        let transacted = std::mem::take(&mut self.otherwise);
+        self.operation.transactions().end_commit(transacted);
+    }
+}
+
+async fn complete_and_commit<D: CommitBackend>(
+    backend: &D,
     operation: &Operation,
     mut transaction: Transaction<'static, D::Database>,
     completion: &Completion,
 ) -> Result<(), CommitError> {
-    let patience = operation.config().store_timeout;
-    // Without an answer it is dropped, and COMMIT is not sent.
-    let completed = time::timeout(
-        patience,
-        desk.complete(&mut transaction, operation, completion),
-    )
-    .await
-    .unwrap_or_else(|_| Err(CommitError::caused(CommitErrorKind::Aborted, NO_ANSWER)));
+    let timeout = operation.config().store_timeout;
+    let completing = backend.complete(&mut transaction, operation, completion);
+    let completed = match time::timeout(timeout, completing).await {
+        Ok(completed) => completed,
+        Err(_) => Err(CommitError::caused(CommitErrorKind::Aborted, NO_ANSWER)),
+    };
     match completed {
         Ok(Transitioned::Applied) => {}
         Ok(Transitioned::Superseded) => {
             roll_back(operation, transaction).await;
-            return Err(match desk.find_out(operation).await {
-                Ok(Verdict::Open) => CommitError::new(CommitErrorKind::OtherDatabase),
-                Ok(Verdict::Completed | Verdict::Superseded) => {
+            return Err(match backend.claim_status(operation).await {
+                Ok(ClaimStatus::Open) => CommitError::new(CommitErrorKind::OtherDatabase),
+                Ok(ClaimStatus::Completed | ClaimStatus::Superseded) => {
                     CommitError::new(CommitErrorKind::Superseded)
                 }
                 Err(error) => CommitError::caused(CommitErrorKind::Aborted, error),
@@ -258,7 +272,7 @@ async fn settle<D: Desk>(
             return Err(error);
         }
     }
-    let unknown = match time::timeout(patience, transaction.commit()).await {
+    let unknown = match time::timeout(timeout, transaction.commit()).await {
         Ok(Ok(())) => return Ok(()),
         Ok(Err(error)) if D::is_abort(&error) => {
             return Err(CommitError::caused(CommitErrorKind::Aborted, error));
@@ -266,26 +280,36 @@ async fn settle<D: Desk>(
         Ok(Err(error)) => CommitError::caused(CommitErrorKind::Unknown, error),
         Err(_) => CommitError::caused(
             CommitErrorKind::Unknown,
-            format!("COMMIT was not answered within `store_timeout` ({patience:?})"),
+            format!("COMMIT was not answered within `store_timeout` ({timeout:?})"),
         ),
     };
+    find_outcome(backend, operation, unknown).await
+}
+
+/// Reads the record until it says whether a COMMIT without an answer was executed.
+/// A connection that broke before COMMIT arrived and one that broke after it fail
+/// in the same way.
+async fn find_outcome<D: CommitBackend>(
+    backend: &D,
+    operation: &Operation,
+    unknown: CommitError,
+) -> Result<(), CommitError> {
+    let timeout = operation.config().store_timeout;
     let warnings = &operation.config().warnings;
-    // Anything else is no answer: a connection that broke before COMMIT arrived
-    // and one that broke after it look the same.
-    let end = Instant::now() + 2 * patience;
+    let end = Instant::now() + 2 * timeout;
     let mut pause = FIRST_PAUSE;
     while Instant::now() < end {
-        let verdict = time::timeout(patience, desk.find_out(operation)).await;
-        match verdict.unwrap_or_else(|_| Err(StoreError::timed_out())) {
-            Ok(Verdict::Completed) => {
+        let status = time::timeout(timeout, backend.claim_status(operation)).await;
+        match status.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+            Ok(ClaimStatus::Completed) => {
                 Notice::CommitFound.tell(warnings, Some(operation.id()));
                 return Ok(());
             }
-            Ok(Verdict::Open) => {
+            Ok(ClaimStatus::Open) => {
                 Notice::AbortFound.tell(warnings, Some(operation.id()));
                 return Err(unknown.found_aborted());
             }
-            Ok(Verdict::Superseded) => {
+            Ok(ClaimStatus::Superseded) => {
                 return Err(CommitError::new(CommitErrorKind::Superseded));
             }
             Err(error) => {
@@ -298,19 +322,20 @@ async fn settle<D: Desk>(
     Err(unknown)
 }
 
-/// Waits for the end of the rollback, so that the locks of the transaction are
-/// free for the next one, but not for ever.
+/// Rolls back, and waits up to the store timeout for it, so that the locks of the
+/// transaction are free for the next one.
 async fn roll_back<DB: Database>(operation: &Operation, transaction: Transaction<'static, DB>) {
-    let patience = operation.config().store_timeout;
-    let rolled_back = time::timeout(patience, transaction.rollback()).await;
+    let timeout = operation.config().store_timeout;
+    let rolled_back = time::timeout(timeout, transaction.rollback()).await;
     if !matches!(rolled_back, Ok(Ok(()))) {
         let warnings = &operation.config().warnings;
         warnings.warn(NOT_ROLLED_BACK, None, Some(operation.id()));
     }
 }
 
-/// Why not, if the response cannot be kept.
-async fn gathered<B>(response: Response<B>, operation: &Operation) -> Result<WithCompletion, String>
+/// Reads the response, and returns it with what the store keeps of it; or why it
+/// cannot be kept.
+async fn collect<B>(response: Response<B>, operation: &Operation) -> Result<WithCompletion, String>
 where
     B: Body<Data = Bytes, Error: Send> + Send,
 {
@@ -355,6 +380,9 @@ where
 }
 
 pub(crate) const ENDED: &str = "the transaction had been ended before";
+const SECOND_COMMIT: &str = "`commit` was called twice for one operation: the first transaction is \
+    committed or pending";
+const TASK_ENDED: &str = "the task that commits panicked, or the runtime is shutting down";
 const NO_ANSWER: &str = "the database did not answer within `store_timeout`";
 const NOT_FOUND_OUT: &str =
     "COMMIT was not answered, and its record is not readable: it is read again";

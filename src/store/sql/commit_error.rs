@@ -14,13 +14,13 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use sqlx::error::DatabaseError;
 
-use super::Transacted;
+use super::quoting_no_value;
 use crate::{
-    OperationId, Rejection, StoreError,
+    Operation, OperationId, Rejection, StoreError,
     config::Config,
     log::{self, Event, LogLimit, Warnings},
+    operation::Transacted,
     rejection::Renderer,
-    store::sql,
 };
 
 /// Why a transaction did not begin, or was not, or not surely, committed.
@@ -205,11 +205,15 @@ impl CommitError {
         }
     }
 
-    pub(crate) fn of_operation(self, operation: OperationId, config: Arc<Config>) -> Self {
-        Self {
-            origin: Some(Origin { operation, config }),
-            ..self
-        }
+    /// Ties the error to its operation. The layer logs it if the handler does not.
+    pub(crate) fn of_operation(mut self, operation: &Operation) -> Self {
+        self.origin = Some(Origin {
+            operation: operation.id(),
+            config: Arc::clone(operation.config()),
+        });
+        let error = self.clone();
+        operation.transactions().keep_failure(move || error.log());
+        self
     }
 
     /// The record shows that a COMMIT without an answer was rolled back; the cause
@@ -370,7 +374,7 @@ impl CommitError {
     fn cause(&self) -> Option<String> {
         let cause = self.get_ref()?;
         Some(match self.sqlx_error() {
-            Some(error) => sql::quoting_no_value(error).into_owned(),
+            Some(error) => quoting_no_value(error).into_owned(),
             None => cause.to_string(),
         })
     }

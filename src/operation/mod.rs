@@ -1,85 +1,28 @@
 //! What the handler is given, and its word on the outcome.
 
+mod id;
+#[cfg_attr(
+    not(any(feature = "postgres", feature = "sqlite")),
+    expect(dead_code, reason = "only the SQL stores have transactions")
+)]
+mod transactions;
+
 use std::{
     fmt,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use rand::RngExt as _;
-use sha2::{Digest as _, Sha256};
-
 use tokio::time::Instant;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::{CommitError, CommitErrorKind, transaction::Transactions};
+pub use self::id::OperationId;
+pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
     Fence, Key, RecordName, Scope, Token, config::Config, flow::heartbeat::Lease, store::Grant,
-    transaction::Transacted,
 };
-
-/// Identifies one operation over all its attempts: 128 random bits, made at the
-/// first claim, shown as 32 hexadecimal digits.
-///
-/// It stays the same while retries bring the same request, and is replaced for
-/// another request or once the record has expired, so it is safe to send
-/// downstream. It contains nothing of the key.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct OperationId([u8; 16]);
-
-impl OperationId {
-    /// A new random id.
-    #[must_use]
-    pub fn random() -> Self {
-        Self(rand::rng().random())
-    }
-
-    /// The id that a store kept.
-    #[must_use]
-    pub fn from_bytes(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-
-    /// The bytes for a store to keep.
-    #[must_use]
-    pub fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
-    }
-
-    /// A stable idempotency key for one downstream system or step, as a UUID:
-    /// the same for all attempts of this operation, another for every other
-    /// `purpose` and operation.
-    ///
-    /// Made from the id by SHA-256 (a UUID of version 8, RFC 9562 §5.8); the
-    /// client cannot choose or guess it.
-    #[must_use]
-    pub fn derive(&self, purpose: &str) -> String {
-        let digest = Sha256::new()
-            .chain_update(self.0)
-            .chain_update(purpose)
-            .finalize();
-        let mut bytes = [0; 16];
-        bytes.copy_from_slice(&digest[..16]);
-        uuid::Builder::from_custom_bytes(bytes)
-            .into_uuid()
-            .to_string()
-    }
-}
-
-impl fmt::Display for OperationId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex::encode(self.0))
-    }
-}
-
-impl fmt::Debug for OperationId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "OperationId({self})")
-    }
-}
 
 /// The guarded operation that a handler is running.
 ///
@@ -151,8 +94,7 @@ struct Shared {
     )]
     config: Arc<Config>,
     /// Made by the first `begin` or `commit`: most operations have none.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
-    transactions: std::sync::OnceLock<Box<Transactions>>,
+    transactions: OnceLock<Box<Transactions>>,
 }
 
 impl Operation {
@@ -173,8 +115,7 @@ impl Operation {
                 token,
                 lease: Lease::granted(since),
                 config,
-                #[cfg(any(feature = "postgres", feature = "sqlite"))]
-                transactions: std::sync::OnceLock::new(),
+                transactions: OnceLock::new(),
             }),
         }
     }
@@ -318,57 +259,11 @@ impl Operation {
     }
 }
 
-/// What a store needs for completing inside the handler's transaction.
+/// For the SQL stores, which complete inside the handler's transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Operation {
-    pub(crate) fn config(&self) -> &Config {
+    pub(crate) fn config(&self) -> &Arc<Config> {
         &self.shared.config
-    }
-
-    /// Fails for an operation that others may have taken over.
-    pub(crate) fn check_lease(&self) -> Result<(), CommitError> {
-        match self.lease().is_lost() {
-            true => Err(self.failed(CommitError::new(CommitErrorKind::LeaseLost))),
-            false => Ok(()),
-        }
-    }
-
-    /// Keeps why a transaction failed, for the log if the handler does not log it.
-    pub(crate) fn failed(&self, error: CommitError) -> CommitError {
-        let error = error.of_operation(self.id(), Arc::clone(&self.shared.config));
-        self.transactions().keep_failure(&error);
-        error
-    }
-
-    /// False if there is a transaction of this operation that has been
-    /// committed, or may yet be.
-    pub(crate) fn begin_commit(&self) -> bool {
-        self.transactions()
-            .transacted
-            .send_if_modified(|transacted| {
-                let free = matches!(transacted, Transacted::Not | Transacted::Aborted);
-                if free {
-                    *transacted = Transacted::Pending;
-                }
-                free
-            })
-    }
-
-    /// Nothing more will come of it, if it is still pending.
-    pub(crate) fn give_up_commit(&self, otherwise: &Transacted) {
-        self.transactions()
-            .transacted
-            .send_if_modified(|transacted| {
-                let pending = matches!(transacted, Transacted::Pending);
-                if pending {
-                    *transacted = otherwise.clone();
-                }
-                pending
-            });
-    }
-
-    pub(crate) fn end_commit(&self, transacted: Transacted) {
-        self.transactions().transacted.send_replace(transacted);
     }
 
     pub(crate) fn transactions(&self) -> &Transactions {
@@ -378,43 +273,32 @@ impl Operation {
 
 /// For the layer: the operation's own transactions, if its store has any.
 impl Operation {
-    /// How the operation's own transaction ended, once it has: it ends on its
-    /// own, whether the handler waits for it or not.
+    /// Returns how the operation's own transaction ended, and waits for a commit
+    /// under way, even if the handler does not.
     pub(crate) async fn transacted(&self) -> Transacted {
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
-        if let Some(transactions) = self.shared.transactions.get() {
-            return Box::pin(transactions.ended()).await;
+        match self.shared.transactions.get() {
+            Some(transactions) => Box::pin(transactions.ended()).await,
+            None => Transacted::Not,
         }
-        Transacted::Not
     }
 
-    /// Whether a transaction of the operation is being committed.
+    /// Returns whether a transaction of the operation is being committed.
     pub(crate) fn is_committing(&self) -> bool {
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
-        if let Some(transactions) = self.shared.transactions.get() {
-            let transacted = transactions.transacted.borrow();
-            return matches!(*transacted, Transacted::Pending);
-        }
-        false
+        let transactions = self.shared.transactions.get();
+        transactions.is_some_and(|transactions| transactions.is_committing())
     }
 
-    /// Whether a transaction was begun and neither committed nor rolled back on
-    /// purpose.
+    /// Returns whether a transaction was begun, but neither committed nor rolled
+    /// back by the handler's call.
     pub(crate) fn is_uncommitted(&self) -> bool {
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
-        if let Some(transactions) = self.shared.transactions.get() {
-            return transactions.is_uncommitted();
-        }
-        false
+        let transactions = self.shared.transactions.get();
+        transactions.is_some_and(|transactions| transactions.is_uncommitted())
     }
 
     /// Logs why `begin` or `commit` failed.
     pub(crate) fn log_failure(&self) {
-        #[cfg(any(feature = "postgres", feature = "sqlite"))]
-        if let Some(transactions) = self.shared.transactions.get()
-            && let Some(error) = transactions.take_failure()
-        {
-            error.log();
+        if let Some(transactions) = self.shared.transactions.get() {
+            transactions.log_failure();
         }
     }
 }
@@ -535,22 +419,7 @@ impl Word {
 
 #[cfg(test)]
 mod tests {
-    use uuid::Uuid;
-
     use super::*;
-
-    #[test]
-    fn a_derived_key_is_stable_and_differs_by_purpose_and_operation() {
-        let (one, other) = (
-            OperationId::from_bytes([1; 16]),
-            OperationId::from_bytes([2; 16]),
-        );
-        assert_eq!(one.derive("payments"), one.derive("payments"));
-        assert_ne!(one.derive("payments"), one.derive("mail"));
-        assert_ne!(one.derive("payments"), other.derive("payments"));
-        let derived = Uuid::parse_str(&one.derive("payments")).unwrap();
-        assert_eq!(derived.get_version_num(), 8);
-    }
 
     #[test]
     fn the_last_word_wins_and_keeps_what_it_leaves_open() {
