@@ -2,7 +2,8 @@
 //! and an orderly stop.
 //!
 //! ```text
-//! DATABASE_URL=postgres://app@localhost/app RUST_LOG=debug cargo run --example axum_postgres
+//! DATABASE_URL=postgres://app@localhost/app RUST_LOG=debug \
+//!     cargo run --example axum_postgres --features postgres
 //! curl -i localhost:3000/payments -H 'Authorization: Bearer ann-laptop' \
 //!     -H 'Idempotency-Key: order-1' -H 'Content-Type: application/json' -d '{"amount":500}'
 //! ```
@@ -39,14 +40,15 @@ use tower_http::{timeout::TimeoutLayer, trace::TraceLayer};
 use tower_idempotency::{
     IdempotencyLayer, Operation, PostgresStore, Scope, Sweeper, axum::OrRelease,
 };
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+use tracing_subscriber::{filter::Targets, fmt, prelude::*};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     // Unless RUST_LOG says otherwise: warnings name what fails, and why.
-    let filter = EnvFilter::builder().with_default_directive(LevelFilter::INFO.into());
-    tracing_subscriber::fmt()
-        .with_env_filter(filter.from_env()?)
+    let levels: Targets = env::var("RUST_LOG").as_deref().unwrap_or("info").parse()?;
+    tracing_subscriber::registry()
+        .with(fmt::layer())
+        .with(levels)
         .init();
 
     let url = env::var("DATABASE_URL")

@@ -5,7 +5,7 @@
 //! the same guards in its own language, a `WHERE` clause or a script.
 //!
 //! ```sh
-//! cargo run --example custom_store
+//! cargo run --example custom_store --features conformance
 //! ```
 
 use std::{

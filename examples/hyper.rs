@@ -1,7 +1,7 @@
 //! The layer on hyper, without a framework.
 //!
 //! ```text
-//! cargo run --example hyper
+//! cargo run --example hyper --features http2
 //! curl -i localhost:3000/ -d hello -H 'X-Account: ann' -H 'Idempotency-Key: k'
 //! ```
 //!

@@ -1,8 +1,8 @@
 //! An order, its reservation of stock and its response, in one transaction.
 //!
 //! ```text
-//! cargo run --example orders                                       # an SQLite file
-//! DATABASE_URL=postgres://app@localhost/app cargo run --example orders
+//! cargo run --example orders --features postgres   # an SQLite file
+//! DATABASE_URL=postgres://app@localhost/app cargo run --example orders --features postgres
 //! ```
 //!
 //! It prints curl lines to try. Kill it at any moment and start it again: an

@@ -60,10 +60,10 @@ impl Report {
     }
 
     pub(crate) fn write(&self, plan: Plan) {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("benches");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
         if !plan.is_quick {
             fs::write(directory.join("RESULTS.md"), self.text()).unwrap();
-            self.draw(&directory);
+            self.draw(directory);
         }
     }
 

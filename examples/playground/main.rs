@@ -5,7 +5,7 @@
 //! ready. `Authorization: Bearer ACCOUNT.SUFFIX` makes the caller ACCOUNT.
 //!
 //! ```text
-//! PORT=3000 RUNS=/tmp/runs cargo run --example playground
+//! PORT=3000 RUNS=/tmp/runs cargo run --example playground --all-features
 //! curl -i localhost:3000/count -X POST -H 'Authorization: Bearer ann.1' -H 'Idempotency-Key: k'
 //! curl localhost:3000/runs?path=/count
 //! ```
@@ -28,7 +28,7 @@ mod server;
 mod settings;
 mod stores;
 
-use std::{net::Ipv4Addr, process::ExitCode};
+use std::{env, io, net::Ipv4Addr, process::ExitCode};
 
 use axum::{Router, error_handling::HandleErrorLayer, middleware};
 use http::StatusCode;
@@ -36,7 +36,7 @@ use tokio::{net::TcpListener, time::Instant};
 use tower::ServiceBuilder;
 use tower_http::{limit::RequestBodyLimitLayer, timeout::TimeoutLayer};
 use tower_idempotency::{DynStore, IdempotencyLayer, Sweeper};
-use tracing_subscriber::{EnvFilter, filter::LevelFilter};
+use tracing_subscriber::{filter::Targets, fmt, prelude::*};
 
 use self::{
     orders::Orders,
@@ -128,13 +128,16 @@ fn app(
 
 /// To standard error, as chatty as `RUST_LOG` says.
 fn start_logs() -> Result<(), Malformed> {
-    let filter = EnvFilter::builder()
-        .with_default_directive(LevelFilter::WARN.into())
-        .from_env()
-        .map_err(|error| Malformed::new("RUST_LOG", error))?;
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+    let levels = env::var("RUST_LOG").unwrap_or_default();
+    let levels: Targets = match &*levels {
+        "" => "warn",
+        levels => levels,
+    }
+    .parse()
+    .map_err(|error| Malformed::new("RUST_LOG", error))?;
+    tracing_subscriber::registry()
+        .with(fmt::layer().with_writer(io::stderr))
+        .with(levels)
         .init();
     Ok(())
 }

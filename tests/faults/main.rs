@@ -1065,6 +1065,23 @@ fn each_rule_of_the_contract_is_held_by_a_test() {
     }
 }
 
+/// Cargo finds no tests on its own here: a file that is not listed never runs.
+#[test]
+fn each_test_file_is_a_target_of_its_package() {
+    let manifest = fs::read_to_string(root().join("tests/Cargo.toml")).unwrap();
+    for entry in fs::read_dir(root().join("tests")).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_stem().unwrap().to_str().unwrap();
+        let file = match path.extension() {
+            Some(extension) if extension == "rs" => format!("{name}.rs"),
+            _ if path.join("main.rs").exists() => format!("{name}/main.rs"),
+            _ => continue,
+        };
+        let target = format!("name = \"{name}\"\npath = \"{file}\"\n");
+        assert!(manifest.contains(&target), "no target: {file}");
+    }
+}
+
 /// The names of all functions in the tests and in the crate.
 fn functions() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
@@ -1093,5 +1110,8 @@ fn sources(folder: impl AsRef<Path>) -> Vec<PathBuf> {
 }
 
 fn root() -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_owned()
 }

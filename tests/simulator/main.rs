@@ -35,7 +35,7 @@
 //!
 //! # Longer
 //!
-//! `ROUNDS=5000 cargo test --test simulator` plays more rounds, half of them
+//! `ROUNDS=5000 cargo test -p tests --test simulator` plays more rounds, half of them
 //! for each [`Recovery`]; `SEED=1234` begins with another seed. A failure names
 //! its seed: `SEED=… ROUNDS=1` plays it again.
 

@@ -5,8 +5,12 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tracing::subscriber::DefaultGuard;
-use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
+use tracing::{Level, subscriber::DefaultGuard};
+use tracing_subscriber::{
+    filter::Targets,
+    fmt::{self, MakeWriter},
+    prelude::*,
+};
 
 /// What requests from this thread log.
 pub(crate) struct Log {
@@ -17,14 +21,12 @@ pub(crate) struct Log {
 impl Log {
     pub(crate) fn start() -> Self {
         let lines = Lines::default();
-        let subscriber = tracing_subscriber::fmt()
-            .with_env_filter(EnvFilter::new("off,tower_idempotency=debug"))
-            .with_ansi(false)
-            .with_writer(lines.clone())
-            .finish();
+        let written = fmt::layer().with_ansi(false).with_writer(lines.clone());
+        let own = Targets::new().with_target("tower_idempotency", Level::DEBUG);
+        let subscriber = tracing_subscriber::registry().with(written).with(own);
         Self {
             lines,
-            _subscriber: tracing::subscriber::set_default(subscriber),
+            _subscriber: subscriber.set_default(),
         }
     }
 

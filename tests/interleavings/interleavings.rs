@@ -10,15 +10,15 @@
 //!
 //! # Longer
 //!
-//! `ORDERS=1000000 cargo test --release --test interleavings`. A failure prints
+//! `ORDERS=1000000 cargo test --release -p interleavings`. A failure prints
 //! its order, for `shuttle::replay`.
 
-#[path = "../src/store/transition.rs"]
+#[path = "../../src/store/transition.rs"]
 mod transition;
-#[path = "../src/flow/waiters.rs"]
+#[path = "../../src/flow/waiters.rs"]
 mod waiters;
 
-#[path = "../src/store/memory.rs"]
+#[path = "../../src/store/memory.rs"]
 #[expect(unreachable_pub, reason = "it is public where it belongs")]
 mod memory;
 

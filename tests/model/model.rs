@@ -28,11 +28,11 @@
 //!
 //! # Longer
 //!
-//! `ACTORS=4 FAULTS=3 TICKS=4 CLAIMS=4 cargo test --release --test model` explores more
+//! `ACTORS=4 FAULTS=3 TICKS=4 CLAIMS=4 cargo test --release -p model` explores more
 //! requests, more faults (crashes, lost answers, late calls), more time, for
 //! as long as it takes.
 
-#[path = "../src/store/transition.rs"]
+#[path = "../../src/store/transition.rs"]
 #[expect(dead_code, reason = "what the store does with it besides transitions")]
 mod transition;
 
