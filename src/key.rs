@@ -1,9 +1,12 @@
 //! The header's syntax and its bounds.
 
-use std::{fmt, ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{convert::Infallible, fmt, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use http::{HeaderMap, HeaderName};
-use sfv::{BareItem, Item, Parser};
+use sfv::{
+    BareItemFromInput, Parser,
+    visitor::{Ignored, parameter_visitor_with},
+};
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -310,15 +313,17 @@ fn without_spaces(value: &[u8]) -> &[u8] {
 }
 
 fn quoted(value: &[u8]) -> Result<Arc<str>, KeyFault> {
-    match Parser::new(value).parse::<Item>() {
-        Ok(Item {
-            bare_item: BareItem::String(key),
-            ..
-        }) => match key.as_str() {
-            "" => Err(KeyFault::invalid("it is empty")),
-            key => Ok(key.into()),
-        },
-        Ok(_) | Err(_) => Err(KeyFault::invalid("it is not one structured-field string")),
+    let string = |item: BareItemFromInput<'_>| {
+        let string = match item {
+            BareItemFromInput::String(string) => Some(Arc::<str>::from(string.as_str())),
+            _ => None,
+        };
+        Ok::<_, Infallible>(parameter_visitor_with(Ignored, |_| Ok(string)))
+    };
+    match Parser::new(value).parse_item_with_visitor(string) {
+        Ok(Some(key)) if key.is_empty() => Err(KeyFault::invalid("it is empty")),
+        Ok(Some(key)) => Ok(key),
+        Ok(None) | Err(_) => Err(KeyFault::invalid("it is not one structured-field string")),
     }
 }
 
