@@ -292,8 +292,10 @@ mod config;
 
 mod body;
 mod timeout;
-mod jitter;
+mod backoff;
 mod log;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod per_runtime;
 mod sync;
 
 mod fingerprint;
@@ -327,9 +329,10 @@ pub use self::{
     store::{DynStore, Fence, MemoryStore, Store, StoreError, StoreErrorKind, Sweeper, Token},
 };
 
+use self::backoff as jitter;
 #[cfg(feature = "__simulate")]
 #[doc(hidden)]
-pub use self::jitter::repeatable::seed_jitter;
+pub use self::backoff::repeatable::seed_jitter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use self::store::sql::{
     commit::{CommitFuture, CommitResponse, Committed},

@@ -19,13 +19,13 @@ use super::{
     server::{self, Wanted},
     session::{self, LOCAL_PLANS, Patience},
     settlements::Settlements,
-    statements::{Commits, Transitions},
+    statements::{Commits, Fenced},
 };
 use crate::store::{
     StoreError, sql,
-    sql::batcher::{Batches, Lanes},
-    sql::locked::{Alone, Limits},
+    sql::batcher::{Batcher, ConcurrentBatches},
     sql::reads::Reads,
+    sql::single::{Limits, SingleCalls},
 };
 
 /// The settings of a [`PostgresStore`].
@@ -234,8 +234,9 @@ impl PostgresStoreBuilder {
                 Arc::clone(&sql),
             ))
         };
-        let limits = |attempts| Limits {
+        let limits = |attempts, max_waiting| Limits {
             permits: Arc::new(Semaphore::new(attempts)),
+            max_waiting,
             lock_timeout: patience.lock,
         };
         let most = self.max_connections;
@@ -248,34 +249,28 @@ impl PostgresStoreBuilder {
             OPERATOR_CONNECTIONS,
             format!("there are {OPERATOR_CONNECTIONS} for lists, sweeps and checks of the tables"),
         );
-        let alone = limits(ATTEMPTS);
-        let most_waiting = self.most_waiting;
-        let large_lanes = Lanes {
+        let single = limits(ATTEMPTS, self.most_waiting);
+        let large = ConcurrentBatches {
             usual: 1,
-            most: (most as usize / 5).clamp(1, 2),
+            max: (most as usize / 5).clamp(1, 2),
         };
         let claims = Claims::new(Arc::clone(&for_requests));
         let settlements = || Settlements(Arc::clone(&for_requests));
         let looks = || Looks(Arc::clone(&for_requests));
         let reads = Reads {
-            small: Batches::new(looks(), LANES, most_waiting, alone.clone()),
-            large: Batches::new(looks(), large_lanes, most_waiting, alone.clone()),
+            small: Batcher::new(looks(), CONCURRENT, single.clone()),
+            large: Batcher::new(looks(), large, single.clone()),
         };
-        let transitions = Arc::new(Transitions(Arc::clone(&for_requests)));
+        let fenced = Arc::new(Fenced(Arc::clone(&for_requests)));
         let commits = Arc::new(Commits(Arc::clone(&commit_connections)));
-        let commit_limits = limits(COMMIT_CONNECTIONS as usize);
+        let commit_limits = limits(COMMIT_CONNECTIONS as usize, usize::MAX);
         Ok(PostgresStore {
-            claims: Batches::new(claims, LANES, most_waiting, alone.clone()),
-            settlements: Batches::new(settlements(), LANES, most_waiting, alone.clone()),
-            large_settlements: Batches::new(
-                settlements(),
-                large_lanes,
-                most_waiting,
-                alone.clone(),
-            ),
+            claims: Batcher::new(claims, CONCURRENT, single.clone()),
+            settlements: Batcher::new(settlements(), CONCURRENT, single.clone()),
+            large_settlements: Batcher::new(settlements(), large, single.clone()),
             reads,
-            transitions: Alone::new(transitions, most_waiting, alone),
-            commits: Alone::new(commits, usize::MAX, commit_limits),
+            fenced: SingleCalls::new(fenced, single),
+            commits: SingleCalls::new(commits, commit_limits),
             commit_connections,
             operator_connections,
             connections: for_requests,
@@ -324,7 +319,7 @@ const COMMIT_CONNECTIONS: u32 = 2;
 const OPERATOR_CONNECTIONS: u32 = 2;
 
 /// One carries most; a second and a third when a server or a connection is slow.
-const LANES: Lanes = Lanes { usual: 1, most: 3 };
+const CONCURRENT: ConcurrentBatches = ConcurrentBatches { usual: 1, max: 3 };
 
 /// To the server, a timeout of nothing is none at all.
 const SHORTEST: Duration = Duration::from_millis(1);

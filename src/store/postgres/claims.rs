@@ -11,44 +11,37 @@ use super::{
     failure,
     failures::is_lock_timeout,
     looks::{self, bound},
-    members::{Answers, names},
+    members::{AnswersByToken, names},
     removals::Removals,
     session::Session,
 };
 use crate::store::{
     Claim, Claimed, Grant, StoreError,
-    sql::batcher::{Batch, Told},
-    sql::calls::ClaimCall,
-    sql::locked::{Attempt, Single},
-    sql::reads::{ClaimAnswer, Found, SMALL, is_own},
+    sql::batcher::{Answers, Batch},
+    sql::calls::{ClaimCall, SMALL_RESPONSE},
+    sql::reads::{ClaimAnswer, Found, is_own},
+    sql::single::{Attempt, Single},
     sql::{GrantColumns, micros},
 };
 
 pub(super) struct Claims {
     connections: Arc<Connections>,
-    removals: Arc<Removals>,
+    removals: Removals,
 }
 
 impl Claims {
     pub(super) fn new(connections: Arc<Connections>) -> Self {
-        let removals = Arc::default();
         Self {
             connections,
-            removals,
+            removals: Removals::default(),
         }
     }
 }
 
 impl Batch for Claims {
-    async fn together(
-        &self,
-        calls: Arc<Vec<ClaimCall>>,
-    ) -> Result<Vec<Told<ClaimAnswer>>, StoreError> {
-        let removals = Arc::clone(&self.removals);
+    async fn execute(&self, calls: &[ClaimCall]) -> Result<Answers<ClaimAnswer>, StoreError> {
         self.connections
-            .run(move |mut on| {
-                Box::pin(async move { claim_many(&mut on, &calls, &removals).await })
-            })
+            .run(async |on| claim_many(on, calls, &self.removals).await)
             .await
     }
 }
@@ -57,14 +50,11 @@ impl Single for Claims {
     type Call = ClaimCall;
     type Answer = ClaimAnswer;
 
-    async fn attempt(&self, call: Arc<ClaimCall>) -> Result<Attempt<ClaimAnswer>, StoreError> {
-        let removals = Arc::clone(&self.removals);
+    async fn attempt(&self, call: &ClaimCall) -> Result<Attempt<ClaimAnswer>, StoreError> {
         self.connections
-            .run(move |mut on| {
-                Box::pin(async move {
-                    let statement = on.sql.claim_alone.clone();
-                    claim_one(&mut on, statement, &call, &removals).await
-                })
+            .run(async |on| {
+                let statement = on.sql.claim_alone.clone();
+                claim_one(on, statement, call, &self.removals).await
             })
             .await
     }
@@ -107,7 +97,7 @@ async fn claim_one(
     }
     // A statement of its own: the snapshot of the first need not contain the
     // record that it ran into.
-    let Some(mut found) = looks::read(on, name, SMALL).await? else {
+    let Some(mut found) = looks::read(on, name, SMALL_RESPONSE).await? else {
         return Ok(Attempt::Made(VANISHED));
     };
     // The answer to an earlier try got lost, perhaps before that one knew whether
@@ -148,7 +138,7 @@ async fn refence(
     if let Some(granted) = granted {
         return Ok(Attempt::Made(Some(granted.decode()?)));
     }
-    Ok(match looks::read(on, name, SMALL).await? {
+    Ok(match looks::read(on, name, SMALL_RESPONSE).await? {
         Some(Found::Whole(record)) if is_own(&record, claim.token.as_bytes()) => Attempt::Locked,
         _ => Attempt::Made(None),
     })
@@ -158,12 +148,12 @@ async fn claim_many(
     on: &mut Session<'_>,
     calls: &[ClaimCall],
     removals: &Removals,
-) -> Result<Vec<Told<ClaimAnswer>>, StoreError> {
+) -> Result<Answers<ClaimAnswer>, StoreError> {
     if let [call] = calls {
         let claimed = claim_one(on, on.sql.claim.clone(), call, removals).await?;
         return Ok(vec![match claimed {
-            Attempt::Made(claimed) => Told::Answer(Ok(claimed)),
-            Attempt::Locked => Told::AskAlone,
+            Attempt::Made(claimed) => Some(Ok(claimed)),
+            Attempt::Locked => None,
         }]);
     }
     let heard = removals.heard();
@@ -186,11 +176,11 @@ async fn claim_many(
         .bind(column(|claim| claim.fingerprint.as_bytes()))
         .bind(time(|claim| claim.lease))
         .bind(time(|claim| claim.retention))
-        .bind(bound(SMALL))
+        .bind(bound(SMALL_RESPONSE))
         .fetch_all(&mut *on.connection)
         .await
         .map_err(failure)?;
-    let mut told = Answers::to(calls.iter().map(|call| *call.claim.token.as_bytes()));
+    let mut told = AnswersByToken::new(calls.iter().map(|call| *call.claim.token.as_bytes()));
     let mut doubtful = Vec::new();
     for row in &rows {
         let asked = row.try_get("asked").map_err(failure)?;
@@ -212,7 +202,7 @@ async fn claim_many(
     if !doubtful.is_empty() {
         refence_many(on, calls, &doubtful, &mut told).await?;
     }
-    Ok(told.told)
+    Ok(told.answers)
 }
 
 /// As [`refence`], of many. Their records are there already: whoever is not told
@@ -221,7 +211,7 @@ async fn refence_many(
     on: &mut Session<'_>,
     calls: &[ClaimCall],
     doubtful: &[&[u8]],
-    told: &mut Answers<ClaimAnswer>,
+    told: &mut AnswersByToken<ClaimAnswer>,
 ) -> Result<(), StoreError> {
     let doubtful: Vec<&ClaimCall> = calls
         .iter()

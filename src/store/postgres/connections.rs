@@ -11,7 +11,6 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
 use sqlx::{Connection as _, PgConnection, SqlStr};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -24,7 +23,7 @@ use super::{
     schema::Statements,
     session::Session,
 };
-use crate::{jitter::jittered, store::StoreError};
+use crate::{backoff::jittered, store::StoreError};
 
 pub(super) struct Connections {
     opener: Arc<Opener>,
@@ -117,18 +116,17 @@ impl Connections {
 
     /// Runs work on one of the connections. To be called from a task that is
     /// never dropped: half a conversation would be the next call's to hear.
-    pub(super) async fn run<T, W>(self: &Arc<Self>, work: W) -> Result<T, StoreError>
-    where
-        T: Send,
-        W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send,
-    {
+    pub(super) async fn run<T>(
+        self: &Arc<Self>,
+        work: impl AsyncFnOnce(&mut Session<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
         let mut wait = Wait::Free;
         let line = timeout(self.patience, self.line(&mut wait)).await;
         let line = line.unwrap_or_else(|_| Err(self.timed_out(wait)));
         let mut line = line.map_err(StoreError::unsent)?;
         let call = async {
             match &self.begin {
-                None => work(Session::lasting(&mut line.connection, &self.sql)).await,
+                None => work(&mut Session::lasting(&mut line.connection, &self.sql)).await,
                 Some(begin) => in_transaction(&mut line.connection, &self.sql, begin, work).await,
             }
         };
@@ -389,18 +387,15 @@ async fn answers(connection: &mut PgConnection) -> bool {
 
 /// One call as a transaction of its own, with statements that leave nothing
 /// behind on a server connection that the next call may not get.
-async fn in_transaction<T, W>(
+async fn in_transaction<T>(
     connection: &mut PgConnection,
     sql: &Statements,
     begin: &SqlStr,
-    work: W,
-) -> Result<T, StoreError>
-where
-    W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>>,
-{
+    work: impl AsyncFnOnce(&mut Session<'_>) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let begun = connection.begin_with(begin.clone()).await;
     let mut transaction = begun.map_err(failure)?;
-    let answer = work(Session::passing(&mut transaction, sql)).await;
+    let answer = work(&mut Session::passing(&mut transaction, sql)).await;
     if answer.is_ok() {
         transaction.commit().await.map_err(failure)?;
     } else {

@@ -16,7 +16,7 @@ use sqlx::{
 
 use crate::store::{
     StoreError,
-    sql::{self, locked::RECORD_LOCKED},
+    sql::{self, single::RECORD_LOCKED},
 };
 
 pub(super) fn failure(error: Error) -> StoreError {

@@ -10,22 +10,18 @@ use crate::{
     store::{
         StoreError,
         sql::RecordColumns,
-        sql::batcher::{Batch, Told},
-        sql::locked::{Attempt, Single},
-        sql::reads::{Found, ReadCall},
+        sql::batcher::{Answers, Batch},
+        sql::calls::ReadCall,
+        sql::reads::Found,
+        sql::single::{Attempt, Single},
     },
 };
 
 pub(super) struct Looks(pub(super) Arc<Connections>);
 
 impl Batch for Looks {
-    async fn together(
-        &self,
-        calls: Arc<Vec<ReadCall>>,
-    ) -> Result<Vec<Told<Option<Found>>>, StoreError> {
-        self.0
-            .run(move |mut on| Box::pin(async move { read_many(&mut on, &calls).await }))
-            .await
+    async fn execute(&self, calls: &[ReadCall]) -> Result<Answers<Option<Found>>, StoreError> {
+        self.0.run(async |on| read_many(on, calls).await).await
     }
 }
 
@@ -33,10 +29,10 @@ impl Single for Looks {
     type Call = ReadCall;
     type Answer = Option<Found>;
 
-    async fn attempt(&self, call: Arc<ReadCall>) -> Result<Attempt<Option<Found>>, StoreError> {
-        let found = self.0.run(move |mut on| {
-            Box::pin(async move { read(&mut on, &call.name, call.most_bytes).await })
-        });
+    async fn attempt(&self, call: &ReadCall) -> Result<Attempt<Option<Found>>, StoreError> {
+        let found = self
+            .0
+            .run(async |on| read(on, &call.name, call.max_response).await);
         found.await.map(Attempt::Made)
     }
 }
@@ -44,13 +40,13 @@ impl Single for Looks {
 pub(super) async fn read(
     on: &mut Session<'_>,
     name: &RecordName,
-    most_bytes: usize,
+    max_response: usize,
 ) -> Result<Option<Found>, StoreError> {
     let columns: Option<RecordColumns> = query_as(on.sql.read.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
-        .bind(bound(most_bytes))
+        .bind(bound(max_response))
         .fetch_optional(&mut *on.connection)
         .await
         .map_err(failure)?;
@@ -60,27 +56,27 @@ pub(super) async fn read(
 async fn read_many(
     on: &mut Session<'_>,
     calls: &[ReadCall],
-) -> Result<Vec<Told<Option<Found>>>, StoreError> {
-    if let [ReadCall { name, most_bytes }] = calls {
-        let found = read(on, name, *most_bytes).await?;
-        return Ok(vec![Told::Answer(Ok(found))]);
+) -> Result<Answers<Option<Found>>, StoreError> {
+    if let [ReadCall { name, max_response }] = calls {
+        let found = read(on, name, *max_response).await?;
+        return Ok(vec![Some(Ok(found))]);
     }
     let [scopes, keys] = names(calls.iter().map(|call| &call.name));
-    let most_bytes: Vec<i64> = calls.iter().map(|call| bound(call.most_bytes)).collect();
+    let max_responses: Vec<i64> = calls.iter().map(|call| bound(call.max_response)).collect();
     let rows = query(on.sql.read_many.clone())
         .persistent(on.persistent)
         .bind(scopes)
         .bind(keys)
-        .bind(most_bytes)
+        .bind(max_responses)
         .fetch_all(&mut *on.connection)
         .await
         .map_err(failure)?;
-    let mut told: Vec<_> = calls.iter().map(|_| Told::Answer(Ok(None))).collect();
+    let mut told: Vec<_> = calls.iter().map(|_| Some(Ok(None))).collect();
     for row in &rows {
         let place: i64 = row.try_get("place").map_err(failure)?;
         let place = usize::try_from(place - 1).ok();
         if let Some(told) = place.and_then(|place| told.get_mut(place)) {
-            *told = Told::Answer(record(row).map(Some));
+            *told = Some(record(row).map(Some));
         }
     }
     Ok(told)

@@ -1,11 +1,10 @@
-//! The members of a batch: as columns of a statement, and what its rows say to
-//! each of them.
+//! The calls of a batch, as columns of a statement and as rows of its result.
 
 use std::collections::HashMap;
 
 use crate::{
     RecordName,
-    store::{StoreError, sql::batcher::Told},
+    store::{StoreError, sql::batcher::Answers},
 };
 
 pub(super) fn names<'n>(names: impl Iterator<Item = &'n RecordName>) -> [Vec<&'n str>; 2] {
@@ -15,24 +14,22 @@ pub(super) fn names<'n>(names: impl Iterator<Item = &'n RecordName>) -> [Vec<&'n
     [scopes, keys]
 }
 
-/// What the rows of a batch say to each of its members, by their tokens. Who is
-/// in none of them has to ask alone.
-pub(super) struct Answers<A> {
+/// The answers to the calls of a batch, found by their tokens.
+pub(super) struct AnswersByToken<A> {
     places: HashMap<[u8; 16], usize>,
-    pub(super) told: Vec<Told<A>>,
+    pub(super) answers: Answers<A>,
 }
 
-impl<A> Answers<A> {
-    pub(super) fn to(tokens: impl Iterator<Item = [u8; 16]>) -> Self {
-        let places: Vec<_> = tokens.zip(0..).collect();
-        let told = places.iter().map(|_| Told::AskAlone).collect();
-        let places = places.into_iter().collect();
-        Self { places, told }
+impl<A> AnswersByToken<A> {
+    pub(super) fn new(tokens: impl Iterator<Item = [u8; 16]>) -> Self {
+        let places: HashMap<_, _> = tokens.zip(0..).collect();
+        let answers = places.iter().map(|_| None).collect();
+        Self { places, answers }
     }
 
     pub(super) fn answer(&mut self, token: &[u8], answer: Result<A, StoreError>) {
         if let Some(place) = self.places.get(token) {
-            self.told[*place] = Told::Answer(answer);
+            self.answers[*place] = Some(answer);
         }
     }
 }

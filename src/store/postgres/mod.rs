@@ -30,15 +30,15 @@ use self::{
     looks::Looks,
     session::Session,
     settlements::Settlements,
-    statements::{Commits, Transition, TransitionAnswer, TransitionCall, Transitions},
+    statements::{Commits, Fenced, FencedAnswer, FencedCall, FencedTransition},
 };
 use super::{
     Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
     Resolution, Store, StoreError, Transitioned, sql,
-    sql::batcher::Batches,
-    sql::calls::{ClaimCall, Goal, SettleCall},
-    sql::locked::Alone,
+    sql::batcher::Batcher,
+    sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
     sql::reads::Reads,
+    sql::single::SingleCalls,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -139,14 +139,14 @@ use crate::{Fence, RecordName, Token};
 #[derive(Clone)]
 pub struct PostgresStore {
     connections: Arc<Connections>,
-    claims: Batches<Claims>,
-    settlements: Batches<Settlements>,
+    claims: Batcher<Claims>,
+    settlements: Batcher<Settlements>,
     /// With large responses, which take long on a slow network.
-    large_settlements: Batches<Settlements>,
+    large_settlements: Batcher<Settlements>,
     reads: Reads<Looks>,
-    transitions: Alone<Transitions>,
+    fenced: SingleCalls<Fenced>,
     /// With connections of their own: a handler waits for them.
-    commits: Alone<Commits>,
+    commits: SingleCalls<Commits>,
     commit_connections: Arc<Connections>,
     /// For an operator's pages and for sweeps, which no request waits for.
     operator_connections: Arc<Connections>,
@@ -187,43 +187,49 @@ impl PostgresStore {
     async fn operate<T, W>(&self, work: W) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        W: for<'c> FnOnce(Session<'c>) -> BoxFuture<'c, Result<T, StoreError>> + Send + 'static,
+        W: for<'c> FnOnce(&'c mut Session<'_>) -> BoxFuture<'c, Result<T, StoreError>>
+            + Send
+            + 'static,
     {
         self.operator_connections.check()?;
         let connections = Arc::clone(&self.operator_connections);
-        sql::detached(async move { connections.run(work).await }).await
+        sql::detached(async move { connections.run(async |on| work(on).await).await }).await
     }
 
-    async fn transition(
+    async fn change(
         &self,
         name: &RecordName,
         seen: Fence,
-        transition: Transition,
+        transition: FencedTransition,
     ) -> Result<Transitioned, StoreError> {
         self.connections.check()?;
         let name = name.clone();
-        let call = TransitionCall {
+        let call = FencedCall {
             name,
             seen,
             transition,
         };
-        match self.transitions.call(call).await? {
-            TransitionAnswer::Settled(settlement) => Ok(settlement),
-            TransitionAnswer::Reclaimed(_) => {
+        match self.fenced.call(call).await? {
+            FencedAnswer::Settled(settlement) => Ok(settlement),
+            FencedAnswer::Reclaimed(_) => {
                 Err(StoreError::unavailable("a call got another's answer"))
             }
         }
     }
 
-    async fn settle(
+    async fn transition(
         &self,
         name: &RecordName,
         token: Token,
-        goal: Goal,
+        transition: OwnerTransition,
     ) -> Result<Transitioned, StoreError> {
         self.connections.check()?;
         let name = name.clone();
-        let call = SettleCall { name, token, goal };
+        let call = TransitionCall {
+            name,
+            token,
+            transition,
+        };
         let settlements = match call.is_large() {
             true => &self.large_settlements,
             false => &self.settlements,
@@ -249,7 +255,7 @@ impl Store for PostgresStore {
             claim: *claim,
         };
         let answer = self.claims.call(call).await?;
-        self.reads.whole(name, claim, answer).await
+        self.reads.with_response(name, claim, answer).await
     }
 
     async fn reclaim(
@@ -260,16 +266,14 @@ impl Store for PostgresStore {
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
         self.connections.check()?;
-        let call = TransitionCall {
+        let call = FencedCall {
             name: name.clone(),
             seen,
-            transition: Transition::Reclaimed(reclaim_as, *claim),
+            transition: FencedTransition::Reclaimed(reclaim_as, *claim),
         };
-        match self.transitions.call(call).await? {
-            TransitionAnswer::Reclaimed(grant) => Ok(grant),
-            TransitionAnswer::Settled(_) => {
-                Err(StoreError::unavailable("a call got another's answer"))
-            }
+        match self.fenced.call(call).await? {
+            FencedAnswer::Reclaimed(grant) => Ok(grant),
+            FencedAnswer::Settled(_) => Err(StoreError::unavailable("a call got another's answer")),
         }
     }
 
@@ -279,7 +283,8 @@ impl Store for PostgresStore {
         token: Token,
         lease: Duration,
     ) -> Result<Transitioned, StoreError> {
-        self.settle(name, token, Goal::Renewed { lease }).await
+        let renewal = OwnerTransition::Renew { lease };
+        self.transition(name, token, renewal).await
     }
 
     async fn complete(
@@ -288,8 +293,8 @@ impl Store for PostgresStore {
         token: Token,
         completion: &Completion,
     ) -> Result<Transitioned, StoreError> {
-        let goal = Goal::Completed(completion.clone());
-        self.settle(name, token, goal).await
+        let completion = OwnerTransition::Complete(completion.clone());
+        self.transition(name, token, completion).await
     }
 
     async fn release(
@@ -298,7 +303,8 @@ impl Store for PostgresStore {
         token: Token,
         release: Release,
     ) -> Result<Transitioned, StoreError> {
-        self.settle(name, token, Goal::Released(release)).await
+        let release = OwnerTransition::Release(release);
+        self.transition(name, token, release).await
     }
 
     async fn mark_unknown(
@@ -308,10 +314,13 @@ impl Store for PostgresStore {
         retention: Duration,
     ) -> Result<Transitioned, StoreError> {
         match marked_by {
-            MarkedBy::Owner(token) => self.settle(name, token, Goal::Unknown { retention }).await,
+            MarkedBy::Owner(token) => {
+                let unknown = OwnerTransition::MarkUnknown { retention };
+                self.transition(name, token, unknown).await
+            }
             MarkedBy::Lapsed(seen) => {
-                let transition = Transition::MarkedUnknown(retention);
-                self.transition(name, seen, transition).await
+                let transition = FencedTransition::MarkedUnknown(retention);
+                self.change(name, seen, transition).await
             }
         }
     }
@@ -322,8 +331,8 @@ impl Store for PostgresStore {
         seen: Fence,
         resolution: &Resolution,
     ) -> Result<Transitioned, StoreError> {
-        let transition = Transition::Resolved(resolution.clone());
-        self.transition(name, seen, transition).await
+        let transition = FencedTransition::Resolved(resolution.clone());
+        self.change(name, seen, transition).await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -339,14 +348,14 @@ impl Store for PostgresStore {
         limit: u32,
     ) -> Result<Page, StoreError> {
         let after = after.cloned();
-        self.operate(move |mut on| {
-            Box::pin(async move { statements::list(&mut on, filter, after.as_ref(), limit).await })
+        self.operate(move |on| {
+            Box::pin(async move { statements::list(on, filter, after.as_ref(), limit).await })
         })
         .await
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        self.transition(name, seen, Transition::Forgotten).await
+        self.change(name, seen, FencedTransition::Forgotten).await
     }
 
     async fn purge_expired(
@@ -354,10 +363,8 @@ impl Store for PostgresStore {
         limit: u32,
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
-        self.operate(move |mut on| {
-            Box::pin(
-                async move { statements::purge_expired(&mut on, limit, unknown_retention).await },
-            )
+        self.operate(move |on| {
+            Box::pin(async move { statements::purge_expired(on, limit, unknown_retention).await })
         })
         .await
     }

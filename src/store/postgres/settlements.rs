@@ -8,45 +8,38 @@ use sqlx::{Row as _, postgres::PgRow, query, query_as};
 use super::{
     connections::Connections,
     failure,
-    members::{Answers, names},
+    members::{AnswersByToken, names},
     session::Session,
 };
 use crate::store::{
     StoreError, Transitioned, sql,
-    sql::batcher::{Batch, Told},
-    sql::calls::SettleCall,
-    sql::locked::{Attempt, Single},
+    sql::batcher::{Answers, Batch},
+    sql::calls::TransitionCall,
+    sql::single::{Attempt, Single},
 };
 
 pub(super) struct Settlements(pub(super) Arc<Connections>);
 
 impl Batch for Settlements {
-    async fn together(
-        &self,
-        calls: Arc<Vec<SettleCall>>,
-    ) -> Result<Vec<Told<Transitioned>>, StoreError> {
-        self.0
-            .run(move |mut on| Box::pin(async move { settle(&mut on, &calls).await }))
-            .await
+    async fn execute(&self, calls: &[TransitionCall]) -> Result<Answers<Transitioned>, StoreError> {
+        self.0.run(async |on| settle(on, calls).await).await
     }
 }
 
 impl Single for Settlements {
-    type Call = SettleCall;
+    type Call = TransitionCall;
     type Answer = Transitioned;
 
-    async fn attempt(&self, call: Arc<SettleCall>) -> Result<Attempt<Transitioned>, StoreError> {
-        self.0
-            .run(move |mut on| Box::pin(async move { settle_alone(&mut on, &call).await }))
-            .await
+    async fn attempt(&self, call: &TransitionCall) -> Result<Attempt<Transitioned>, StoreError> {
+        self.0.run(async |on| settle_alone(on, call).await).await
     }
 }
 
 async fn settle(
     on: &mut Session<'_>,
-    calls: &[SettleCall],
-) -> Result<Vec<Told<Transitioned>>, StoreError> {
-    let mut told = Answers::to(calls.iter().map(|call| *call.token.as_bytes()));
+    calls: &[TransitionCall],
+) -> Result<Answers<Transitioned>, StoreError> {
+    let mut told = AnswersByToken::new(calls.iter().map(|call| *call.token.as_bytes()));
     if let [call] = calls {
         if settle_one(on, call).await? {
             told.answer(call.token.as_bytes(), Ok(Transitioned::Applied));
@@ -57,38 +50,44 @@ async fn settle(
             told.answer(asked, Ok(Transitioned::Applied));
         }
     }
-    let left: Vec<&SettleCall> = calls
+    let left: Vec<&TransitionCall> = calls
         .iter()
-        .zip(&told.told)
-        .filter(|(_, told)| matches!(told, Told::AskAlone))
+        .zip(&told.answers)
+        .filter(|(_, answer)| answer.is_none())
         .map(|(call, _)| call)
         .collect();
     if !left.is_empty() {
         look_after(on, &left, &mut told).await?;
     }
-    Ok(told.told)
+    Ok(told.answers)
 }
 
 async fn settle_alone(
     on: &mut Session<'_>,
-    call: &SettleCall,
+    call: &TransitionCall,
 ) -> Result<Attempt<Transitioned>, StoreError> {
     if settle_one(on, call).await? {
         return Ok(Attempt::Made(Transitioned::Applied));
     }
     let states = states(on, &[call]).await?;
     match states.get(call.token.as_bytes()).copied() {
-        Some(state) if call.goal.is_open_in(state) => Ok(Attempt::Locked),
-        state => sql::repeated(state, call.goal.reached()).map(Attempt::Made),
+        Some(state) if call.transition.is_allowed_in(state) => Ok(Attempt::Locked),
+        state => sql::repeated(state, call.transition.applied_states()).map(Attempt::Made),
     }
 }
 
-async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<PgRow>, StoreError> {
+async fn settle_many(
+    on: &mut Session<'_>,
+    calls: &[TransitionCall],
+) -> Result<Vec<PgRow>, StoreError> {
     let [scopes, keys] = names(calls.iter().map(|call| &call.name));
-    let goals: Vec<i64> = calls.iter().map(|call| call.goal.state()).collect();
-    let responses: Vec<Option<&[u8]>> = calls.iter().map(|call| call.goal.response()).collect();
+    let goals: Vec<i64> = calls.iter().map(|call| call.transition.state()).collect();
+    let responses: Vec<Option<&[u8]>> = calls
+        .iter()
+        .map(|call| call.transition.response())
+        .collect();
     let (times, at_least): (Vec<i64>, Vec<i64>) =
-        calls.iter().map(|call| call.goal.times()).unzip();
+        calls.iter().map(|call| call.transition.durations()).unzip();
     query(on.sql.settle_many.clone())
         .persistent(on.persistent)
         .bind(scopes)
@@ -106,16 +105,20 @@ async fn settle_many(on: &mut Session<'_>, calls: &[SettleCall]) -> Result<Vec<P
 /// Whether the record was there, as it has to be, and not locked.
 async fn settle_one(
     on: &mut Session<'_>,
-    SettleCall { name, token, goal }: &SettleCall,
+    TransitionCall {
+        name,
+        token,
+        transition,
+    }: &TransitionCall,
 ) -> Result<bool, StoreError> {
-    let (time, at_least) = goal.times();
+    let (time, at_least) = transition.durations();
     let done = query(on.sql.settle_one.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(token.as_bytes().as_slice())
-        .bind(goal.state())
-        .bind(goal.response())
+        .bind(transition.state())
+        .bind(transition.response())
         .bind(time)
         .bind(at_least)
         .execute(&mut *on.connection)
@@ -129,15 +132,18 @@ async fn settle_one(
 /// and left to be asked for alone.
 async fn look_after(
     on: &mut Session<'_>,
-    left: &[&SettleCall],
-    told: &mut Answers<Transitioned>,
+    left: &[&TransitionCall],
+    told: &mut AnswersByToken<Transitioned>,
 ) -> Result<(), StoreError> {
     let states = states(on, left).await?;
     for call in left {
         let token = call.token.as_bytes();
         let state = states.get(token).copied();
-        if !state.is_some_and(|state| call.goal.is_open_in(state)) {
-            told.answer(token, sql::repeated(state, call.goal.reached()));
+        if !state.is_some_and(|state| call.transition.is_allowed_in(state)) {
+            told.answer(
+                token,
+                sql::repeated(state, call.transition.applied_states()),
+            );
         }
     }
     Ok(())
@@ -146,7 +152,7 @@ async fn look_after(
 /// The states of the records that still have their tokens.
 async fn states(
     on: &mut Session<'_>,
-    calls: &[&SettleCall],
+    calls: &[&TransitionCall],
 ) -> Result<HashMap<[u8; 16], i64>, StoreError> {
     let [scopes, keys] = names(calls.iter().map(|call| &call.name));
     let rows: Vec<(Vec<u8>, i64)> = query_as(on.sql.states.clone())
@@ -163,7 +169,7 @@ async fn states(
     Ok(states.collect())
 }
 
-fn tokens<'c>(calls: impl Iterator<Item = &'c SettleCall>) -> Vec<&'c [u8]> {
+fn tokens<'c>(calls: impl Iterator<Item = &'c TransitionCall>) -> Vec<&'c [u8]> {
     calls.map(|call| call.token.as_bytes().as_slice()).collect()
 }
 

@@ -2,7 +2,7 @@
 //! `WHERE` clause. None waits for a lock: where the record is locked, a second
 //! statement says whether the guard holds.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{FromRow as _, Row as _, query, query_as, query_scalar};
 
@@ -13,21 +13,21 @@ use crate::{
     store::{
         Claim, Filter, Grant, Page, Purged, ReclaimAs, Resolution, StoreError, Transitioned,
         sql::calls::Call,
-        sql::locked::{Attempt, Single},
+        sql::single::{Attempt, Single},
         sql::{self, GrantColumns, NamedColumns, micros},
     },
 };
 
-/// Transitions by the fence that was seen.
-pub(super) struct Transitions(pub(super) Arc<Connections>);
+/// Fenced by the fence that was seen.
+pub(super) struct Fenced(pub(super) Arc<Connections>);
 
-pub(super) struct TransitionCall {
+pub(super) struct FencedCall {
     pub(super) name: RecordName,
     pub(super) seen: Fence,
-    pub(super) transition: Transition,
+    pub(super) transition: FencedTransition,
 }
 
-pub(super) enum Transition {
+pub(super) enum FencedTransition {
     Reclaimed(ReclaimAs, Claim),
     /// A claim whose lease has lapsed becomes unknown, with this retention.
     MarkedUnknown(Duration),
@@ -36,69 +36,56 @@ pub(super) enum Transition {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum TransitionAnswer {
+pub(super) enum FencedAnswer {
     Reclaimed(Option<Grant>),
     Settled(Transitioned),
 }
 
-impl Call for TransitionCall {
-    type Identity = Infallible;
-
+impl Call for FencedCall {
     fn name(&self) -> &RecordName {
         &self.name
     }
 
-    fn identity(&self) -> Option<Infallible> {
-        None
-    }
-
     fn bytes(&self) -> usize {
         match &self.transition {
-            Transition::Resolved(Resolution::Happened { response, .. }) => {
+            FencedTransition::Resolved(Resolution::Happened { response, .. }) => {
                 self.name.bytes() + response.len()
             }
             _ => self.name.bytes(),
         }
     }
-
-    fn is_for_its_caller(&self) -> bool {
-        true
-    }
 }
 
-impl Single for Transitions {
-    type Call = TransitionCall;
-    type Answer = TransitionAnswer;
+impl Single for Fenced {
+    type Call = FencedCall;
+    type Answer = FencedAnswer;
 
-    async fn attempt(
-        &self,
-        call: Arc<TransitionCall>,
-    ) -> Result<Attempt<TransitionAnswer>, StoreError> {
-        self.0
-            .run(move |mut on| Box::pin(async move { attempt(&mut on, &call).await }))
-            .await
+    async fn attempt(&self, call: &FencedCall) -> Result<Attempt<FencedAnswer>, StoreError> {
+        self.0.run(async |on| attempt(on, call).await).await
     }
 }
 
 async fn attempt(
     on: &mut Session<'_>,
-    call: &TransitionCall,
-) -> Result<Attempt<TransitionAnswer>, StoreError> {
-    let TransitionCall {
+    call: &FencedCall,
+) -> Result<Attempt<FencedAnswer>, StoreError> {
+    let FencedCall {
         name,
         seen,
         transition,
     } = call;
     let settled = match transition {
-        Transition::Reclaimed(reclaim_as, claim) => {
+        FencedTransition::Reclaimed(reclaim_as, claim) => {
             let granted = reclaim(on, name, *seen, *reclaim_as, claim).await?;
-            return Ok(granted.map(TransitionAnswer::Reclaimed));
+            return Ok(granted.map(FencedAnswer::Reclaimed));
         }
-        Transition::MarkedUnknown(retention) => mark_lapsed(on, name, *seen, *retention).await,
-        Transition::Resolved(resolution) => resolve(on, name, *seen, resolution).await,
-        Transition::Forgotten => forget(on, name, *seen).await,
+        FencedTransition::MarkedUnknown(retention) => {
+            mark_lapsed(on, name, *seen, *retention).await
+        }
+        FencedTransition::Resolved(resolution) => resolve(on, name, *seen, resolution).await,
+        FencedTransition::Forgotten => forget(on, name, *seen).await,
     };
-    Ok(settled?.map(TransitionAnswer::Settled))
+    Ok(settled?.map(FencedAnswer::Settled))
 }
 
 async fn reclaim(
@@ -243,22 +230,8 @@ pub(super) struct CommitCall {
 }
 
 impl Call for CommitCall {
-    type Identity = Infallible;
-
     fn name(&self) -> &RecordName {
         &self.name
-    }
-
-    fn identity(&self) -> Option<Infallible> {
-        None
-    }
-
-    fn bytes(&self) -> usize {
-        self.name.bytes()
-    }
-
-    fn is_for_its_caller(&self) -> bool {
-        true
     }
 }
 
@@ -268,10 +241,8 @@ impl Single for Commits {
     /// any more.
     type Answer = Option<i64>;
 
-    async fn attempt(&self, call: Arc<CommitCall>) -> Result<Attempt<Option<i64>>, StoreError> {
-        self.0
-            .run(move |mut on| Box::pin(async move { settled(&mut on, &call).await }))
-            .await
+    async fn attempt(&self, call: &CommitCall) -> Result<Attempt<Option<i64>>, StoreError> {
+        self.0.run(async |on| settled(on, call).await).await
     }
 }
 

@@ -1,7 +1,6 @@
-//! The calls of a store, and the callers that wait for their answers.
+//! The calls that a store batches, and the replies to their callers.
 
 use std::{
-    convert::Infallible,
     hash::{Hash, Hasher},
     mem::{self, Discriminant},
     time::Duration,
@@ -9,40 +8,69 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use super::reads::SMALL;
 use crate::{
     RecordName, StoreError, Token,
     store::{Claim, Completion, Release, sql},
 };
 
-/// A call that may travel with others.
+/// A call that may share a batch with others.
 pub(crate) trait Call: Send + Sync + 'static {
-    type Identity: Eq + Hash + Send;
-
+    /// Returns the name of the record.
     fn name(&self) -> &RecordName;
 
-    /// Two calls with the same identity have the same effect and the same answer:
-    /// a call joins an equal one that waits. `None` for a call that joins no other.
-    fn identity(&self) -> Option<Self::Identity>;
+    /// Returns the identity of a call that may join an equal one.
+    ///
+    /// A call joins a waiting call with the same identity and receives its answer.
+    /// The default is `None`: the call joins no other.
+    fn identity(&self) -> Option<Identity> {
+        None
+    }
 
-    /// The bytes that it carries.
-    fn bytes(&self) -> usize;
+    /// Returns the size of the call and of its answer, unless the answer is small.
+    fn bytes(&self) -> usize {
+        self.name().bytes()
+    }
 
     /// Returns whether the call is dropped when its callers leave.
     ///
-    /// A claim is: without a caller it would hold its key. An outcome is not: it
-    /// must be recorded either way. Only a call that may be dropped is refused when
-    /// too many wait; there are no more outcomes than requests that run.
-    fn is_for_its_caller(&self) -> bool;
+    /// Claims are: a claim without a caller would hold its key until the lease
+    /// lapses. Outcomes are not: they must be recorded either way. Only droppable
+    /// calls count against the limit of waiting calls.
+    fn is_droppable(&self) -> bool {
+        true
+    }
 }
 
-/// A call and its callers.
-pub(crate) struct Member<C, A> {
+/// What two equal calls have in common.
+#[derive(PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// Recording an outcome twice is recording it once.
+    Outcome {
+        token: Token,
+        name: RecordName,
+        transition: Discriminant<OwnerTransition>,
+    },
+    /// A large response is read once for all callers that wait for it.
+    Response { name: RecordName, bytes: usize },
+}
+
+impl Hash for Identity {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        match self {
+            // Tokens are random.
+            Self::Outcome { token, .. } => token.hash(state),
+            Self::Response { name, .. } => name.hash(state),
+        }
+    }
+}
+
+/// A call that waits to be made.
+pub(crate) struct WaitingCall<C, A> {
     pub(crate) call: C,
     pub(crate) replies: Replies<A>,
 }
 
-/// The callers of a call: the first, and those that joined it.
+/// The channels to a call's callers: the first, and those that joined it.
 pub(crate) struct Replies<A> {
     pub(crate) first: Reply<A>,
     pub(crate) joined: Vec<Reply<A>>,
@@ -50,10 +78,10 @@ pub(crate) struct Replies<A> {
 
 pub(crate) type Reply<A> = oneshot::Sender<Result<A, StoreError>>;
 
-/// The answer to a call that was handed over.
+/// The caller's end of a [`Reply`].
 pub(crate) struct Answer<A>(oneshot::Receiver<Result<A, StoreError>>);
 
-impl<C: Call, A> Member<C, A> {
+impl<C: Call, A> WaitingCall<C, A> {
     pub(crate) fn new(call: C) -> (Self, Answer<A>) {
         let (first, answer) = oneshot::channel();
         let replies = Replies {
@@ -74,7 +102,7 @@ impl<A: Clone> Replies<A> {
 }
 
 impl<A> Replies<A> {
-    /// Drops the callers that left, so that retries do not pile up.
+    /// Adds the callers of an equal call, and drops callers that have left.
     pub(crate) fn extend(&mut self, others: Self) {
         self.joined.retain(|reply| !reply.is_closed());
         self.joined.extend(others.joined);
@@ -93,145 +121,141 @@ impl<A> Answer<A> {
     }
 }
 
+/// A claim of a name that may have no record.
 pub(crate) struct ClaimCall {
     pub(crate) name: RecordName,
     pub(crate) claim: Claim,
 }
 
-/// What ends or prolongs a claim.
-pub(crate) struct SettleCall {
+impl Call for ClaimCall {
+    fn name(&self) -> &RecordName {
+        &self.name
+    }
+}
+
+/// A transition that a claim's owner asks for.
+pub(crate) struct TransitionCall {
     pub(crate) name: RecordName,
     pub(crate) token: Token,
-    pub(crate) goal: Goal,
+    pub(crate) transition: OwnerTransition,
 }
 
-/// What a claim's owner wants of its record.
-pub(crate) enum Goal {
-    Renewed { lease: Duration },
-    Completed(Completion),
-    Released(Release),
-    Unknown { retention: Duration },
+/// The transitions of a claim by its owner.
+pub(crate) enum OwnerTransition {
+    Renew { lease: Duration },
+    Complete(Completion),
+    Release(Release),
+    MarkUnknown { retention: Duration },
 }
 
-/// What makes two outcomes of a claim one: to write down either of them is to
-/// write down both.
-#[derive(PartialEq, Eq)]
-pub(crate) struct Outcome {
-    token: Token,
-    name: RecordName,
-    transition: Discriminant<Goal>,
-}
-
-impl Hash for Outcome {
-    /// Tokens are random.
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.token.hash(state);
-    }
-}
-
-impl Call for ClaimCall {
-    type Identity = Infallible;
-
+impl Call for TransitionCall {
     fn name(&self) -> &RecordName {
         &self.name
     }
 
-    fn identity(&self) -> Option<Infallible> {
-        None
-    }
-
-    fn bytes(&self) -> usize {
-        self.name.bytes()
-    }
-
-    fn is_for_its_caller(&self) -> bool {
-        true
-    }
-}
-
-impl Call for SettleCall {
-    type Identity = Outcome;
-
-    fn name(&self) -> &RecordName {
-        &self.name
-    }
-
-    /// The first outcome of a kind is the one that counts. Of two heartbeats the
-    /// later one does.
-    fn identity(&self) -> Option<Outcome> {
-        (!self.is_for_its_caller()).then(|| Outcome {
+    /// Of equal outcomes the first counts. Of two renewals the later one does.
+    fn identity(&self) -> Option<Identity> {
+        (!self.is_droppable()).then(|| Identity::Outcome {
             token: self.token,
             name: self.name.clone(),
-            transition: mem::discriminant(&self.goal),
+            transition: mem::discriminant(&self.transition),
         })
     }
 
     fn bytes(&self) -> usize {
-        self.name.bytes() + self.goal.response().map_or(0, <[u8]>::len)
+        self.name.bytes() + self.transition.response().map_or(0, <[u8]>::len)
     }
 
-    /// A heartbeat that comes late is followed by the next one; an outcome is
-    /// written down whoever has left.
-    fn is_for_its_caller(&self) -> bool {
-        matches!(self.goal, Goal::Renewed { .. })
+    /// The next heartbeat follows a dropped renewal.
+    fn is_droppable(&self) -> bool {
+        matches!(self.transition, OwnerTransition::Renew { .. })
     }
 }
 
-impl SettleCall {
-    /// Whether it would delay the calls that travel with it.
+impl TransitionCall {
+    /// Returns whether the call would delay the others of its batch.
     pub(crate) fn is_large(&self) -> bool {
-        self.goal.response().map_or(0, <[u8]>::len) > SMALL
+        self.transition.response().map_or(0, <[u8]>::len) > SMALL_RESPONSE
     }
 }
 
-impl Goal {
-    /// The state that the record is to have.
+impl OwnerTransition {
+    /// Returns the record's next state.
     pub(crate) fn state(&self) -> i64 {
         match self {
-            Self::Renewed { .. } => sql::IN_PROGRESS,
-            Self::Completed(_) => sql::COMPLETED,
-            Self::Released(release) => sql::released(*release),
-            Self::Unknown { .. } => sql::UNKNOWN,
+            Self::Renew { .. } => sql::IN_PROGRESS,
+            Self::Complete(_) => sql::COMPLETED,
+            Self::Release(release) => sql::released(*release),
+            Self::MarkUnknown { .. } => sql::UNKNOWN,
         }
     }
 
-    /// The states in which the record is where the goal has it, of those that end
-    /// a claim.
+    /// Returns the states that show that the transition was applied before.
     #[cfg(feature = "postgres")]
-    pub(crate) fn reached(&self) -> &'static [i64] {
+    pub(crate) fn applied_states(&self) -> &'static [i64] {
         match self {
-            Self::Renewed { .. } => &[],
-            Self::Completed(_) => &[sql::COMPLETED],
-            Self::Released(_) => &[sql::RELEASED_BOUND, sql::RELEASED_FREED],
-            Self::Unknown { .. } => &[sql::UNKNOWN],
+            Self::Renew { .. } => &[],
+            Self::Complete(_) => &[sql::COMPLETED],
+            Self::Release(_) => &[sql::RELEASED_BOUND, sql::RELEASED_FREED],
+            Self::MarkUnknown { .. } => &[sql::UNKNOWN],
         }
     }
 
-    /// Whether the owner of a record in this state may have its goal.
+    /// Returns whether the transition is allowed in `state`.
     #[cfg(feature = "postgres")]
-    pub(crate) fn is_open_in(&self, state: i64) -> bool {
-        let is_late = state == sql::UNKNOWN && matches!(self, Self::Completed(_));
+    pub(crate) fn is_allowed_in(&self, state: i64) -> bool {
+        let is_late = state == sql::UNKNOWN && matches!(self, Self::Complete(_));
         state == sql::IN_PROGRESS || is_late
     }
 
     pub(crate) fn response(&self) -> Option<&[u8]> {
         match self {
-            Self::Completed(completion) => Some(&completion.response),
+            Self::Complete(completion) => Some(&completion.response),
             _ => None,
         }
     }
 
-    /// How long the lease lasts, or the record; and for a completion, from now
-    /// at least.
-    pub(crate) fn times(&self) -> (i64, i64) {
+    /// Returns the new duration of the lease or of the record, and the least time
+    /// that a completed record is kept, in microseconds.
+    pub(crate) fn durations(&self) -> (i64, i64) {
         let micros = sql::micros;
         match self {
-            Self::Renewed { lease } => (micros(*lease), 0),
-            Self::Completed(completion) => {
+            Self::Renew { lease } => (micros(*lease), 0),
+            Self::Complete(completion) => {
                 (micros(completion.retention), micros(completion.at_least))
             }
-            Self::Released(_) => (0, 0),
-            Self::Unknown { retention } => (micros(*retention), 0),
+            Self::Release(_) => (0, 0),
+            Self::MarkUnknown { retention } => (micros(*retention), 0),
         }
     }
 }
+
+/// A read of one record.
+pub(crate) struct ReadCall {
+    pub(crate) name: RecordName,
+    /// A longer response is left out.
+    pub(crate) max_response: usize,
+}
+
+impl Call for ReadCall {
+    fn name(&self) -> &RecordName {
+        &self.name
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        (self.max_response > SMALL_RESPONSE).then(|| Identity::Response {
+            name: self.name.clone(),
+            bytes: self.max_response,
+        })
+    }
+
+    fn bytes(&self) -> usize {
+        match self.max_response {
+            SMALL_RESPONSE => self.name.bytes(),
+            bytes => self.name.bytes() + bytes,
+        }
+    }
+}
+
+/// The longest response, in bytes, that shares a batch with other calls.
+pub(crate) const SMALL_RESPONSE: usize = 8 << 10;

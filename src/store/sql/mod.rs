@@ -5,8 +5,8 @@ pub(crate) mod batcher;
 pub(crate) mod calls;
 pub(crate) mod commit;
 pub(crate) mod commit_error;
-pub(crate) mod locked;
 pub(crate) mod reads;
+pub(crate) mod single;
 pub(crate) mod transaction;
 
 use std::{borrow::Cow, time::Duration};

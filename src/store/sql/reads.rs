@@ -1,70 +1,36 @@
-//! Reads of records, and of their responses.
+//! Reads of records and their responses.
 //!
-//! A batch answers many callers, so the responses in it are small. A large response
-//! is named by its length alone, and then read apart from the rest: in batches of
-//! their own, which carry about a mebibyte each. So large responses delay neither
-//! claims nor the reads of others.
+//! A batch answers many callers, so it carries small responses only. A large
+//! response is reported by its length and then read in a batch of its own kind,
+//! which carries about 1 MiB. So large responses delay neither claims nor other
+//! reads.
 
 use super::{
-    batcher::{Batch, Batches},
-    calls::Call,
-    locked::Single,
+    batcher::{Batch, Batcher},
+    calls::{ReadCall, SMALL_RESPONSE},
+    single::Single,
 };
 use crate::{
     RecordName, StoreError,
     store::{Claim, Claimed, Record, RecordState},
 };
 
-/// A read of one record.
-pub(crate) struct ReadCall {
-    pub(crate) name: RecordName,
-    /// The longest response that is read.
-    pub(crate) most_bytes: usize,
-}
-
-/// The record that a statement found.
+/// A record that a statement found.
 #[derive(Clone)]
 pub(crate) enum Found {
     Whole(Record),
-    /// A completed record whose response is longer than was asked for, and empty
-    /// here.
+    /// A completed record without its response, which is longer than asked for.
     Large {
         record: Record,
         bytes: usize,
     },
 }
 
-/// The answer to a claim, unless it is a large response.
+/// The answer to a claim, which lacks a large response.
 #[derive(Clone)]
 pub(crate) enum ClaimAnswer {
     Claimed(Claimed),
     Large { record: Record, bytes: usize },
-}
-
-impl Call for ReadCall {
-    type Identity = (RecordName, usize);
-
-    fn name(&self) -> &RecordName {
-        &self.name
-    }
-
-    /// A large response is read once for all callers that wait for it.
-    fn identity(&self) -> Option<(RecordName, usize)> {
-        (self.most_bytes > SMALL).then(|| (self.name.clone(), self.most_bytes))
-    }
-
-    /// Includes the bytes that come back, unless they are small: a full batch of
-    /// small responses is no larger than a batch may be.
-    fn bytes(&self) -> usize {
-        match self.most_bytes {
-            SMALL => self.name.bytes(),
-            bytes => self.name.bytes() + bytes,
-        }
-    }
-
-    fn is_for_its_caller(&self) -> bool {
-        true
-    }
 }
 
 impl From<Found> for ClaimAnswer {
@@ -76,10 +42,10 @@ impl From<Found> for ClaimAnswer {
     }
 }
 
-/// The reads of a store.
+/// The batchers for reads.
 pub(crate) struct Reads<B: Batch> {
-    pub(crate) small: Batches<B>,
-    pub(crate) large: Batches<B>,
+    pub(crate) small: Batcher<B>,
+    pub(crate) large: Batcher<B>,
 }
 
 impl<B: Batch> Clone for Reads<B> {
@@ -95,7 +61,7 @@ impl<B> Reads<B>
 where
     B: Batch + Single<Call = ReadCall, Answer = Option<Found>>,
 {
-    /// Reads a record; a large response only if the caller reads it.
+    /// Reads a record. Without `reads_response`, a large response is left empty.
     pub(crate) async fn read(
         &self,
         name: &RecordName,
@@ -103,7 +69,7 @@ where
     ) -> Result<Option<Record>, StoreError> {
         let call = ReadCall {
             name: name.clone(),
-            most_bytes: SMALL,
+            max_response: SMALL_RESPONSE,
         };
         match self.small.call(call).await? {
             None => Ok(None),
@@ -114,8 +80,8 @@ where
         }
     }
 
-    /// The answer to a claim, with its response if the caller reads it.
-    pub(crate) async fn whole(
+    /// Adds the large response that a claim's caller reads.
+    pub(crate) async fn with_response(
         &self,
         name: &RecordName,
         claim: &Claim,
@@ -127,8 +93,8 @@ where
             ClaimAnswer::Large { record, .. } => return Ok(Claimed::Occupied(record)),
         };
         Ok(match self.read_large(name, bytes).await? {
-            // An earlier try of this claim arrived meanwhile. Only a claim can tell
-            // whether its fence will do.
+            // An earlier try of this claim has arrived. Only another claim finds
+            // out whether its fence is large enough.
             Some(record) if is_own(&record, claim.token.as_bytes()) => Claimed::Vanished,
             Some(record) => Claimed::Occupied(record),
             None => Claimed::Vanished,
@@ -138,28 +104,25 @@ where
     async fn read_large(
         &self,
         name: &RecordName,
-        mut bytes: usize,
+        mut max_response: usize,
     ) -> Result<Option<Record>, StoreError> {
         loop {
             let call = ReadCall {
                 name: name.clone(),
-                most_bytes: bytes,
+                max_response,
             };
             match self.large.call(call).await? {
                 None => return Ok(None),
                 Some(Found::Whole(record)) => return Ok(Some(record)),
-                // Claimed and completed again meanwhile.
-                Some(Found::Large { bytes: now, .. }) => bytes = now,
+                // A later claim has recorded a longer response.
+                Some(Found::Large { bytes, .. }) => max_response = bytes,
             }
         }
     }
 }
 
-/// Whether the record is the claim in progress with this token.
+/// Returns whether the record is the claim in progress with this token.
 pub(crate) fn is_own(record: &Record, token: &[u8]) -> bool {
     let in_progress = matches!(record.state, RecordState::InProgress { .. });
     in_progress && record.token.as_bytes() == token
 }
-
-/// The longest response that travels with the calls of others, in bytes.
-pub(crate) const SMALL: usize = 8 << 10;

@@ -1,6 +1,6 @@
 //! Calls of many records in one transaction, which costs one flush of the file.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
 use serde::Serialize;
 use sqlx::{
@@ -12,10 +12,10 @@ use crate::{
     RecordName,
     store::{
         Claimed, Grant, MarkedBy, StoreError, Transitioned,
-        sql::batcher::{Batch, Told},
-        sql::calls::{Call, ClaimCall, Goal, Outcome, SettleCall},
-        sql::locked::{Attempt, Single},
-        sql::reads::{ClaimAnswer, Found, ReadCall},
+        sql::batcher::{Answers, Batch},
+        sql::calls::{Call, ClaimCall, Identity, OwnerTransition, ReadCall, TransitionCall},
+        sql::reads::{ClaimAnswer, Found},
+        sql::single::{Attempt, Single},
         sql::{GrantColumns, RecordColumns, micros},
     },
 };
@@ -28,7 +28,7 @@ pub(super) struct Looks(pub(super) SqlitePool);
 
 pub(super) enum WriteCall {
     Claim(ClaimCall),
-    Settle(SettleCall),
+    Transition(TransitionCall),
 }
 
 #[derive(Clone)]
@@ -38,47 +38,42 @@ pub(super) enum WriteCall {
 )]
 pub(super) enum Written {
     Claimed(ClaimAnswer),
-    Settled(Transitioned),
+    Transitioned(Transitioned),
 }
 
 impl Call for WriteCall {
-    type Identity = Outcome;
-
     fn name(&self) -> &RecordName {
         match self {
             Self::Claim(call) => call.name(),
-            Self::Settle(call) => call.name(),
+            Self::Transition(call) => call.name(),
         }
     }
 
-    fn identity(&self) -> Option<Outcome> {
+    fn identity(&self) -> Option<Identity> {
         match self {
             Self::Claim(_) => None,
-            Self::Settle(call) => call.identity(),
+            Self::Transition(call) => call.identity(),
         }
     }
 
     fn bytes(&self) -> usize {
         match self {
             Self::Claim(call) => call.bytes(),
-            Self::Settle(call) => call.bytes(),
+            Self::Transition(call) => call.bytes(),
         }
     }
 
-    fn is_for_its_caller(&self) -> bool {
+    fn is_droppable(&self) -> bool {
         match self {
-            Self::Claim(call) => call.is_for_its_caller(),
-            Self::Settle(call) => call.is_for_its_caller(),
+            Self::Claim(call) => call.is_droppable(),
+            Self::Transition(call) => call.is_droppable(),
         }
     }
 }
 
 impl Batch for Writes {
-    async fn together(&self, calls: Arc<Vec<WriteCall>>) -> Result<Vec<Told<Written>>, StoreError> {
-        write(&self.0, move |on| {
-            Box::pin(async move { write_all(on, &calls).await })
-        })
-        .await
+    async fn execute(&self, calls: &[WriteCall]) -> Result<Answers<Written>, StoreError> {
+        write(&self.0, async |on| write_all(on, calls).await).await
     }
 }
 
@@ -87,21 +82,16 @@ impl Single for Writes {
     type Answer = Written;
 
     /// Waits for the file's only lock as every other write does.
-    async fn attempt(&self, call: Arc<WriteCall>) -> Result<Attempt<Written>, StoreError> {
-        let written = write(&self.0, move |on| {
-            Box::pin(async move { write_one(on, &call).await })
-        });
+    async fn attempt(&self, call: &WriteCall) -> Result<Attempt<Written>, StoreError> {
+        let written = write(&self.0, async |on| write_one(on, call).await);
         written.await.map(Attempt::Made)
     }
 }
 
 impl Batch for Looks {
-    async fn together(
-        &self,
-        calls: Arc<Vec<ReadCall>>,
-    ) -> Result<Vec<Told<Option<Found>>>, StoreError> {
+    async fn execute(&self, calls: &[ReadCall]) -> Result<Answers<Option<Found>>, StoreError> {
         let mut connection = self.0.acquire().await.map_err(failure)?;
-        read(&mut connection, &calls).await
+        read(&mut connection, calls).await
     }
 }
 
@@ -109,10 +99,9 @@ impl Single for Looks {
     type Call = ReadCall;
     type Answer = Option<Found>;
 
-    async fn attempt(&self, call: Arc<ReadCall>) -> Result<Attempt<Option<Found>>, StoreError> {
+    async fn attempt(&self, call: &ReadCall) -> Result<Attempt<Option<Found>>, StoreError> {
         let mut connection = self.0.acquire().await.map_err(failure)?;
-        let ReadCall { name, most_bytes } = &*call;
-        let found = statements::read(&mut connection, name, *most_bytes).await?;
+        let found = statements::read(&mut connection, &call.name, call.max_response).await?;
         Ok(Attempt::Made(found))
     }
 }
@@ -122,25 +111,33 @@ async fn write_one(on: &mut SqliteConnection, call: &WriteCall) -> Result<Writte
         WriteCall::Claim(ClaimCall { name, claim }) => statements::claim(on, name, claim)
             .await
             .map(Written::Claimed),
-        WriteCall::Settle(SettleCall { name, token, goal }) => match goal {
-            Goal::Renewed { lease } => statements::renew(on, name, *token, *lease).await,
-            Goal::Completed(completion) => statements::complete(on, name, *token, completion).await,
-            Goal::Released(release) => statements::release(on, name, *token, *release).await,
-            Goal::Unknown { retention } => {
+        WriteCall::Transition(TransitionCall {
+            name,
+            token,
+            transition,
+        }) => match transition {
+            OwnerTransition::Renew { lease } => statements::renew(on, name, *token, *lease).await,
+            OwnerTransition::Complete(completion) => {
+                statements::complete(on, name, *token, completion).await
+            }
+            OwnerTransition::Release(release) => {
+                statements::release(on, name, *token, *release).await
+            }
+            OwnerTransition::MarkUnknown { retention } => {
                 let owner = MarkedBy::Owner(*token);
                 statements::mark_unknown(on, name, owner, *retention).await
             }
         }
-        .map(Written::Settled),
+        .map(Written::Transitioned),
     }
 }
 
 async fn write_all(
     on: &mut SqliteConnection,
     calls: &[WriteCall],
-) -> Result<Vec<Told<Written>>, StoreError> {
+) -> Result<Answers<Written>, StoreError> {
     if let [call] = calls {
-        return Ok(vec![Told::Answer(Ok(write_one(on, call).await?))]);
+        return Ok(vec![Some(Ok(write_one(on, call).await?))]);
     }
     let (mut claims, mut settlements) = (Vec::new(), Vec::new());
     let mut places = HashMap::new();
@@ -153,16 +150,16 @@ async fn write_all(
                 places.insert(*call.claim.token.as_bytes(), place);
                 claims.push(claiming(call));
             }
-            WriteCall::Settle(call) => {
+            WriteCall::Transition(call) => {
                 places.insert(*call.token.as_bytes(), place);
                 settlements.push(settling(call));
             }
         }
     }
-    let mut told: Vec<Told<Written>> = calls.iter().map(|_| Told::AskAlone).collect();
+    let mut answers: Answers<Written> = calls.iter().map(|_| None).collect();
     let mut answer = |token: &[u8], answer| {
         if let Some(place) = places.get(token) {
-            told[*place] = Told::Answer(answer);
+            answers[*place] = Some(answer);
         }
     };
     if !claims.is_empty() {
@@ -180,10 +177,10 @@ async fn write_all(
             .await
             .map_err(failure)?;
         for token in applied {
-            answer(&token, Ok(Written::Settled(Transitioned::Applied)));
+            answer(&token, Ok(Written::Transitioned(Transitioned::Applied)));
         }
     }
-    Ok(told)
+    Ok(answers)
 }
 
 async fn claim(
@@ -210,18 +207,18 @@ async fn claim(
 async fn read(
     on: &mut SqliteConnection,
     calls: &[ReadCall],
-) -> Result<Vec<Told<Option<Found>>>, StoreError> {
-    if let [ReadCall { name, most_bytes }] = calls {
-        let found = statements::read(on, name, *most_bytes).await;
-        return Ok(vec![Told::Answer(found)]);
+) -> Result<Answers<Option<Found>>, StoreError> {
+    if let [ReadCall { name, max_response }] = calls {
+        let found = statements::read(on, name, *max_response).await;
+        return Ok(vec![Some(found)]);
     }
     if !calls.iter().all(|call| can_be_spelled(&call.name)) {
-        return Ok(calls.iter().map(|_| Told::AskAlone).collect());
+        return Ok(calls.iter().map(|_| None).collect());
     }
     let asked: Vec<_> = calls
         .iter()
-        .map(|ReadCall { name, most_bytes }| {
-            (name.scope().as_str(), name.key().as_str(), most_bytes)
+        .map(|ReadCall { name, max_response }| {
+            (name.scope().as_str(), name.key().as_str(), max_response)
         })
         .collect();
     let rows = query(READ)
@@ -229,15 +226,15 @@ async fn read(
         .fetch_all(on)
         .await
         .map_err(failure)?;
-    let mut told: Vec<_> = calls.iter().map(|_| Told::Answer(Ok(None))).collect();
+    let mut answers: Vec<_> = calls.iter().map(|_| Some(Ok(None))).collect();
     for row in &rows {
         let place: i64 = row.try_get("place").map_err(failure)?;
         let place = usize::try_from(place).ok();
-        if let Some(told) = place.and_then(|place| told.get_mut(place)) {
-            *told = Told::Answer(record(row).map(Some));
+        if let Some(answer) = place.and_then(|place| answers.get_mut(place)) {
+            *answer = Some(record(row).map(Some));
         }
     }
-    Ok(told)
+    Ok(answers)
 }
 
 fn grant(row: &SqliteRow) -> Result<Grant, StoreError> {
@@ -267,14 +264,20 @@ fn claiming(ClaimCall { name, claim }: &ClaimCall) -> Claiming<'_> {
     )
 }
 
-fn settling(SettleCall { name, token, goal }: &SettleCall) -> Settling<'_> {
-    let (time, at_least) = goal.times();
+fn settling(
+    TransitionCall {
+        name,
+        token,
+        transition,
+    }: &TransitionCall,
+) -> Settling<'_> {
+    let (time, at_least) = transition.durations();
     (
         name.scope().as_str(),
         name.key().as_str(),
         hex::encode(token.as_bytes()),
-        goal.state(),
-        goal.response().map(hex::encode),
+        transition.state(),
+        transition.response().map(hex::encode),
         time,
         at_least,
     )
@@ -357,7 +360,7 @@ mod tests {
     use super::*;
     use crate::{
         Fingerprint, Key, Scope, SqliteStore,
-        store::{Claim, Completion, Store as _, sql::reads::SMALL},
+        store::{Claim, Completion, Store as _, sql::calls::SMALL_RESPONSE},
     };
 
     #[tokio::test]
@@ -371,7 +374,7 @@ mod tests {
             hour,
         );
         let mut calls = Vec::new();
-        for bytes in [SMALL, SMALL + 1] {
+        for bytes in [SMALL_RESPONSE, SMALL_RESPONSE + 1] {
             let claim = Claim::new(claim.fingerprint, hour, hour);
             let name = RecordName::new(Scope::single_tenant(), Key::new(bytes.to_string()));
             store.claim(&name, &claim).await.unwrap();
@@ -379,24 +382,27 @@ mod tests {
             let _ = store.complete(&name, claim.token, &completion).await;
             calls.push(ReadCall {
                 name,
-                most_bytes: SMALL,
+                max_response: SMALL_RESPONSE,
             });
         }
         let mut connection = store.readers.acquire().await.unwrap();
         let large = async |on: &mut SqliteConnection, calls: &[ReadCall]| {
-            let told = read(on, calls).await.unwrap();
-            let lengths = told.into_iter().map(|told| match told {
-                Told::Answer(Ok(Some(Found::Large { bytes, .. }))) => Some(bytes),
-                Told::Answer(Ok(Some(Found::Whole(_)))) => None,
+            let answers = read(on, calls).await.unwrap();
+            let lengths = answers.into_iter().map(|answer| match answer {
+                Some(Ok(Some(Found::Large { bytes, .. }))) => Some(bytes),
+                Some(Ok(Some(Found::Whole(_)))) => None,
                 _ => panic!("a record is there"),
             });
             lengths.collect::<Vec<_>>()
         };
         assert_eq!(
             large(&mut connection, &calls).await,
-            [None, Some(SMALL + 1)]
+            [None, Some(SMALL_RESPONSE + 1)]
         );
-        assert_eq!(large(&mut connection, &calls[1..]).await, [Some(SMALL + 1)]);
+        assert_eq!(
+            large(&mut connection, &calls[1..]).await,
+            [Some(SMALL_RESPONSE + 1)]
+        );
         // What a claim runs into while it writes counts as much.
         for call in calls {
             let mut connection = store.writer.acquire().await.unwrap();
@@ -404,7 +410,10 @@ mod tests {
             let call = WriteCall::Claim(ClaimCall { name, claim });
             let written = write_one(&mut connection, &call).await.unwrap();
             let is_large = matches!(written, Written::Claimed(ClaimAnswer::Large { .. }));
-            assert_eq!(is_large, call.name().key().as_str() != SMALL.to_string());
+            assert_eq!(
+                is_large,
+                call.name().key().as_str() != SMALL_RESPONSE.to_string()
+            );
         }
         drop(connection);
         store.close().await;

@@ -26,10 +26,10 @@ pub use self::transaction::SqliteTransaction;
 use super::{
     Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
     Resolution, Store, StoreError, Transitioned, sql,
-    sql::batcher::{Batches, Lanes},
-    sql::calls::{ClaimCall, Goal, SettleCall},
-    sql::locked::Limits,
+    sql::batcher::{Batcher, ConcurrentBatches},
+    sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
     sql::reads::Reads,
+    sql::single::Limits,
 };
 use crate::{Fence, RecordName, Token};
 
@@ -75,9 +75,9 @@ pub struct SqliteStore {
     writer: SqlitePool,
     readers: SqlitePool,
     transactions: SqlitePool,
-    writes: Batches<Writes>,
+    writes: Batcher<Writes>,
     /// With large responses. They take turns with the others.
-    large_writes: Batches<Writes>,
+    large_writes: Batcher<Writes>,
     reads: Reads<Looks>,
 }
 
@@ -127,22 +127,23 @@ impl SqliteStore {
         let writer = pool(1).connect_lazy_with(options.clone());
         let readers = pool(READERS).connect_lazy_with(options.clone().pragma("query_only", "ON"));
         let writes = || Writes(writer.clone());
-        let lanes = |lanes| Lanes {
-            usual: lanes,
-            most: lanes,
+        let concurrent = |batches| ConcurrentBatches {
+            usual: batches,
+            max: batches,
         };
         // Locks are waited for by SQLite itself.
         let limits = Limits {
             permits: Arc::new(Semaphore::new(1)),
+            max_waiting: MOST_WAITING,
             lock_timeout: PATIENCE,
         };
         let reads = |at_once, limits| {
             let looks = Looks(readers.clone());
-            Batches::new(looks, lanes(at_once), MOST_WAITING, limits)
+            Batcher::new(looks, concurrent(at_once), limits)
         };
         Ok(Self {
-            writes: Batches::new(writes(), lanes(1), MOST_WAITING, limits.clone()),
-            large_writes: Batches::new(writes(), lanes(1), MOST_WAITING, limits.clone()),
+            writes: Batcher::new(writes(), concurrent(1), limits.clone()),
+            large_writes: Batcher::new(writes(), concurrent(1), limits.clone()),
             reads: Reads {
                 small: reads(SMALL_READS, limits.clone()),
                 large: reads(1, limits),
@@ -175,23 +176,27 @@ impl SqliteStore {
             + 'static,
     {
         let writer = self.writer.clone();
-        sql::detached(async move { write(&writer, work).await }).await
+        sql::detached(async move { write(&writer, async |on| work(on).await).await }).await
     }
 
-    async fn settle(
+    async fn transition(
         &self,
         name: &RecordName,
         token: Token,
-        goal: Goal,
+        transition: OwnerTransition,
     ) -> Result<Transitioned, StoreError> {
         let name = name.clone();
-        let call = SettleCall { name, token, goal };
+        let call = TransitionCall {
+            name,
+            token,
+            transition,
+        };
         let writes = match call.is_large() {
             true => &self.large_writes,
             false => &self.writes,
         };
-        match writes.call(WriteCall::Settle(call)).await? {
-            Written::Settled(settlement) => Ok(settlement),
+        match writes.call(WriteCall::Transition(call)).await? {
+            Written::Transitioned(transitioned) => Ok(transitioned),
             Written::Claimed(_) => Err(StoreError::unavailable("a call got another's answer")),
         }
     }
@@ -233,8 +238,8 @@ impl Store for SqliteStore {
             claim: *claim,
         };
         match self.writes.call(WriteCall::Claim(call)).await? {
-            Written::Claimed(answer) => self.reads.whole(name, claim, answer).await,
-            Written::Settled(_) => Err(StoreError::unavailable("a call got another's answer")),
+            Written::Claimed(answer) => self.reads.with_response(name, claim, answer).await,
+            Written::Transitioned(_) => Err(StoreError::unavailable("a call got another's answer")),
         }
     }
 
@@ -258,7 +263,8 @@ impl Store for SqliteStore {
         token: Token,
         lease: Duration,
     ) -> Result<Transitioned, StoreError> {
-        self.settle(name, token, Goal::Renewed { lease }).await
+        let renewal = OwnerTransition::Renew { lease };
+        self.transition(name, token, renewal).await
     }
 
     async fn complete(
@@ -267,8 +273,8 @@ impl Store for SqliteStore {
         token: Token,
         completion: &Completion,
     ) -> Result<Transitioned, StoreError> {
-        let goal = Goal::Completed(completion.clone());
-        self.settle(name, token, goal).await
+        let completion = OwnerTransition::Complete(completion.clone());
+        self.transition(name, token, completion).await
     }
 
     async fn release(
@@ -277,7 +283,8 @@ impl Store for SqliteStore {
         token: Token,
         release: Release,
     ) -> Result<Transitioned, StoreError> {
-        self.settle(name, token, Goal::Released(release)).await
+        let release = OwnerTransition::Release(release);
+        self.transition(name, token, release).await
     }
 
     async fn mark_unknown(
@@ -288,7 +295,8 @@ impl Store for SqliteStore {
     ) -> Result<Transitioned, StoreError> {
         let seen = match marked_by {
             MarkedBy::Owner(token) => {
-                return self.settle(name, token, Goal::Unknown { retention }).await;
+                let unknown = OwnerTransition::MarkUnknown { retention };
+                return self.transition(name, token, unknown).await;
             }
             MarkedBy::Lapsed(seen) => seen,
         };
@@ -362,14 +370,12 @@ async fn prepare(options: SqliteConnectOptions) -> Result<(), StoreError> {
                 "records need a file that can be in WAL mode, not a database in memory",
             ));
         }
-        immediately(&mut connection, |on| {
-            Box::pin(async move {
-                // `run` is this with a bound that no `Send` future can meet.
-                migrator()
-                    .run_direct(None, on, false)
-                    .await
-                    .map_err(migration_failure)
-            })
+        immediately(&mut connection, async |on| {
+            // `run` is this with a bound that no `Send` future can meet.
+            migrator()
+                .run_direct(None, on, false)
+                .await
+                .map_err(migration_failure)
         })
         .await?;
         connection.close().await.map_err(failure)
@@ -395,10 +401,10 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, Sto
 
 /// Runs work in a transaction on the one connection that writes. To be called
 /// from a task that is never dropped.
-async fn write<T, W>(writer: &SqlitePool, work: W) -> Result<T, StoreError>
-where
-    W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>>,
-{
+async fn write<T>(
+    writer: &SqlitePool,
+    work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let mut connection = writer.acquire().await.map_err(failure)?;
     let done = immediately(&mut connection, work).await;
     if done.is_err() {
@@ -409,10 +415,10 @@ where
     done
 }
 
-async fn immediately<T, W>(connection: &mut SqliteConnection, work: W) -> Result<T, StoreError>
-where
-    W: for<'c> FnOnce(&'c mut SqliteConnection) -> BoxFuture<'c, Result<T, StoreError>>,
-{
+async fn immediately<T>(
+    connection: &mut SqliteConnection,
+    work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, StoreError>,
+) -> Result<T, StoreError> {
     let mut transaction = connection
         .begin_with("BEGIN IMMEDIATE")
         .await

@@ -13,7 +13,8 @@ use crate::{
     store::{
         Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Release,
         Resolution, StoreError, Transitioned,
-        sql::reads::{ClaimAnswer, Found, SMALL},
+        sql::calls::SMALL_RESPONSE,
+        sql::reads::{ClaimAnswer, Found},
         sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
     },
 };
@@ -39,7 +40,7 @@ pub(super) async fn claim(
         return Ok(ClaimAnswer::Claimed(Claimed::Acquired(grant)));
     }
     // Nobody else writes meanwhile, so a missing record is not the reason.
-    read(connection, name, SMALL)
+    read(connection, name, SMALL_RESPONSE)
         .await?
         .map(ClaimAnswer::from)
         .ok_or(StoreError::corrupt("the last fence"))

@@ -1,9 +1,8 @@
-//! Calls that are made alone, because another transaction may hold their record.
+//! Calls that are made singly, because another transaction may hold their record.
 //!
-//! An attempt never waits for a lock. If the record is locked, the call is tried
-//! again after a pause, and holds neither a connection nor a permit meanwhile. So
-//! locked records do not delay the calls of others. Calls of one name are made one
-//! after the other.
+//! An attempt never waits for a lock. A call whose record is locked is tried again
+//! after a pause, and holds neither a connection nor a permit meanwhile. So locked
+//! records delay no other call. Calls with the same name are made one at a time.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -18,22 +17,22 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use super::calls::{Call, Member, Replies};
-use crate::{RecordName, StoreError, jitter::jittered};
+use super::calls::{Call, Replies, WaitingCall};
+use crate::{RecordName, StoreError, backoff::Backoff};
 
-/// How a call is made alone.
+/// How a store makes a single call.
 pub(crate) trait Single: Send + Sync + 'static {
     type Call: Call;
     type Answer: Clone + Send + 'static;
 
-    /// Makes one call, unless its record is locked.
+    /// Makes a call, unless its record is locked.
     fn attempt(
         &self,
-        call: Arc<Self::Call>,
+        call: &Self::Call,
     ) -> impl Future<Output = Result<Attempt<Self::Answer>, StoreError>> + Send;
 }
 
-/// The result of one attempt.
+/// The result of an attempt.
 #[derive(Debug)]
 pub(crate) enum Attempt<A> {
     Made(A),
@@ -47,116 +46,115 @@ pub(crate) enum Attempt<A> {
 
 impl<A> Attempt<A> {
     #[cfg(feature = "postgres")]
-    pub(crate) fn map<T>(self, made: impl FnOnce(A) -> T) -> Attempt<T> {
+    pub(crate) fn map<T>(self, map: impl FnOnce(A) -> T) -> Attempt<T> {
         match self {
-            Self::Made(answer) => Attempt::Made(made(answer)),
+            Self::Made(answer) => Attempt::Made(map(answer)),
             Self::Locked => Attempt::Locked,
         }
     }
 }
 
-/// Limits on the calls that are made alone.
+/// The limits on single calls.
 #[derive(Clone)]
 pub(crate) struct Limits {
-    /// How many attempts are made at a time.
+    /// One for each attempt. Several kinds of calls may share them.
     pub(crate) permits: Arc<Semaphore>,
+    /// How many droppable calls may wait.
+    pub(crate) max_waiting: usize,
     /// How long a call is tried again while its record is locked.
     pub(crate) lock_timeout: Duration,
 }
 
-/// Calls that are made alone.
-pub(crate) struct Alone<S: Single>(Arc<Shared<S>>);
+/// Makes calls singly.
+pub(crate) struct SingleCalls<S: Single>(Arc<Shared<S>>);
 
 struct Shared<S: Single> {
     single: Arc<S>,
-    most_waiting: usize,
     limits: Limits,
     queue: Mutex<Queue<S>>,
 }
 
 struct Queue<S: Single> {
-    /// Each name with a call that is being made, and the calls behind it.
-    names: HashMap<RecordName, VecDeque<Waiting<S>>>,
-    /// How many calls have no answer yet.
+    /// For each name with a call under way, the calls behind it.
+    behind: HashMap<RecordName, VecDeque<Waiting<S>>>,
+    /// The calls without an answer.
     waiting: usize,
 }
 
 struct Waiting<S: Single> {
-    call: Arc<S::Call>,
+    call: S::Call,
     replies: Replies<S::Answer>,
     since: Instant,
 }
 
-impl<S: Single> Clone for Alone<S> {
+impl<S: Single> Clone for SingleCalls<S> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<S: Single> Alone<S> {
-    /// Up to `most_waiting` calls may wait.
-    pub(crate) fn new(single: Arc<S>, most_waiting: usize, limits: Limits) -> Self {
+impl<S: Single> SingleCalls<S> {
+    pub(crate) fn new(single: Arc<S>, limits: Limits) -> Self {
         Self(Arc::new(Shared {
             single,
-            most_waiting,
             limits,
             queue: Mutex::new(Queue {
-                names: HashMap::new(),
+                behind: HashMap::new(),
                 waiting: 0,
             }),
         }))
     }
 
-    /// Makes one call, even if its caller leaves while it is being made.
+    /// Makes a call, which completes even if its caller leaves meanwhile.
     #[cfg(any(feature = "postgres", test))]
     pub(crate) async fn call(&self, call: S::Call) -> Result<S::Answer, StoreError> {
-        let (member, answer) = Member::new(call);
-        self.push(member);
+        let (call, answer) = WaitingCall::new(call);
+        self.push(call);
         answer.get().await
     }
 
-    /// Makes a call after those of its name.
-    pub(crate) fn push(&self, Member { call, replies }: Member<S::Call, S::Answer>) {
+    /// Makes a call after those with the same name.
+    pub(crate) fn push(&self, WaitingCall { call, replies }: WaitingCall<S::Call, S::Answer>) {
         let mut queue = self.0.queue();
-        let Queue { names, waiting } = &mut *queue;
-        let mut behind = names.get_mut(call.name());
+        let Queue { behind, waiting } = &mut *queue;
+        let mut same_name = behind.get_mut(call.name());
         let equal = call.identity().and_then(|identity| {
-            let mut behind = behind.iter_mut().flat_map(|behind| behind.iter_mut());
-            behind.find(|waiting| waiting.call.identity().as_ref() == Some(&identity))
+            let mut same_name = same_name.iter_mut().flat_map(|calls| calls.iter_mut());
+            same_name.find(|waiting| waiting.call.identity().as_ref() == Some(&identity))
         });
         if let Some(equal) = equal {
             equal.replies.extend(replies);
             return;
         }
-        if *waiting >= self.0.most_waiting && call.is_for_its_caller() {
+        if *waiting >= self.0.limits.max_waiting && call.is_droppable() {
             replies.send(Err(StoreError::overloaded()));
             return;
         }
         *waiting += 1;
         let name = call.name().clone();
         let call = Waiting {
-            call: Arc::new(call),
+            call,
             replies,
             since: Instant::now(),
         };
-        if let Some(behind) = behind {
-            behind.push_back(call);
+        if let Some(same_name) = same_name {
+            same_name.push_back(call);
             return;
         }
-        names.insert(name.clone(), VecDeque::new());
-        let turn = Turn {
+        behind.insert(name.clone(), VecDeque::new());
+        let series = Series {
             shared: Arc::clone(&self.0),
             name,
             has_ended: false,
         };
-        // In no span: it may go on long after the request that began it.
-        tokio::spawn(turn.run(call));
+        // Outside the caller's span, which may end first.
+        tokio::spawn(series.run(call));
     }
 
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.0.queue();
-        queue.names.is_empty() && queue.waiting == 0
+        queue.behind.is_empty() && queue.waiting == 0
     }
 
     #[cfg(test)]
@@ -166,32 +164,34 @@ impl<S: Single> Alone<S> {
 }
 
 impl<S: Single> Shared<S> {
-    /// Nothing that could be torn by a panic is done under the lock.
+    /// A panic under this lock leaves the queue consistent.
     fn queue(&self) -> MutexGuard<'_, Queue<S>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tries until the record is not locked. `None` if all callers left.
-    async fn make(&self, call: &Waiting<S>) -> Option<Result<S::Answer, StoreError>> {
-        let mut pause = FIRST_PAUSE;
+    /// Tries until the record is not locked. Returns `None` if all callers left.
+    async fn make(&self, waiting: &Waiting<S>) -> Option<Result<S::Answer, StoreError>> {
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
-            // Never closed.
+            // The semaphore is never closed.
             let permit = self.limits.permits.acquire().await;
-            if !call.is_wanted() {
+            if waiting.call.is_droppable() && waiting.replies.are_closed() {
                 return None;
             }
-            let attempt = self.single.attempt(Arc::clone(&call.call)).await;
+            let attempt = self.single.attempt(&waiting.call).await;
             drop(permit);
             match attempt {
                 Ok(Attempt::Made(answer)) => return Some(Ok(answer)),
                 Ok(Attempt::Locked) => {
-                    let left = self.limits.lock_timeout.checked_sub(call.since.elapsed());
+                    let left = self
+                        .limits
+                        .lock_timeout
+                        .checked_sub(waiting.since.elapsed());
                     let left = left.unwrap_or_default();
                     if left.is_zero() {
                         return Some(Err(StoreError::timed_out().because(RECORD_LOCKED)));
                     }
-                    sleep(jittered(pause).min(left)).await;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    sleep(backoff.pause().min(left)).await;
                 }
                 Err(error) => return Some(Err(error)),
             }
@@ -199,31 +199,25 @@ impl<S: Single> Shared<S> {
     }
 }
 
-impl<S: Single> Waiting<S> {
-    fn is_wanted(&self) -> bool {
-        !(self.call.is_for_its_caller() && self.replies.are_closed())
-    }
-}
-
-/// Makes the calls of one name, one after the other.
-struct Turn<S: Single> {
+/// Makes the calls with one name, one at a time.
+struct Series<S: Single> {
     shared: Arc<Shared<S>>,
     name: RecordName,
     has_ended: bool,
 }
 
-impl<S: Single> Turn<S> {
-    async fn run(mut self, mut call: Waiting<S>) {
+impl<S: Single> Series<S> {
+    async fn run(mut self, mut waiting: Waiting<S>) {
         loop {
-            // A panic leaves the callers without an answer, and others their turn.
-            let answer = AssertUnwindSafe(self.shared.make(&call))
+            // A panic closes the channels to the callers. The next call is made.
+            let answer = AssertUnwindSafe(self.shared.make(&waiting))
                 .catch_unwind()
                 .await;
             if let Ok(Some(answer)) = answer {
-                call.replies.send(answer);
+                waiting.replies.send(answer);
             }
             match self.next() {
-                Some(next) => call = next,
+                Some(next) => waiting = next,
                 None => return,
             }
         }
@@ -232,47 +226,47 @@ impl<S: Single> Turn<S> {
     fn next(&mut self) -> Option<Waiting<S>> {
         let mut queue = self.shared.queue();
         queue.waiting -= 1;
-        let next = queue.names.get_mut(&self.name)?.pop_front();
+        let next = queue.behind.get_mut(&self.name)?.pop_front();
         if next.is_none() {
-            queue.names.remove(&self.name);
+            queue.behind.remove(&self.name);
         }
         self.has_ended = next.is_none();
         next
     }
 }
 
-impl<S: Single> Drop for Turn<S> {
-    /// The end of the runtime: each caller hears of it by the end of its channel.
+impl<S: Single> Drop for Series<S> {
+    /// If the runtime shuts down, drops the calls, which closes the channels to
+    /// their callers.
     fn drop(&mut self) {
         if self.has_ended {
             return;
         }
         let mut queue = self.shared.queue();
-        let behind = queue.names.remove(&self.name).unwrap_or_default();
+        let behind = queue.behind.remove(&self.name).unwrap_or_default();
         queue.waiting -= behind.len() + 1;
     }
 }
 
-/// The cause where a record stays locked for too long.
+/// The cause of the error if a record stays locked for too long.
 pub(crate) const RECORD_LOCKED: &str =
     "`lock_timeout` has passed: another transaction holds the record";
 
 /// Most locks are held by single statements.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
-/// How late a call may notice that its record is free.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 #[cfg(test)]
 mod tests {
-    use std::{convert::Infallible, sync::atomic::AtomicUsize, sync::atomic::Ordering};
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use tokio::{task::yield_now, time::timeout};
 
     use super::*;
     use crate::{Key, Scope, StoreErrorKind};
 
-    /// Knows which names are locked.
+    /// A store that knows which names are locked.
     #[derive(Default)]
     struct Locks {
         names: Mutex<Vec<&'static str>>,
@@ -282,22 +276,8 @@ mod tests {
     struct Ask(RecordName);
 
     impl Call for Ask {
-        type Identity = Infallible;
-
         fn name(&self) -> &RecordName {
             &self.0
-        }
-
-        fn identity(&self) -> Option<Infallible> {
-            None
-        }
-
-        fn bytes(&self) -> usize {
-            0
-        }
-
-        fn is_for_its_caller(&self) -> bool {
-            true
         }
     }
 
@@ -305,7 +285,7 @@ mod tests {
         type Call = Ask;
         type Answer = ();
 
-        async fn attempt(&self, call: Arc<Ask>) -> Result<Attempt<()>, StoreError> {
+        async fn attempt(&self, call: &Ask) -> Result<Attempt<()>, StoreError> {
             self.attempts.fetch_add(1, Ordering::Relaxed);
             let names = self.names.lock().unwrap();
             Ok(match names.contains(&call.0.key().as_str()) {
@@ -319,64 +299,65 @@ mod tests {
         Ask(RecordName::new(Scope::single_tenant(), Key::new(key)))
     }
 
-    fn alone(permits: usize) -> (Arc<Locks>, Alone<Locks>) {
+    fn single_calls(permits: usize) -> (Arc<Locks>, SingleCalls<Locks>) {
         let locks = Arc::<Locks>::default();
         let limits = Limits {
             permits: Arc::new(Semaphore::new(permits)),
+            max_waiting: 100,
             lock_timeout: Duration::from_secs(2),
         };
-        let alone = Alone::new(Arc::clone(&locks), 100, limits);
-        (locks, alone)
+        let calls = SingleCalls::new(Arc::clone(&locks), limits);
+        (locks, calls)
     }
 
     fn spawn(
-        alone: &Alone<Locks>,
+        calls: &SingleCalls<Locks>,
         key: &'static str,
     ) -> tokio::task::JoinHandle<Result<(), StoreError>> {
-        let alone = alone.clone();
-        tokio::spawn(async move { alone.call(ask(key)).await })
+        let calls = calls.clone();
+        tokio::spawn(async move { calls.call(ask(key)).await })
     }
 
     #[tokio::test(start_paused = true)]
     async fn f106_locked_records_hold_no_permit() {
-        let (locks, alone) = alone(1);
+        let (locks, calls) = single_calls(1);
         *locks.names.lock().unwrap() = vec!["a", "b", "c"];
-        let locked = ["a", "b", "c", "a", "a"].map(|key| spawn(&alone, key));
+        let locked = ["a", "b", "c", "a", "a"].map(|key| spawn(&calls, key));
         yield_now().await;
-        let free = timeout(Duration::from_millis(1), alone.call(ask("free")));
+        let free = timeout(Duration::from_millis(1), calls.call(ask("free")));
         free.await.unwrap().unwrap();
         assert!(locked.iter().all(|call| !call.is_finished()));
         locks.names.lock().unwrap().clear();
         for call in locked {
             call.await.unwrap().unwrap();
         }
-        assert!(alone.is_idle());
+        assert!(calls.is_idle());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_locked_record_times_out_for_all_that_wait_for_it() {
-        let (locks, alone) = alone(1);
+    async fn locked_record_times_out_for_all_waiting_calls() {
+        let (locks, calls) = single_calls(1);
         *locks.names.lock().unwrap() = vec!["a"];
         let begun = Instant::now();
-        let calls: Vec<_> = (0..10).map(|_| spawn(&alone, "a")).collect();
-        for call in calls {
+        let waiting: Vec<_> = (0..10).map(|_| spawn(&calls, "a")).collect();
+        for call in waiting {
             let error = call.await.unwrap().unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::TimedOut);
         }
         assert!(begun.elapsed() < Duration::from_secs(3));
-        // With pauses between the attempts of the first, and one for each other.
+        // The first call pauses between its attempts. Each other makes one attempt.
         assert!(locks.attempts.load(Ordering::Relaxed) < 50);
-        assert!(alone.is_idle());
+        assert!(calls.is_idle());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_call_without_a_caller_is_not_tried_again() {
-        let (locks, alone) = alone(1);
+    async fn call_without_a_caller_is_not_tried_again() {
+        let (locks, calls) = single_calls(1);
         *locks.names.lock().unwrap() = vec!["a"];
-        let call = spawn(&alone, "a");
+        let call = spawn(&calls, "a");
         sleep(Duration::from_millis(100)).await;
         call.abort();
         sleep(Duration::from_secs(1)).await;
-        assert!(alone.is_idle());
+        assert!(calls.is_idle());
     }
 }

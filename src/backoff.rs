@@ -1,0 +1,71 @@
+//! Jittered pauses between attempts.
+
+use std::time::Duration;
+
+use rand::RngExt as _;
+
+/// Pauses that double up to a maximum.
+///
+/// Each one is jittered, so that callers that failed together do not try again
+/// together.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    next: Duration,
+    longest: Duration,
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl Backoff {
+    pub(crate) const fn new(first: Duration, longest: Duration) -> Self {
+        Self {
+            next: first,
+            longest,
+        }
+    }
+
+    /// Returns the next pause.
+    pub(crate) fn pause(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.longest);
+        jittered(pause)
+    }
+}
+
+/// Returns a random duration between half of `pause` and all of it.
+pub(crate) fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(share())
+}
+
+#[cfg(not(feature = "__simulate"))]
+fn share() -> f64 {
+    rand::rng().random_range(SHARE)
+}
+
+#[cfg(feature = "__simulate")]
+fn share() -> f64 {
+    repeatable::DICE.with_borrow_mut(|dice| match dice {
+        Some(dice) => dice.random_range(SHARE),
+        None => rand::rng().random_range(SHARE),
+    })
+}
+
+/// Makes the pauses of a simulation repeatable. No other randomness of the layer
+/// changes the order of events.
+#[cfg(feature = "__simulate")]
+pub(crate) mod repeatable {
+    use std::cell::RefCell;
+
+    use rand::{SeedableRng as _, rngs::StdRng};
+
+    thread_local! {
+        pub(super) static DICE: RefCell<Option<StdRng>> = const { RefCell::new(None) };
+    }
+
+    /// Seeds the pauses of this thread.
+    pub fn seed_jitter(seed: u64) {
+        DICE.set(Some(StdRng::seed_from_u64(seed)));
+    }
+}
+
+const SHARE: std::ops::RangeInclusive<f64> = 0.5..=1.0;
