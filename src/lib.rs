@@ -266,15 +266,17 @@
 //!
 //! | feature | brings | default |
 //! |---|---|---|
-//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease); original paths of nested routers of axum 0.8 count | yes |
+//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease); the paths that clients sent to nested routers of axum 0.8 count | yes |
 //! | `tracing` | events for outcomes, failures and notices | yes |
 //! | `metrics` | counters of the same, through the `metrics` facade | |
+//! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
 //!
-//! [`MemoryStore`] is always there. The TLS of sqlx is the application's choice:
-//! enable it on its own dependency on `sqlx`.
+//! Features only add. Enabling one changes no type, and records that were made
+//! without it are compared as before. [`MemoryStore`] is always there. The TLS of
+//! sqlx is the application's choice: enable it on its own dependency on `sqlx`.
 
 mod layer;
 mod builder;

@@ -382,7 +382,7 @@ impl Rejection {
             "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later.",
         )
         .retry_after(1)
-        .warning("record made with another fingerprint setting, request refused with 503: name that setting with `earlier_fingerprint`")
+        .warning("record made with another fingerprint setting, request refused with 503: name that setting with `earlier_fingerprint`, or enable the feature that it needs, `axum` or `multipart`")
     }
 
     pub(crate) fn contended() -> Self {

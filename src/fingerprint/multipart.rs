@@ -6,9 +6,12 @@ use bytes::Bytes;
 use futures_util::{FutureExt as _, stream};
 use multer::Multipart;
 
-use super::{BodyFault, Framed, media_type::MediaType};
+use super::{
+    digest::{BodyFault, Digest, Framed},
+    media_type::MediaType,
+};
 
-pub(super) fn digest(media_type: &MediaType<'_>, body: &Bytes) -> Result<[u8; 32], BodyFault> {
+pub(super) fn digest(media_type: &MediaType<'_>, body: &Bytes) -> Result<Digest, BodyFault> {
     let boundary = media_type.boundary().ok_or(NO_BOUNDARY)?;
     let whole = stream::iter([Ok::<_, Infallible>(body.clone())]);
     let mut parts = Multipart::new(whole, boundary);

@@ -328,17 +328,27 @@ async fn rule_28_equal_paths_under_two_prefixes_are_two_requests() {
             }),
         )
         .layer(layer);
-    let app = Router::new().nest("/v1", inner.clone()).nest("/v2", inner);
+    let nested = Router::new()
+        .nest("/v1", inner.clone())
+        .nest("/v2", inner.clone());
+    let app = nested.merge(inner);
     let first = send(app.clone(), ask("/v1/things").key("K")).await;
     first.assert_live(201);
-    send(app.clone(), ask("/v2/things").key("K"))
-        .await
-        .assert_problem(422, "key-reused");
+    for other in ["/v2/things", "/things"] {
+        send(app.clone(), ask(other).key("K"))
+            .await
+            .assert_problem(422, "key-reused");
+    }
     send(app.clone(), ask("/v1/things").key("K"))
         .await
         .assert_replay_of(&first);
     assert_eq!(runs.load(Ordering::SeqCst), 1);
-    send(app, ask("/v2/things").key("L")).await.assert_live(201);
+    send(app.clone(), ask("/things").key("L"))
+        .await
+        .assert_live(201);
+    send(app, ask("/v2/things").key("L"))
+        .await
+        .assert_problem(422, "key-reused");
     assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
 

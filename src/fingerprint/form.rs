@@ -1,0 +1,133 @@
+//! The form in which a body is compared.
+
+use std::{borrow::Cow, fmt, sync::Arc};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, header, request};
+
+#[cfg(feature = "multipart")]
+use super::multipart;
+use super::{
+    digest::{BodyFault, Digest, Framed, digest},
+    json::{self, Selection},
+    layout::{BodyForm, Print},
+    media_type::MediaType,
+};
+
+#[derive(Clone)]
+pub(super) enum Form {
+    Bytes,
+    Json(Selection),
+    #[cfg(feature = "multipart")]
+    Multipart,
+    Custom {
+        scheme: String,
+        identify: Identify,
+    },
+}
+
+pub(super) type Identify = Arc<dyn Fn(&request::Parts, &Bytes) -> Vec<u8> + Send + Sync>;
+
+impl Form {
+    pub(super) fn fault(&self) -> Option<&'static str> {
+        match self {
+            Self::Custom { scheme, .. } if scheme.is_empty() => {
+                Some("must have a scheme with a name")
+            }
+            Self::Json(selection) => selection.fault(),
+            _ => None,
+        }
+    }
+
+    /// The name of a form changes with its meaning, so that no record is compared
+    /// under a meaning that it was not made with.
+    pub(super) fn spell(&self, framed: &mut Framed) {
+        match self {
+            Self::Bytes => framed.field(b"bytes/3"),
+            Self::Json(selection) => {
+                let (kind, pointers) = selection.spelled();
+                framed.field(b"json/3");
+                framed.field(kind.as_bytes());
+                framed.count(pointers.len());
+                for pointer in pointers {
+                    framed.field(pointer.as_bytes());
+                }
+            }
+            #[cfg(feature = "multipart")]
+            Self::Multipart => framed.field(b"multipart/3"),
+            Self::Custom { scheme, .. } => {
+                framed.field(b"custom/3");
+                framed.field(scheme.as_bytes());
+            }
+        }
+    }
+
+    /// A media type, as it counts: without a boundary where parts are compared.
+    pub(super) fn media_type<'v>(&self, line: &'v HeaderValue) -> Cow<'v, [u8]> {
+        let media_type = MediaType::parse(line.as_bytes());
+        #[cfg(feature = "multipart")]
+        if matches!(self, Self::Multipart) && media_type.is_form() {
+            return media_type.without_boundary().canonical();
+        }
+        media_type.canonical()
+    }
+
+    /// The form in which this body is compared, and its digest.
+    pub(super) fn digest(
+        &self,
+        headers: &HeaderMap,
+        body: &Bytes,
+        coding: &[u8],
+    ) -> (BodyForm, Result<Digest, BodyFault>) {
+        let media_type = || sole_media_type(headers).filter(|_| coding.is_empty());
+        match self {
+            Self::Json(selection) if !body.is_empty() => {
+                if media_type().is_some_and(|media_type| media_type.is_json()) {
+                    return (BodyForm::Json, json::digest(body, selection));
+                }
+            }
+            #[cfg(feature = "multipart")]
+            Self::Multipart => {
+                if let Some(media_type) = media_type().filter(MediaType::is_form) {
+                    return (BodyForm::Multipart, multipart::digest(&media_type, body));
+                }
+            }
+            _ => {}
+        }
+        (BodyForm::Bytes, Ok(digest(body)))
+    }
+
+    /// Whether the record keeps this very body, compared in another form because
+    /// of another media type or content encoding.
+    pub(super) fn is_another_form(&self, recorded: Print, body: &Bytes) -> bool {
+        let begins = |digest: Digest| digest.starts_with(&recorded);
+        match self {
+            Self::Json(selection) => {
+                begins(digest(body)) || json::digest(body, selection).is_ok_and(begins)
+            }
+            #[cfg(feature = "multipart")]
+            Self::Multipart => begins(digest(body)),
+            Self::Bytes | Self::Custom { .. } => false,
+        }
+    }
+}
+
+impl fmt::Debug for Form {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes => f.write_str("Bytes"),
+            Self::Json(selection) => f.debug_tuple("Json").field(selection).finish(),
+            #[cfg(feature = "multipart")]
+            Self::Multipart => f.write_str("Multipart"),
+            Self::Custom { scheme, .. } => f.debug_tuple("Custom").field(scheme).finish(),
+        }
+    }
+}
+
+/// The media type of a request that has no more than one.
+fn sole_media_type(headers: &HeaderMap) -> Option<MediaType<'_>> {
+    let mut lines = headers.get_all(header::CONTENT_TYPE).iter();
+    let line = lines.next()?;
+    let is_sole = lines.next().is_none();
+    is_sole.then(|| MediaType::parse(line.as_bytes()))
+}

@@ -1,0 +1,342 @@
+//! A document in one pass, without recursion.
+
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    pointers::{Node, Pointers, ROOT},
+    selection::Selection,
+    tokens::{NOT_JSON, Tokens},
+};
+use crate::fingerprint::digest::{BodyFault, Digest, digest};
+
+pub(super) struct Scan<'d> {
+    /// With the canonical form so far.
+    tokens: Tokens<'d>,
+    /// The containers that have begun and not ended.
+    open: Vec<Open>,
+    /// The members of the open objects; those of the innermost one are last.
+    members: Vec<Member>,
+    pointers: Option<&'d Pointers>,
+    /// Whether only the values at the pointers count, rather than all others.
+    only: bool,
+    /// Those of the open containers that a pointer leads into.
+    watched: Vec<Watched>,
+    /// The digests of the values at the pointers, if only those count.
+    found: Vec<Option<Digest>>,
+}
+
+/// Offsets into `out` have 32 bits. A body has up to 256 MiB, and its canonical form
+/// less than three times as much: the shortest object of two members has 12 bytes,
+/// and its digest 33. Each container that a pointer leads into adds up to 33 bytes.
+type Offset = u32;
+
+struct Open {
+    start: Offset,
+    /// Where its members begin; `None` for an array.
+    members: Option<Offset>,
+}
+
+struct Member {
+    start: Offset,
+    name_end: Offset,
+    end: Offset,
+}
+
+struct Watched {
+    /// How many containers were open when it had begun.
+    depth: usize,
+    node: Node,
+    /// The index of the next element of an array.
+    next: usize,
+    /// The value in it that is being read.
+    current: Current,
+}
+
+#[derive(Clone, Copy)]
+struct Current {
+    start: usize,
+    fate: Fate,
+    /// Where the pointers lead that go on inside of it.
+    inside: Option<Node>,
+}
+
+/// What becomes of a value once it has been read.
+#[derive(Clone, Copy)]
+enum Fate {
+    Counts,
+    Dropped,
+    /// Its digest is kept for this pointer.
+    Found(usize),
+}
+
+impl<'d> Scan<'d> {
+    pub(super) fn new(text: &'d str, selection: &'d Selection) -> Self {
+        let pointers = selection.pointers();
+        let only = matches!(selection, Selection::Only(_));
+        Self {
+            tokens: Tokens::new(text),
+            open: Vec::new(),
+            members: Vec::new(),
+            pointers,
+            only,
+            watched: Vec::new(),
+            found: vec![None; pointers.filter(|_| only).map_or(0, Pointers::count)],
+        }
+    }
+
+    /// Returns the digest of the values that count.
+    pub(super) fn document(mut self) -> Result<Digest, BodyFault> {
+        self.read()?;
+        if !self.only {
+            return Ok(digest(&self.tokens.out));
+        }
+        let mut chosen = Sha256::new();
+        for value in &self.found {
+            match value {
+                Some(digest) => {
+                    chosen.update(b"+");
+                    chosen.update(digest);
+                }
+                None => chosen.update(b"-"),
+            }
+        }
+        Ok(chosen.finalize().into())
+    }
+
+    fn read(&mut self) -> Result<(), BodyFault> {
+        self.tokens.white_space();
+        loop {
+            if self.begins_container()? {
+                continue;
+            }
+            // A value has ended here, and perhaps the containers around it.
+            loop {
+                self.end_value();
+                self.tokens.white_space();
+                let Some(innermost) = self.open.last() else {
+                    return match self.tokens.peek() {
+                        None => Ok(()),
+                        Some(_) => Err(NOT_JSON),
+                    };
+                };
+                let is_object = innermost.members.is_some();
+                match (self.tokens.next()?, is_object) {
+                    (b',', true) => {
+                        self.tokens.white_space();
+                        self.name()?;
+                    }
+                    (b',', false) => {
+                        self.tokens.white_space();
+                        self.begin_element();
+                    }
+                    (b'}', true) => {
+                        self.end_object()?;
+                        continue;
+                    }
+                    (b']', false) => {
+                        self.end_array();
+                        continue;
+                    }
+                    _ => return Err(NOT_JSON),
+                }
+                break;
+            }
+        }
+    }
+
+    /// Reads a value; of a container with something in it only what comes
+    /// before the first value inside, which is to be read next.
+    fn begins_container(&mut self) -> Result<bool, BodyFault> {
+        let byte = self.tokens.next()?;
+        match byte {
+            b'{' => {
+                let members = Some(offset(self.members.len()));
+                self.begin_container(byte, members);
+                if self.tokens.takes(b'}') {
+                    return self.end_object().map(|()| false);
+                }
+                self.name().map(|()| true)
+            }
+            b'[' => {
+                self.begin_container(byte, None);
+                if self.tokens.takes(b']') {
+                    self.end_array();
+                    return Ok(false);
+                }
+                self.begin_element();
+                Ok(true)
+            }
+            _ => self.tokens.scalar(byte).map(|()| false),
+        }
+    }
+
+    fn begin_container(&mut self, bracket: u8, members: Option<Offset>) {
+        let node = if self.open.is_empty() {
+            self.pointers.map(|_| ROOT)
+        } else {
+            self.watched().and_then(|watched| watched.current.inside)
+        };
+        let start = offset(self.tokens.out.len());
+        self.open.push(Open { start, members });
+        if let Some(node) = node {
+            self.watched.push(Watched {
+                depth: self.open.len(),
+                node,
+                next: 0,
+                current: Current {
+                    start: 0,
+                    fate: Fate::Counts,
+                    inside: None,
+                },
+            });
+        }
+        self.tokens.out.push(bracket);
+        self.tokens.white_space();
+    }
+
+    /// The innermost container, if a pointer leads into it.
+    fn watched(&mut self) -> Option<&mut Watched> {
+        let depth = self.open.len();
+        self.watched
+            .last_mut()
+            .filter(|watched| watched.depth == depth)
+    }
+
+    /// The name of a member and what stands between it and its value.
+    fn name(&mut self) -> Result<(), BodyFault> {
+        if self.tokens.next()? != b'"' {
+            return Err(NOT_JSON);
+        }
+        let start = self.tokens.out.len();
+        self.tokens.string()?;
+        let name_end = self.tokens.out.len();
+        self.members.push(Member {
+            start: offset(start),
+            name_end: offset(name_end),
+            end: offset(name_end),
+        });
+        self.tokens.white_space();
+        if self.tokens.next()? != b':' {
+            return Err(NOT_JSON);
+        }
+        self.tokens.white_space();
+        if let Some(pointers) = self.pointers
+            && let Some(node) = self.watched().map(|watched| watched.node)
+        {
+            let child = pointers.member(node, &self.tokens.out[start..name_end]);
+            let current = self.current(child);
+            self.watched.last_mut().expect("it is there").current = current;
+        }
+        Ok(())
+    }
+
+    fn begin_element(&mut self) {
+        let Some(pointers) = self.pointers else {
+            return;
+        };
+        let Some(&mut Watched { node, next, .. }) = self.watched() else {
+            return;
+        };
+        let current = self.current(pointers.element(node, next));
+        let watched = self.watched.last_mut().expect("it is there");
+        watched.next += 1;
+        watched.current = current;
+    }
+
+    /// What a pointer says about the value that begins here.
+    fn current(&self, child: Option<Node>) -> Current {
+        let ends = child.and_then(|child| self.pointers?.ends_at(child));
+        let fate = match ends {
+            Some(pointer) if self.only => Fate::Found(pointer),
+            Some(_) => Fate::Dropped,
+            None if self.only => Fate::Dropped,
+            None => Fate::Counts,
+        };
+        Current {
+            start: self.tokens.out.len(),
+            fate,
+            inside: child.filter(|_| ends.is_none()),
+        }
+    }
+
+    fn end_value(&mut self) {
+        if let Some(&mut Watched { current, .. }) = self.watched() {
+            if let Fate::Found(pointer) = current.fate {
+                self.found[pointer] = Some(digest(&self.tokens.out[current.start..]));
+            }
+            if !matches!(current.fate, Fate::Counts) {
+                self.tokens.out.truncate(current.start);
+                return;
+            }
+        }
+        match self.open.last() {
+            Some(Open {
+                members: Some(_), ..
+            }) => {
+                let end = offset(self.tokens.out.len());
+                self.members.last_mut().expect("it has a name").end = end;
+            }
+            Some(_) => self.tokens.out.push(b','),
+            None => {}
+        }
+    }
+
+    fn end_array(&mut self) {
+        self.end_watched();
+        self.open.pop();
+        self.tokens.out.push(b']');
+    }
+
+    /// Refuses a name that occurs twice: parsers disagree on which of the two
+    /// counts (RFC 8259 §4).
+    fn end_object(&mut self) -> Result<(), BodyFault> {
+        let is_watched = self.end_watched();
+        let Some(Open {
+            start,
+            members: Some(first),
+        }) = self.open.pop()
+        else {
+            return Err(NOT_JSON);
+        };
+        let (start, first) = (start as usize, first as usize);
+        let members = &mut self.members[first..];
+        // What a pointer leaves out must not decide about the form.
+        if members.len() < 2 && !is_watched {
+            self.tokens.out.push(b'}');
+            self.members.truncate(first);
+            return Ok(());
+        }
+        let out = &self.tokens.out;
+        let name = |member: &Member| &out[member.start as usize..member.name_end as usize];
+        members.sort_unstable_by(|one, other| name(one).cmp(name(other)));
+        if members
+            .windows(2)
+            .any(|pair| name(&pair[0]) == name(&pair[1]))
+        {
+            return Err(DUPLICATE);
+        }
+        let mut object = Sha256::new();
+        for member in members.iter().filter(|member| member.end > member.name_end) {
+            object.update(&out[member.start as usize..member.end as usize]);
+        }
+        self.members.truncate(first);
+        self.tokens.out.truncate(start);
+        self.tokens.out.push(b'#');
+        self.tokens.out.extend_from_slice(&object.finalize());
+        Ok(())
+    }
+
+    fn end_watched(&mut self) -> bool {
+        let is_watched = self.watched().is_some();
+        if is_watched {
+            self.watched.pop();
+        }
+        is_watched
+    }
+}
+
+fn offset(length: usize) -> Offset {
+    length as Offset
+}
+
+const DUPLICATE: BodyFault = BodyFault("a JSON object has two members of the same name");

@@ -1,0 +1,367 @@
+//! The settings of a fingerprint, and the requests that count as the same.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderName, header, request, uri::PathAndQuery};
+
+use super::{
+    digest::{BodyFault, Framed, digest},
+    form::Form,
+    json::Selection,
+    layout::{BodyForm, Builder, Fingerprint, Place, Scheme},
+    media_type,
+    parts::{Mismatch, RequestPart},
+    target::{Source, Target, authority},
+};
+
+/// Decides which requests with the same key are the same request.
+///
+/// | form | the body counts |
+/// |---|---|
+/// | [`bytes`](Self::bytes), the default | byte for byte |
+/// | [`json`](Self::json) | by its JSON structure |
+/// | [`json_only`](Self::json_only), [`json_without`](Self::json_without) | by chosen JSON values, or without them |
+/// | `multipart` (feature `multipart`) | part by part, without the boundary |
+/// | [`custom`](Self::custom) | as a function of yours decides |
+///
+/// Every form but [`custom`](Self::custom) covers the method, the path and query,
+/// the media type, the content encoding and the body. Other headers count only if
+/// [`header`](Self::header) adds them. All parts are hashed with SHA-256, each with
+/// its length in front. A mismatch names the parts that were compared and those
+/// that differ; see [`Rejection::differs`](crate::Rejection::differs).
+///
+/// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
+/// use http::header::CONTENT_LANGUAGE;
+/// use tower_idempotency::Fingerprinting;
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // The bytes of the body count, and the language does too.
+/// let exact = Fingerprinting::bytes().header(CONTENT_LANGUAGE);
+/// // The order of members and white space do not count.
+/// let structural = Fingerprinting::json();
+/// // Nor does a field that changes from try to try.
+/// let without = Fingerprinting::json_without(["/meta/attempt"]);
+/// // The amount alone counts.
+/// let only = Fingerprinting::json_only(["/amount"]);
+/// // The host name counts too.
+/// let host = Fingerprinting::json().authority();
+/// // The value of one header alone counts.
+/// let own = Fingerprinting::custom("order/1", |parts, _body| {
+///     let order = parts.headers.get("x-order");
+///     order.map_or_else(Vec::new, |order| order.as_bytes().to_vec())
+/// });
+///
+/// let first = r#"{"amount":5,"meta":{"attempt":1}}"#;
+/// let spaced = r#"{"meta": {"attempt": 1}, "amount": 5}"#;
+/// let second_try = r#"{"amount":5,"meta":{"attempt":2}}"#;
+/// let other_amount = r#"{"amount":6,"meta":{"attempt":1}}"#;
+/// # let (one, other) = (("a.example", "de", "7"), ("b.example", "en", "8"));
+/// # let expected = [
+/// #     // Is it the same request?       spaced, tried again, other amount, other headers
+/// #     (exact, [false, false, false, false]),
+/// #     (structural, [true, false, false, true]),
+/// #     (without, [true, true, false, true]),
+/// #     (only, [true, true, false, true]),
+/// #     (host, [true, false, false, false]),
+/// #     (own, [true, true, true, false]),
+/// # ];
+/// # for (form, same) in expected {
+/// #     let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// #     let layer = layer.fingerprint(form).build()?;
+/// #     let app = Router::new().route("/", post(StatusCode::OK).layer(layer));
+/// #     let send = async |(host, language, order), body: &'static str| {
+/// #         let request = Request::post("/")
+/// #             .header("idempotency-key", "k")
+/// #             .header("content-type", "application/json")
+/// #             .header("host", host)
+/// #             .header("content-language", language)
+/// #             .header("x-order", order);
+/// #         let request = request.body(Body::from(body)).unwrap();
+/// #         app.clone().oneshot(request).await.unwrap().status()
+/// #     };
+/// #     assert_eq!(send(one, first).await, StatusCode::OK);
+/// #     let retries = [(one, spaced), (one, second_try), (one, other_amount), (other, first)];
+/// #     for ((headers, body), same) in retries.into_iter().zip(same) {
+/// #         let is_same = send(headers, body).await == StatusCode::OK;
+/// #         assert_eq!(is_same, same, "{body}");
+/// #     }
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Media type and content encoding
+///
+/// The spelling of a media type does not count: case, white space, quotes and the
+/// order of its parameters. Nor does `charset=utf-8` on `application/json` and
+/// `+json` types. A body with a `Content-Encoding` other than `identity` is
+/// compared coded, byte for byte, in every form.
+///
+/// # Path
+///
+/// Nested routers shorten the path. With the feature `axum`, the path that the
+/// client sent counts: `axum::extract::OriginalUri` of **axum 0.8** keeps it.
+/// Routers of another version of axum keep it in a type that this crate does not
+/// know. With those, and without the feature, place the layer outside of nested
+/// routers, or use [`custom`](Self::custom) with a function that reads that type.
+///
+/// A record names the source of its path. With the feature, a record that was made
+/// without it is compared by the path that the layer sees. Where a record needs
+/// `OriginalUri` and the request has none, the request is refused with 503
+/// `store-unavailable`.
+///
+/// # Authority
+///
+/// The authority (the `Host` header, `:authority` over HTTP/2) does not count: a
+/// retry may reach the service under another name. If one service answers for
+/// several hosts, add it with [`authority`](Self::authority), or make it part of
+/// the [`Scope`](crate::Scope).
+#[derive(Clone, Debug)]
+pub struct Fingerprinting {
+    form: Form,
+    headers: Vec<HeaderName>,
+    authority: bool,
+}
+
+/// [`bytes`](Self::bytes).
+impl Default for Fingerprinting {
+    fn default() -> Self {
+        Self::bytes()
+    }
+}
+
+impl Fingerprinting {
+    /// Compares bodies byte for byte. The default of a layer.
+    #[must_use]
+    pub fn bytes() -> Self {
+        Self::of(Form::Bytes)
+    }
+
+    /// Compares JSON bodies by structure.
+    ///
+    /// The order of members and white space do not count. The spelling of numbers
+    /// does: `1` is not `1.0`. Strings are compared unescaped; half a surrogate pair
+    /// (`"\ud800"`) equals itself. Bodies of another media type, and those with a
+    /// content encoding, are compared byte for byte.
+    ///
+    /// Every document that the grammar of RFC 8259 allows is accepted, at any depth,
+    /// unless an object in it has two members of the same name. Such a body, and one
+    /// that is no JSON despite its media type, is refused with 400 `body-invalid`.
+    #[must_use]
+    pub fn json() -> Self {
+        Self::of(Form::Json(Selection::All))
+    }
+
+    /// As [`json`](Self::json), but compares only the values at these JSON Pointers
+    /// (RFC 6901).
+    ///
+    /// An absent value differs from every value, also from `null`, `false`, `0` and
+    /// `""`. The layer is not built without a pointer or with an invalid one.
+    #[must_use]
+    pub fn json_only<P: Into<String>>(pointers: impl IntoIterator<Item = P>) -> Self {
+        Self::of(Form::Json(Selection::only(pointers)))
+    }
+
+    /// As [`json`](Self::json), but ignores the values at these JSON Pointers (RFC
+    /// 6901), present or absent.
+    ///
+    /// The index of an element is its index in the document, ignored elements
+    /// included. The layer is not built without a pointer or with an invalid one.
+    #[must_use]
+    pub fn json_without<P: Into<String>>(pointers: impl IntoIterator<Item = P>) -> Self {
+        Self::of(Form::Json(Selection::without(pointers)))
+    }
+
+    /// Compares `multipart/form-data` bodies part by part, so that a new boundary
+    /// does not matter.
+    ///
+    /// The order, headers and content of the parts count. Bodies of another media
+    /// type, and those with a content encoding, are compared byte for byte. A body
+    /// that cannot be parsed is refused with 400 `body-invalid`.
+    ///
+    /// ```
+    /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+    /// # use tower::ServiceExt;
+    /// use tower_idempotency::{Fingerprinting, IdempotencyLayer, MemoryStore, Scope};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
+    ///     .fingerprint(Fingerprinting::multipart())
+    ///     .build()?;
+    /// let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+    /// // Browsers choose a new boundary for each try.
+    /// for (boundary, is_replay) in [("one", false), ("two", true)] {
+    ///     let form = format!("--{boundary}\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--{boundary}--");
+    ///     let request = Request::post("/")
+    ///         .header("idempotency-key", "k")
+    ///         .header("content-type", format!("multipart/form-data; boundary={boundary}"));
+    ///     let response = app.clone().oneshot(request.body(Body::from(form))?).await?;
+    ///     assert_eq!(response.status(), StatusCode::CREATED);
+    ///     assert_eq!(response.headers().contains_key("idempotent-replayed"), is_replay);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "multipart")]
+    #[must_use]
+    pub fn multipart() -> Self {
+        Self::of(Form::Multipart)
+    }
+
+    /// Compares what `identify` returns, and nothing else.
+    ///
+    /// `scheme` names the function and its version, and must not be empty. Change it
+    /// whenever the function changes: records that an earlier one made are then
+    /// never compared with it.
+    #[must_use]
+    pub fn custom(
+        scheme: impl Into<String>,
+        identify: impl Fn(&request::Parts, &Bytes) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
+        Self::of(Form::Custom {
+            scheme: scheme.into(),
+            identify: Arc::new(identify),
+        })
+    }
+
+    /// Adds a request header; absent is different from empty. Has no effect on
+    /// [`custom`](Self::custom). Defaults to none.
+    ///
+    /// A mismatch names each of the first four headers by itself. From the fifth
+    /// on, headers are named together with another one.
+    #[must_use]
+    pub fn header(mut self, name: HeaderName) -> Self {
+        self.headers.push(name);
+        self.headers.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        self.headers.dedup();
+        self
+    }
+
+    /// Adds the authority: `:authority` over HTTP/2, over HTTP/1.1 the authority of
+    /// an absolute request target, else the `Host` header. Has no effect on
+    /// [`custom`](Self::custom). Defaults to ignoring it.
+    ///
+    /// Case does not matter, nor do user information and the ports 80 and 443: a
+    /// request over HTTP/1.1 does not tell which of the two is the default.
+    #[must_use]
+    pub fn authority(mut self) -> Self {
+        self.authority = true;
+        self
+    }
+
+    fn of(form: Form) -> Self {
+        Self {
+            form,
+            headers: Vec::new(),
+            authority: false,
+        }
+    }
+
+    /// The rule that these settings break, if any.
+    pub(crate) fn fault(&self) -> Option<&'static str> {
+        self.form.fault()
+    }
+
+    pub(super) fn scheme(&self) -> Scheme {
+        let mut framed = Framed::default();
+        self.form.spell(&mut framed);
+        framed.count(self.headers.len());
+        for name in &self.headers {
+            framed.field(name.as_str().as_bytes());
+        }
+        framed.count(usize::from(self.authority));
+        Scheme::new(framed.digest())
+    }
+
+    /// Returns the fingerprint of a request. That of a body with a fault equals none
+    /// that was recorded.
+    pub(super) fn identify(
+        &self,
+        scheme: Scheme,
+        target: Target<'_>,
+        parts: &request::Parts,
+        body: &Bytes,
+    ) -> (Fingerprint, Option<BodyFault>) {
+        if let Form::Custom { identify, .. } = &self.form {
+            let mut fingerprint = Builder::new(scheme, Source::Seen);
+            fingerprint.body(BodyForm::Custom, &digest(&identify(parts, body)));
+            return (fingerprint.build(), None);
+        }
+        let mut fingerprint = Builder::new(scheme, target.source);
+        let headers = &parts.headers;
+        let (path, query) = target.uri.path_and_query().map_or(("", None), |target| {
+            (PathAndQuery::path(target), PathAndQuery::query(target))
+        });
+        let coding = media_type::coding(headers);
+        let types = headers.get_all(header::CONTENT_TYPE).iter();
+        let types = types.map(|line| self.form.media_type(line));
+        fingerprint.part(Place::Method, parts.method.as_str().as_bytes());
+        fingerprint.part(Place::Path, path.as_bytes());
+        fingerprint.list(Place::Query, query);
+        fingerprint.list(Place::MediaType, types);
+        fingerprint.part(Place::ContentEncoding, &coding);
+        for (index, name) in self.headers.iter().enumerate() {
+            fingerprint.list(Place::header(index), headers.get_all(name));
+        }
+        if self.authority {
+            fingerprint.list(Place::Authority, authority(target.uri, parts));
+        }
+        let (form, digest) = self.form.digest(headers, body, &coding);
+        let fault = match digest {
+            Ok(digest) => {
+                fingerprint.body(form, &digest);
+                None
+            }
+            Err(fault) => Some(fault),
+        };
+        (fingerprint.build(), fault)
+    }
+
+    /// Which parts differ between the request of the record and this one, two
+    /// fingerprints of this scheme.
+    pub(super) fn difference(
+        &self,
+        recorded: &Fingerprint,
+        current: &Fingerprint,
+        body: &Bytes,
+    ) -> Mismatch {
+        let mut mismatch = Mismatch::default();
+        for (place, part) in self.compared() {
+            let print = recorded.print(place);
+            let is_same = print == current.print(place)
+                || (place == Place::Body && self.form.is_another_form(print, body));
+            if !is_same {
+                mismatch.differs.push(part.clone());
+            }
+            mismatch.compared.push(part);
+        }
+        mismatch
+    }
+
+    fn compared(&self) -> Vec<(Place, RequestPart)> {
+        if let Form::Custom { .. } = self.form {
+            return vec![(Place::Body, RequestPart::Custom)];
+        }
+        let mut compared = vec![
+            (Place::Method, RequestPart::Method),
+            (Place::Path, RequestPart::Path),
+            (Place::Query, RequestPart::Query),
+            (Place::MediaType, RequestPart::MediaType),
+            (Place::ContentEncoding, RequestPart::ContentEncoding),
+        ];
+        for (index, name) in self.headers.iter().enumerate() {
+            compared.push((Place::header(index), RequestPart::Header(name.clone())));
+        }
+        if self.authority {
+            compared.push((Place::Authority, RequestPart::Authority));
+        }
+        compared.push((Place::Body, RequestPart::Body));
+        compared
+    }
+}
