@@ -80,19 +80,17 @@ impl Form {
         coding: &[u8],
     ) -> (BodyForm, Result<Digest, BodyFault>) {
         let media_type = || sole_media_type(headers).filter(|_| coding.is_empty());
-        match self {
-            Self::Json(selection) if !body.is_empty() => {
-                if media_type().is_some_and(|media_type| media_type.is_json()) {
-                    return (BodyForm::Json, json::digest(body, selection));
-                }
-            }
-            #[cfg(feature = "multipart")]
-            Self::Multipart => {
-                if let Some(media_type) = media_type().filter(MediaType::is_form) {
-                    return (BodyForm::Multipart, multipart::digest(&media_type, body));
-                }
-            }
-            _ => {}
+        if let Self::Json(selection) = self
+            && !body.is_empty()
+            && media_type().is_some_and(|media_type| media_type.is_json())
+        {
+            return (BodyForm::Json, json::digest(body, selection));
+        }
+        #[cfg(feature = "multipart")]
+        if let Self::Multipart = self
+            && let Some(media_type) = media_type().filter(MediaType::is_form)
+        {
+            return (BodyForm::Multipart, multipart::digest(&media_type, body));
         }
         (BodyForm::Bytes, Ok(digest(body)))
     }
