@@ -31,8 +31,8 @@ use crate::{
 
 /// A response that was committed together with the handler's writes.
 ///
-/// Return it from the handler. If the handler returns something else, the
-/// client gets this response all the same: it is what retries will get.
+/// Return it from the handler. If the handler returns another response, the client
+/// still receives this one, as retries do.
 #[derive(Debug)]
 #[must_use = "the response is what the handler should return"]
 pub struct Committed {
@@ -45,7 +45,7 @@ impl Committed {
         Self { response }
     }
 
-    /// The response, for services that are not axum's.
+    /// Returns the response, for services that are not axum's.
     #[must_use]
     pub fn into_http(self) -> Response<Full<Bytes>> {
         self.response
@@ -54,8 +54,8 @@ impl Committed {
 
 /// The future of a store's `commit`.
 ///
-/// It is `Send` and borrows nothing. Dropped before it is polled, it rolls the
-/// transaction back. Dropped later, it leaves the rest to a task that ends it.
+/// It is `Send` and borrows nothing. If it is dropped before it is polled, the
+/// transaction is rolled back. If it is dropped later, a task completes the commit.
 #[must_use = "a transaction is committed when the future is awaited"]
 pub struct CommitFuture(BoxFuture<'static, Result<Committed, CommitError>>);
 
@@ -73,8 +73,32 @@ impl fmt::Debug for CommitFuture {
     }
 }
 
-/// What can be committed as a response: with the feature `axum` whatever is
-/// `IntoResponse`, otherwise an `http::Response` with a body of `Bytes`.
+/// A response that a store's `commit` takes.
+///
+/// Every [`http::Response`] is one if its body is `Send + 'static`, has
+/// [`Bytes`] as its data, and has an error that is `Send` and converts into a boxed
+/// error. With the feature `axum`, everything that is `IntoResponse` is one too. The
+/// trait is sealed.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::Response;
+/// use http_body::Body;
+/// use tower_idempotency::{CommitError, Committed, Operation, SqliteStore, SqliteTransaction};
+///
+/// /// Compiles with and without the feature `axum`.
+/// async fn commit<B>(
+///     store: &SqliteStore,
+///     operation: &Operation,
+///     transaction: SqliteTransaction,
+///     response: Response<B>,
+/// ) -> Result<Committed, CommitError>
+/// where
+///     B: Body<Data = Bytes, Error: Into<tower::BoxError> + Send> + Send + 'static,
+/// {
+///     store.commit(operation, transaction, response).await
+/// }
+/// ```
 pub trait CommitResponse: sealed::IntoHttp {}
 
 impl<T: sealed::IntoHttp> CommitResponse for T {}
@@ -88,6 +112,9 @@ pub(crate) mod sealed {
         fn into_http(self) -> Response<Self::Body>;
     }
 
+    // The bounds of the second implementation imply those of the first, so that
+    // the feature takes no type away.
+
     #[cfg(feature = "axum")]
     impl<T: ::axum::response::IntoResponse> IntoHttp for T {
         type Body = ::axum::body::Body;
@@ -100,7 +127,9 @@ pub(crate) mod sealed {
     #[cfg(not(feature = "axum"))]
     impl<B> IntoHttp for Response<B>
     where
-        B: http_body::Body<Data = bytes::Bytes, Error: Send> + Send + 'static,
+        B: http_body::Body<Data = bytes::Bytes, Error: Into<tower::BoxError> + Send>
+            + Send
+            + 'static,
     {
         type Body = B;
 
@@ -117,8 +146,10 @@ pub(crate) type WithCompletion = (Response<Full<Bytes>>, Completion);
 pub(crate) trait CommitBackend: Send + Sync + 'static {
     type Database: Database;
 
-    /// The last statement before COMMIT: completes the record, if this token is
-    /// the last one granted and its claim is open.
+    /// Completes the record, in the last statement before COMMIT.
+    ///
+    /// Superseded unless the operation's token is the last one granted and its claim
+    /// is open.
     fn complete(
         &self,
         transaction: &mut Transaction<'static, Self::Database>,
@@ -137,14 +168,13 @@ pub(crate) trait CommitBackend: Send + Sync + 'static {
     ) -> impl Future<Output = Result<ClaimStatus, StoreError>> + Send;
 }
 
-/// What a record says of a claim.
+/// The status of a claim, as its record shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClaimStatus {
-    /// Completed with its token.
     Completed,
-    /// Open, with its token.
+    /// In progress or unknown, so that it can be completed.
     Open,
-    /// Another claim's, released, or gone.
+    /// The record belongs to another claim, is released, or does not exist.
     Superseded,
 }
 
@@ -354,7 +384,7 @@ where
             data,
             trailers: None,
         } => data,
-        // A trailer cannot follow a body of known length; none is lost unsaid.
+        // A trailer cannot follow a body of known length, and must not be lost.
         Gathered::Whole { .. } => return Err("it has trailers".to_owned()),
         Gathered::Outgrown { .. } => {
             return Err(format!(
@@ -370,7 +400,7 @@ where
     };
     correct_length(&mut parts, Some(data.len() as u64));
     let completion = config.completion(&parts, &data, None, word);
-    // A tombstone would be committed work without its answer.
+    // A tombstone would commit the work without its response.
     match completion.is_tombstone() {
         true => Err(format!(
             "with its headers it exceeds `max_response_body` ({limit} bytes)"
@@ -379,7 +409,7 @@ where
     }
 }
 
-pub(crate) const ENDED: &str = "the transaction had been ended before";
+pub(crate) const ENDED: &str = "the transaction had ended before `commit` was called";
 const SECOND_COMMIT: &str = "`commit` was called twice for one operation: the first transaction is \
     committed or pending";
 const TASK_ENDED: &str = "the task that commits panicked, or the runtime is shutting down";

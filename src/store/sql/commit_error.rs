@@ -1,4 +1,4 @@
-//! Why a transaction did not begin, or was not committed.
+//! The error of transactions.
 
 use std::{
     error::Error,
@@ -23,19 +23,20 @@ use crate::{
     rejection::Renderer,
 };
 
-/// Why a transaction did not begin, or was not, or not surely, committed.
+/// The error of a transaction that did not begin, or that was not committed or may not
+/// have been.
 ///
-/// `begin`, `commit` and `rollback` of a store fail with it, and `?` makes it of
-/// an [`sqlx::Error`] too. Return it from the handler, or a response of the
-/// application's own with its [`status`](Self::status) and
+/// A store's `begin` and `commit` and a transaction's `rollback` return it, and `?`
+/// converts an [`sqlx::Error`] into it. Return it from the handler, or return a
+/// response of the application with its [`status`](Self::status) and
 /// [`retry_after_seconds`](Self::retry_after_seconds). With the feature `axum` it
-/// is `IntoResponse`; other services have [`into_http`](Self::into_http).
+/// is `IntoResponse`; other services call [`into_http`](Self::into_http).
 ///
-/// Its text names the kind and the cause, and so does its event in the log. Neither
-/// quotes a value that a statement was given. The text of a database's error is its
-/// message, if errors of its class quote none. Otherwise it is the SQLSTATE, with the
-/// names of the table, column and constraint. The message of a trigger is left out.
-/// [`get_ref`](Self::get_ref) returns the error itself, which may quote values.
+/// Its text and its event in the log name the kind and the cause. Neither quotes a
+/// value that was bound to a statement. For a database's error the text is its
+/// message, if errors of its class quote no values. Otherwise it is the SQLSTATE, with
+/// the names of the table, column and constraint. The message of a trigger is left
+/// out. [`get_ref`](Self::get_ref) returns the error itself, which may quote values.
 ///
 /// An application with an error type of its own wraps it:
 ///
@@ -71,7 +72,7 @@ use crate::{
 ///     fn into_response(self) -> Response {
 ///         match self {
 ///             Self::OutOfStock => (StatusCode::CONFLICT, "out of stock").into_response(),
-///             // Logs the cause, and shows nothing of it.
+///             // Logs the cause, and does not show it to the client.
 ///             Self::Transaction(error) => error.into_response(),
 ///         }
 ///     }
@@ -133,11 +134,11 @@ use crate::{
 #[derive(Clone)]
 pub struct CommitError {
     failure: Arc<Failure>,
-    /// `None` for one that `?` made of an error.
+    /// `None` if `?` converted another error.
     origin: Option<Origin>,
 }
 
-/// The operation whose transaction failed, and the settings of its layer.
+/// The operation of the transaction, and the settings of its layer.
 #[derive(Clone)]
 struct Origin {
     operation: OperationId,
@@ -154,30 +155,30 @@ struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CommitErrorKind {
-    /// 503: no connection was free in time, or the database cannot be reached or
-    /// does not serve. No transaction began, or it was rolled back.
+    /// 503: no connection was free in time, the database cannot be reached, or it
+    /// does not accept statements. No transaction began, or it was rolled back.
     Unavailable,
-    /// 503: no transaction began, because the operation's lease is lost: another
-    /// request may be running it.
+    /// 503: no transaction began, because the operation's lease is lost. Another
+    /// request may be running the operation.
     LeaseLost,
-    /// 500: it was surely rolled back: an earlier statement had failed, a
-    /// constraint was violated, a deadlock or a serialization failure was
-    /// resolved. The handler may begin again; otherwise a retry runs.
+    /// 500: it was rolled back. An earlier statement had failed, a constraint was
+    /// violated, or the database ended a deadlock or a serialization failure. The
+    /// handler may begin another transaction; otherwise a retry runs.
     Aborted,
-    /// 500: it was rolled back, because another claim has superseded this one.
-    /// The client gets that one's answer instead.
+    /// 500: it was rolled back, because another claim has superseded the operation's.
+    /// The client receives the response of that claim.
     Superseded,
-    /// 503: the answer to COMMIT got lost and could not be found out in time.
-    /// The outcome is unknown.
+    /// 503: COMMIT was not answered, and the record did not show its outcome in
+    /// time. The outcome is unknown.
     Unknown,
-    /// 500: it was rolled back, because the response is too large or too slow to
-    /// be kept.
+    /// 500: it was rolled back, because the response cannot be recorded: it is
+    /// streamed, too large or too slow, or it has trailers.
     ResponseNotKept,
     /// 500: it was rolled back, because it is not a transaction on the store's
     /// database.
     OtherDatabase,
-    /// 500: it was rolled back, because it is not READ COMMITTED: a heartbeat in
-    /// its time would make its completion fail.
+    /// 500: it was rolled back, because it is not READ COMMITTED. In another isolation
+    /// level, a heartbeat during the transaction would make its completion fail.
     Isolation,
 }
 
@@ -216,20 +217,20 @@ impl CommitError {
         self
     }
 
-    /// The record shows that a COMMIT without an answer was rolled back; the cause
-    /// is the same.
+    /// Returns the error of a COMMIT that was not answered and, as the record shows,
+    /// rolled back. The cause stays.
     pub(crate) fn found_aborted(self) -> Self {
         let source = Arc::into_inner(self.failure).and_then(|failure| failure.source);
         Self::of(CommitErrorKind::Aborted, source)
     }
 
-    /// Which kind it is.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> CommitErrorKind {
         self.failure.kind
     }
 
-    /// The status of the handler's response to it: 503 for
+    /// Returns the status of the response: 503 for
     /// [`Unavailable`](CommitErrorKind::Unavailable),
     /// [`LeaseLost`](CommitErrorKind::LeaseLost) and
     /// [`Unknown`](CommitErrorKind::Unknown), otherwise 500.
@@ -240,16 +241,16 @@ impl CommitError {
     /// - After [`effects_started`](crate::Operation::effects_started) the outcome is
     ///   unknown.
     /// - After [`Unknown`](CommitErrorKind::Unknown) the outcome is unknown too, and
-    ///   the client gets 503 `outcome-unknown` whatever the handler returns.
-    /// - After [`Superseded`](CommitErrorKind::Superseded) the client gets the answer
-    ///   of the other claim, and nothing is released.
+    ///   the client receives 503 `outcome-unknown`, whatever the handler returns.
+    /// - After [`Superseded`](CommitErrorKind::Superseded) the client receives the
+    ///   response of the other claim, and nothing is released.
     #[must_use]
     pub fn status(&self) -> StatusCode {
         self.rejection().status()
     }
 
-    /// After how many seconds the same request may be sent again, if that can
-    /// change the answer: the value of `Retry-After`.
+    /// Returns the value of `Retry-After` in seconds, or `None` if a retry cannot
+    /// change the answer.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
         self.rejection().retry_after_seconds()
@@ -258,18 +259,18 @@ impl CommitError {
     /// Logs the error at WARN, at most once in five seconds for each kind, and
     /// returns a response for services that are not axum's.
     ///
-    /// The log does not have the messages of the database that may quote a value, as
-    /// for SQLSTATE 22P02. It names their SQLSTATE.
+    /// Messages of the database that may quote a value are not logged, as that of
+    /// SQLSTATE 22P02. The log names the SQLSTATE instead.
     ///
     /// The response is `application/problem+json` with the error's
-    /// [`status`](Self::status) and `Retry-After`. It shows nothing of the cause.
+    /// [`status`](Self::status) and `Retry-After`, without the cause.
     ///
-    /// It looks as the refusals of the operation's layer do, with its
+    /// An error of a store's `begin` or `commit` or of a transaction's `rollback` is
+    /// rendered as a refusal of the operation's layer, with its
     /// [`render`](crate::IdempotencyBuilder::render),
     /// [`problem_types`](crate::IdempotencyBuilder::problem_types) and
-    /// [`documentation`](crate::IdempotencyBuilder::documentation), if the error is
-    /// from a store's `begin` or `commit` or a transaction's `rollback`. One that `?`
-    /// made of an [`sqlx::Error`] or a [`StoreError`] knows no operation, and has the
+    /// [`documentation`](crate::IdempotencyBuilder::documentation). An error that `?`
+    /// converted from an [`sqlx::Error`] or a [`StoreError`] is rendered with the
     /// defaults of these settings.
     ///
     /// ```
@@ -343,11 +344,11 @@ impl CommitError {
         response.map(Full::new)
     }
 
-    /// Returns the cause: an [`sqlx::Error`], a [`StoreError`] or a text, or `None`
-    /// if the kind says all.
+    /// Returns the cause: an [`sqlx::Error`], a [`StoreError`] or a text. `None` if
+    /// the kind is the whole cause.
     ///
-    /// An [`sqlx::Error`] has all that the database said. That may quote values of the
-    /// request, so that it does not belong in a log.
+    /// An [`sqlx::Error`] has the database's message, which may quote values of the
+    /// request. Do not log it.
     ///
     /// ```
     /// use tower_idempotency::{CommitError, sqlx};
@@ -370,7 +371,7 @@ impl CommitError {
         self.get_ref()?.downcast_ref()
     }
 
-    /// The text of the cause.
+    /// Returns the text of the cause, without bound values.
     fn cause(&self) -> Option<String> {
         let cause = self.get_ref()?;
         Some(match self.sqlx_error() {
@@ -413,10 +414,10 @@ impl CommitError {
             }
             CommitErrorKind::Unknown => "it is not known whether the transaction was committed",
             CommitErrorKind::ResponseNotKept => {
-                "the transaction was rolled back, because its response is too large or too slow to be kept"
+                "the transaction was rolled back, because its response cannot be recorded"
             }
             CommitErrorKind::OtherDatabase => {
-                "the transaction was rolled back, because it is not one on the store's database"
+                "the transaction was rolled back, because it is not on the store's database"
             }
             CommitErrorKind::Isolation => {
                 "the transaction was rolled back, because it is not READ COMMITTED: begin it with `store.begin`"
@@ -448,7 +449,7 @@ impl CommitError {
 }
 
 impl CommitErrorKind {
-    /// A short name for metrics and logs.
+    /// Returns a short name for metrics and logs.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -469,15 +470,15 @@ impl CommitErrorKind {
     }
 }
 
-/// A store that could not be reached: no transaction began.
+/// An unavailable store: no transaction began.
 impl From<StoreError> for CommitError {
     fn from(error: StoreError) -> Self {
         Self::caused(CommitErrorKind::Unavailable, error)
     }
 }
 
-/// A statement of the handler's own that failed: its transaction is rolled back
-/// when it is dropped.
+/// A failed statement of the handler. Its transaction is rolled back when it is
+/// dropped.
 impl From<sqlx::Error> for CommitError {
     fn from(error: sqlx::Error) -> Self {
         let kind = match &error {
@@ -495,7 +496,7 @@ impl From<sqlx::Error> for CommitError {
     }
 }
 
-/// Whether the database itself says that it does not serve now.
+/// Returns whether the error says that the database does not accept statements now.
 fn is_unavailable(error: &dyn DatabaseError) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
@@ -510,7 +511,7 @@ fn is_unavailable(error: &dyn DatabaseError) -> bool {
         .try_downcast_ref::<sqlx::sqlite::SqliteError>()
         .and_then(|error| error.code()?.parse::<u32>().ok())
     {
-        // SQLITE_BUSY and SQLITE_LOCKED, and what extends them.
+        // SQLITE_BUSY and SQLITE_LOCKED, and their extended codes.
         return matches!(code & 0xff, 5 | 6);
     }
     let _ = error;

@@ -13,20 +13,19 @@ use super::{
 };
 use crate::{Operation, operation::WeakOperation};
 
-/// A transaction for the writes of one operation's handler, begun by `begin` of
-/// a store and ended by its `commit`.
+/// A transaction for the writes of an operation's handler. A store's `begin` begins
+/// it, and the store's `commit` ends it.
 ///
 /// It dereferences to sqlx's connection: run queries on `&mut *transaction`, and
 /// begin savepoints with [`Connection::begin`](sqlx::Connection::begin). It has
-/// no `commit` of its own, since only the store's `commit` writes the response
-/// with it. Dropped, it is rolled back, as after a crash.
+/// no method `commit`, because only the store's `commit` writes the response with it.
+/// If it is dropped, it is rolled back, as after a crash.
 ///
-/// End a transaction that is not to be committed with
-/// [`rollback`](Self::rollback). If it is dropped instead, and the handler's
-/// response is one that would be recorded as a success, then the layer answers
-/// 500 `rolled-back`, the outcome is unknown, and the notice `uncommitted` is
-/// logged: the response promises work that is not there, and other work of the
-/// handler may have been done.
+/// To end a transaction without a commit, call [`rollback`](Self::rollback). If it is
+/// dropped instead and the handler's response is a success that would be recorded, the
+/// layer answers 500 `rolled-back`, the outcome is unknown, and the notice
+/// `uncommitted` is logged. The response promises work that was rolled back, and the
+/// handler may have done other work.
 ///
 /// ```
 /// # use http::{Request, StatusCode};
@@ -108,13 +107,13 @@ impl<DB: Database> OperationTransaction<DB> {
         })
     }
 
-    /// Rolls the transaction back, and says that this is meant: the handler's
-    /// response is then recorded as any other.
+    /// Rolls the transaction back on purpose. The handler's response is recorded like
+    /// any other.
     ///
     /// # Errors
     ///
-    /// If the database could not be told. The transaction is not committed in
-    /// this case either.
+    /// If the database does not answer. The transaction is not committed in this case
+    /// either.
     pub async fn rollback(self) -> Result<(), CommitError> {
         let open = self.open.as_ref();
         let operation = open.and_then(|open| open.operation.upgrade());
