@@ -46,10 +46,10 @@ pub(crate) struct Case {
     /// The answers that say that it was done, each once.
     pub(crate) done: Vec<String>,
     pub(crate) replays: usize,
-    /// Refusals because there was no room for the key.
-    pub(crate) full: usize,
     /// Whether the last pursuit has come to an answer that is final.
     pub(crate) is_final: bool,
+    /// Whether it got its final answer only without the requests of others.
+    pub(crate) is_slow: bool,
     pub(crate) last: String,
 }
 
@@ -97,8 +97,8 @@ impl Case {
             ended: now,
             done: Vec::new(),
             replays: 0,
-            full: 0,
             is_final: false,
+            is_slow: false,
             last: String::new(),
         }
     }
@@ -170,7 +170,6 @@ impl Case {
     fn hear(&mut self, answer: &Answer) {
         let body = answer.short_body();
         self.last = format!("{} {body}", answer.status);
-        self.full += usize::from(answer.body.contains("No further keys can be kept"));
         let is_done = (200..300).contains(&answer.status);
         if is_done {
             let header = |name| answer.header(name).unwrap_or_default();

@@ -35,7 +35,7 @@ pub(crate) enum Fault {
     Terminate,
     /// The server crashes, and is started again.
     Crash,
-    /// A process finds its disk full, until it is started again.
+    /// Processes have a full disk, until they are started again.
     FullDisk,
 }
 
@@ -160,24 +160,28 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
     };
     let seats: Vec<&Seat> = world.rerunning.iter().chain(&world.refusing).collect();
     let seat = seats[rng.random_range(0..seats.len())];
+    // The first of the rerunning processes may then take the orders of these over.
+    let several = &world.rerunning[1..];
+    let several = several.iter().chain(world.refusing.first());
     match (fault, place) {
         (Fault::Kill, _) => seat.signal("KILL"),
         (Fault::Stop, _) => {
-            // All but one of those whose orders the last one may then take over.
-            let stopped = &world.rerunning[1..];
-            let stopped = stopped.iter().chain(world.refusing.first());
-            for seat in stopped.clone() {
+            for seat in several.clone() {
                 seat.signal("STOP");
             }
             time::sleep(pause).await;
-            for seat in stopped {
+            for seat in several {
                 seat.signal("CONT");
             }
         }
         (Fault::FullDisk, Place::Sqlite { .. }) => {
-            seat.restart_with(Some(NO_MORE_PAGES));
+            for seat in several.clone() {
+                seat.restart_with(Some(NO_MORE_PAGES));
+            }
             time::sleep(pause).await;
-            seat.restart_with(None);
+            for seat in several {
+                seat.restart_with(None);
+            }
         }
         (_, Place::Sqlite { .. }) | (Fault::FullDisk, _) => return false,
         (Fault::Cut, Place::Postgres { proxy, .. }) => proxy.cut(),

@@ -62,6 +62,8 @@ pub(crate) struct Findings {
     keys: usize,
     rows: Vec<(String, usize, Wrongs)>,
     total: Wrongs,
+    /// How many keys got their final answer only without the requests of others.
+    slow: usize,
     /// What has to be seen, or nothing was tried.
     seen: Vec<(&'static str, usize)>,
     details: Vec<String>,
@@ -107,6 +109,7 @@ impl Findings {
             keys: cases.len(),
             rows: rows(cases, &wrongs, injected),
             total,
+            slow: cases.iter().filter(|case| case.is_slow).count(),
             seen: {
                 let mut seen = vec![
                     ("takeovers", takeovers),
@@ -123,8 +126,7 @@ impl Findings {
                     ]),
                     // Its COMMIT has no answer that could get lost.
                     Place::Sqlite { .. } => {
-                        let full = cases.iter().map(|case| case.full).sum();
-                        seen.push(("claims that found no room", full));
+                        seen.push(("warnings of a full disk", count(&notices.disk_full)));
                     }
                 }
                 seen
@@ -175,7 +177,8 @@ impl fmt::Display for Findings {
                 "  {name:<30} {injected:>8} {doubled:>8} {lost:>8} {stuck:>8} {unlike:>8}"
             )?;
         }
-        for (name, number) in &self.seen {
+        let slow = ("slow beside other keys", self.slow);
+        for (name, number) in self.seen.iter().chain([&slow]) {
             writeln!(f, "  {name:<30} {number:>8}")?;
         }
         Ok(())

@@ -20,6 +20,8 @@ pub(crate) struct Notices {
     pub(crate) lost_ownership: AtomicUsize,
     pub(crate) commit_found: AtomicUsize,
     pub(crate) abort_found: AtomicUsize,
+    /// Warnings of a full disk, which are limited in number.
+    pub(crate) disk_full: AtomicUsize,
     panics: Mutex<Vec<String>>,
 }
 
@@ -30,6 +32,7 @@ impl Notices {
                 ("notice=\"lost_ownership\"", &self.lost_ownership),
                 ("notice=\"commit_found\"", &self.commit_found),
                 ("notice=\"abort_found\"", &self.abort_found),
+                ("the idempotency store is full", &self.disk_full),
             ] {
                 if line.contains(notice) {
                     count.fetch_add(1, Ordering::Relaxed);
