@@ -136,7 +136,7 @@ fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
         }
     }
     for (seen, fault) in [
-        (&notices.lost_ownership, Fault::Stop),
+        (&notices.superseded, Fault::Stop),
         (&notices.commit_found, Fault::AnswerCut),
         (&notices.abort_found, Fault::CommitCut),
     ] {

@@ -113,7 +113,7 @@ impl Findings {
             seen: {
                 let mut seen = vec![
                     ("takeovers", takeovers),
-                    ("owners fenced off", count(&notices.lost_ownership)),
+                    ("owners fenced off", count(&notices.superseded)),
                     ("replays", replays(&|_| true)),
                     ("replays of large responses", replays(&|case| case.is_large)),
                 ];

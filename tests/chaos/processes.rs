@@ -17,7 +17,7 @@ use std::{
 /// What the processes said to their logs.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
-    pub(crate) lost_ownership: AtomicUsize,
+    pub(crate) superseded: AtomicUsize,
     pub(crate) commit_found: AtomicUsize,
     pub(crate) abort_found: AtomicUsize,
     /// Warnings of a full disk, which are limited in number.
@@ -29,9 +29,9 @@ impl Notices {
     fn listen(&self, logs: ChildStderr) {
         for line in BufReader::new(logs).lines().map_while(Result::ok) {
             for (notice, count) in [
-                ("notice=\"lost_ownership\"", &self.lost_ownership),
-                ("notice=\"commit_found\"", &self.commit_found),
-                ("notice=\"abort_found\"", &self.abort_found),
+                ("notice=\"superseded\"", &self.superseded),
+                ("notice=\"commit-found\"", &self.commit_found),
+                ("notice=\"abort-found\"", &self.abort_found),
                 ("the idempotency store is full", &self.disk_full),
             ] {
                 if line.contains(notice) {
