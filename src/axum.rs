@@ -4,12 +4,13 @@
 //! # use axum::{body::Body, http::Request};
 //! # use tower::ServiceExt;
 //! use axum::{Router, http::StatusCode, response::IntoResponse, routing::post};
-//! use tower_idempotency::{IdempotencyLayer, MemoryStore, Operation, Scope, Word};
+//! use tower_idempotency::{Disposition, IdempotencyLayer, MemoryStore, Operation, Release, Scope};
 //!
 //! async fn pay(operation: Operation, amount: String) -> Result<String, impl IntoResponse> {
 //!     let Ok(amount) = amount.parse::<u32>() else {
 //!         // Nothing was done: the corrected request may use the same key.
-//!         return Err((StatusCode::BAD_REQUEST, Word::release(), "no amount"));
+//!         let released = Disposition::Release(Release::AnyRequest);
+//!         return Err((StatusCode::BAD_REQUEST, released, "no amount"));
 //!     };
 //!     Ok(format!("{amount} charged as {}", operation.derive("payments")))
 //! }
@@ -41,7 +42,7 @@ use ::axum::{
 use http::{StatusCode, request};
 
 use crate::{
-    Operation, Word,
+    Disposition, KeepFor, Operation, Release,
     log::{self, LogLimit},
 };
 
@@ -95,8 +96,18 @@ impl std::fmt::Display for NotGuarded {
 
 impl std::error::Error for NotGuarded {}
 
-/// `(StatusCode::BAD_REQUEST, Word::release(), "…")` as a handler's response.
-impl IntoResponseParts for Word {
+/// Makes `(StatusCode::BAD_REQUEST, Disposition::Release(…), "…")` a response.
+impl IntoResponseParts for Disposition {
+    type Error = Infallible;
+
+    fn into_response_parts(self, mut response: ResponseParts) -> Result<ResponseParts, Infallible> {
+        response.extensions_mut().insert(self);
+        Ok(response)
+    }
+}
+
+/// Makes `(KeepFor(…), "…")` a response.
+impl IntoResponseParts for KeepFor {
     type Error = Infallible;
 
     fn into_response_parts(self, mut response: ResponseParts) -> Result<ResponseParts, Infallible> {
@@ -112,9 +123,9 @@ impl IntoResponseParts for Word {
 /// with 400, a wrong shape with 422, a query or a path that cannot be parsed with
 /// 400. The layer cannot tell that from a handler's own 400 or 422, and records
 /// it: a corrected request with the same key gets 422 `key-reused`. Inside of
-/// `OrRelease` the rejection is the same response with [`Word::release`], which
-/// the client does not see. A word that the rejection has already stays. A
-/// handler's own 4xx is recorded as before.
+/// `OrRelease` the rejection is the same response with [`Disposition::Release`] for any
+/// request, which the client does not see. A disposition that the rejection has already
+/// stays. A handler's own 4xx is recorded as before.
 ///
 /// The key is not released if [`Operation::effects_started`] was called before, by
 /// a middleware inside of the layer.
@@ -159,7 +170,7 @@ impl IntoResponseParts for Word {
 /// ```
 ///
 /// An application with an extractor of its own, which renders rejections in its
-/// own format, adds [`Word::release`] there instead, once for all handlers:
+/// own format, adds [`Disposition::Release`] there instead, once for all handlers:
 ///
 /// ```
 /// # use axum::{Router, body::Body, routing::post};
@@ -172,7 +183,7 @@ impl IntoResponseParts for Word {
 ///     response::{IntoResponse, Response},
 /// };
 /// use http::StatusCode;
-/// use tower_idempotency::Word;
+/// use tower_idempotency::{Disposition, Release};
 ///
 /// #[derive(FromRequest)]
 /// #[from_request(via(Json), rejection(Malformed))]
@@ -188,7 +199,8 @@ impl IntoResponseParts for Word {
 ///
 /// impl IntoResponse for Malformed {
 ///     fn into_response(self) -> Response {
-///         (StatusCode::BAD_REQUEST, Word::release(), self.0.body_text()).into_response()
+///         let released = Disposition::Release(Release::AnyRequest);
+///         (StatusCode::BAD_REQUEST, released, self.0.body_text()).into_response()
 ///     }
 /// }
 ///
@@ -250,9 +262,9 @@ where
 fn released(rejection: impl IntoResponse, operation: Option<&Operation>) -> Response {
     let mut response = rejection.into_response();
     if operation.is_some_and(|operation| !operation.have_effects_started()) {
-        let said = response.extensions().get::<Word>().copied();
-        let word = said.unwrap_or_default().or(Word::release());
-        response.extensions_mut().insert(word);
+        response
+            .extensions_mut()
+            .get_or_insert(Disposition::Release(Release::AnyRequest));
     }
     response
 }

@@ -9,11 +9,12 @@ use thiserror::Error;
 use crate::{
     Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Recovery,
     Rejection, Scope, Store, StoreFailure,
-    config::{Config, LONGEST, ScopeFn},
+    config::{Config, ScopeFn},
     fingerprint::Fingerprinter,
     log::Warnings,
     policy::Requirement,
     rejection::Renderer,
+    response::ResponseSettings,
 };
 
 /// Builds an [`IdempotencyLayer`].
@@ -111,31 +112,37 @@ impl<S: Store> IdempotencyBuilder<S> {
                 max_waiters: 1_000,
                 max_in_flight: 4_096,
                 max_buffered_bytes: 256 * MIB,
+                max_request_body: MIB,
+                request_body_timeout: Duration::from_secs(10),
                 dispositions: Dispositions::standard(),
                 recovery: Recovery::Refuse,
                 max_attempts: 5,
                 store_failure: StoreFailure::Refuse,
                 disconnect: Disconnect::Finish,
-                marker: HeaderName::from_static("idempotent-replayed"),
-                kept_headers: KeptHeaders::all_but_transient(),
-                retention: Duration::from_secs(24 * HOUR),
-                retention_by_status: HashMap::new(),
                 unknown_retention: Duration::from_secs(7 * 24 * HOUR),
-                max_request_body: MIB,
-                request_body_timeout: Duration::from_secs(10),
-                max_response_body: MIB,
-                response_body_timeout: Duration::from_secs(5),
-                streamed_types: vec![HeaderValue::from_static("text/event-stream")],
-                lease: Duration::from_secs(30),
                 heartbeat: Duration::from_secs(10),
                 max_run_time: Duration::from_secs(15 * 60),
-                store_timeout: LONGEST_STORE_TIMEOUT,
                 late_recording_timeout: Duration::from_secs(15 * 60),
                 max_late_recording_bytes: 64 * MIB,
-                renderer: Renderer::standard(),
-                warnings: Warnings::default(),
+                responses: Arc::new(ResponseSettings {
+                    marker: HeaderName::from_static("idempotent-replayed"),
+                    kept_headers: KeptHeaders::all_but_transient(),
+                    retention: Duration::from_secs(24 * HOUR),
+                    retention_by_status: HashMap::new(),
+                    max_body: MIB,
+                    body_timeout: Duration::from_secs(5),
+                    streamed_types: vec![HeaderValue::from_static("text/event-stream")],
+                    lease: Duration::from_secs(30),
+                    store_timeout: LONGEST_STORE_TIMEOUT,
+                    renderer: Renderer::standard(),
+                    warnings: Warnings::default(),
+                }),
             },
         }
+    }
+
+    fn responses(&mut self) -> &mut ResponseSettings {
+        Arc::make_mut(&mut self.config.responses)
     }
 
     /// Sets the header that carries the key. Defaults to `Idempotency-Key`.
@@ -268,14 +275,14 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// Sets the header that marks a replay, with the value `true`. Defaults to
     /// `Idempotent-Replayed`.
     pub fn replay_marker(mut self, name: HeaderName) -> Self {
-        self.config.marker = name;
+        self.responses().marker = name;
         self
     }
 
     /// Sets which headers of a response are kept. Defaults to
     /// [`KeptHeaders::all_but_transient`].
     pub fn kept_headers(mut self, headers: KeptHeaders) -> Self {
-        self.config.kept_headers = headers;
+        self.responses().kept_headers = headers;
         self
     }
 
@@ -284,14 +291,16 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// A response is kept for at least one lease from its recording.
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.config.retention = retention;
+        self.responses().retention = retention;
         self
     }
 
     /// Sets how long responses with one status are kept, counted from the claim.
     /// Defaults to [`retention`](Self::retention).
     pub fn retention_for(mut self, status: StatusCode, retention: Duration) -> Self {
-        self.config.retention_by_status.insert(status, retention);
+        self.responses()
+            .retention_by_status
+            .insert(status, retention);
         self
     }
 
@@ -333,21 +342,21 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// A larger one is streamed to the client and leaves a tombstone: retries receive
     /// 409 `response-not-replayable`.
     pub fn max_response_body(mut self, bytes: usize) -> Self {
-        self.config.max_response_body = bytes;
+        self.responses().max_body = bytes;
         self
     }
 
     /// Sets how long a response body may take to end. After that it is streamed, as one
     /// over [`max_response_body`](Self::max_response_body). Defaults to 5 s.
     pub fn response_body_timeout(mut self, timeout: Duration) -> Self {
-        self.config.response_body_timeout = timeout;
+        self.responses().body_timeout = timeout;
         self
     }
 
     /// Sets the media types whose responses are streamed and never kept. Defaults to
     /// `text/event-stream`.
     pub fn streamed_types(mut self, media_types: impl IntoIterator<Item = HeaderValue>) -> Self {
-        self.config.streamed_types = media_types.into_iter().collect();
+        self.responses().streamed_types = media_types.into_iter().collect();
         self
     }
 
@@ -356,7 +365,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// After a crash, retries receive 409 `request-in-progress` until the lease lapses.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.config.lease = lease;
+        self.responses().lease = lease;
         self
     }
 
@@ -403,16 +412,16 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// an interim status, 425 or 429 is not used.
     pub fn render(
         mut self,
-        render: impl Fn(&Rejection) -> Option<Response<Bytes>> + Send + Sync + 'static,
+        render: impl Fn(&Rejection, &request::Parts) -> Option<Response<Bytes>> + Send + Sync + 'static,
     ) -> Self {
-        self.config.renderer.custom = Some(Arc::new(render));
+        self.responses().renderer.custom = Some(Arc::new(render));
         self
     }
 
     /// Sets the beginning of the `type` of a refusal. Defaults to
     /// `urn:tower-idempotency:problem:`.
     pub fn problem_types(mut self, base: impl Into<String>) -> Self {
-        self.config.renderer.types = base.into();
+        self.responses().renderer.types = base.into().into();
         self
     }
 
@@ -433,10 +442,13 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// a limit of zero.
     pub fn build(self) -> Result<IdempotencyLayer<S>, BuildError> {
         let mut config = self.config;
-        config.heartbeat = self.heartbeat.unwrap_or(config.lease / 3);
-        config.store_timeout = self
+        let documentation = self.documentation.as_deref().map(link).transpose()?;
+        let responses = Arc::make_mut(&mut config.responses);
+        responses.renderer.documentation = documentation;
+        responses.store_timeout = self
             .store_timeout
-            .unwrap_or_else(|| LONGEST_STORE_TIMEOUT.min(config.lease / 3));
+            .unwrap_or_else(|| LONGEST_STORE_TIMEOUT.min(responses.lease / 3));
+        config.heartbeat = self.heartbeat.unwrap_or(responses.lease / 3);
         let current = ("fingerprint", &self.fingerprinting);
         let earlier = self.earlier.iter();
         let earlier = earlier.map(|form| ("earlier_fingerprint", form));
@@ -446,7 +458,6 @@ impl<S: Store> IdempotencyBuilder<S> {
             }
         }
         config.fingerprinter = Fingerprinter::new(self.fingerprinting, self.earlier);
-        config.renderer.documentation = self.documentation.as_deref().map(link).transpose()?;
         check(&config)?;
         Ok(IdempotencyLayer::new(self.store, config))
     }
@@ -494,10 +505,13 @@ fn check(config: &Config) -> Result<(), BuildError> {
     if config.methods.is_empty() && config.guard_if.is_none() {
         return fail("methods", "must name at least one method, got none");
     }
-    if config.marker == config.header {
+    if config.responses.marker == config.header {
         return fail(
             "replay_marker",
-            format!("must differ from `header`, got {} for both", config.marker),
+            format!(
+                "must differ from `header`, got {} for both",
+                config.responses.marker
+            ),
         );
     }
     if !matches!(config.mismatch.as_u16(), 400 | 409 | 422) {
@@ -510,13 +524,13 @@ fn check(config: &Config) -> Result<(), BuildError> {
 }
 
 fn check_durations(config: &Config) -> Result<(), BuildError> {
-    let lease = config.lease;
+    let lease = config.lease();
     let others = [
         ("lease", lease),
         ("heartbeat", config.heartbeat),
         ("request_body_timeout", config.request_body_timeout),
-        ("response_body_timeout", config.response_body_timeout),
-        ("store_timeout", config.store_timeout),
+        ("response_body_timeout", config.responses.body_timeout),
+        ("store_timeout", config.store_timeout()),
         ("late_recording_timeout", config.late_recording_timeout),
     ];
     let run_time = ("max_run_time", config.max_run_time);
@@ -537,13 +551,13 @@ fn check_durations(config: &Config) -> Result<(), BuildError> {
             format!("must be at least 3 × `heartbeat` ({three:?}), got {lease:?}"),
         );
     }
-    if lease < config.store_timeout.saturating_mul(2) {
+    if lease < config.store_timeout().saturating_mul(2) {
         return fail(
             "store_timeout",
             format!(
                 "must be at most half of `lease` ({:?}), got {:?}",
                 lease / 2,
-                config.store_timeout
+                config.store_timeout()
             ),
         );
     }
@@ -559,9 +573,9 @@ fn check_durations(config: &Config) -> Result<(), BuildError> {
 }
 
 fn retentions(config: &Config) -> impl Iterator<Item = (&'static str, Duration)> {
-    let by_status = config.retention_by_status.values();
+    let by_status = config.responses.retention_by_status.values();
     [
-        ("retention", config.retention),
+        ("retention", config.responses.retention),
         ("unknown_retention", config.unknown_retention),
     ]
     .into_iter()
@@ -569,7 +583,7 @@ fn retentions(config: &Config) -> impl Iterator<Item = (&'static str, Duration)>
 }
 
 fn at_most_ten_years(setting: &'static str, duration: Duration) -> Result<(), BuildError> {
-    match duration > LONGEST {
+    match duration > TEN_YEARS {
         true => fail(
             setting,
             format!("must be at most 10 years, got {duration:?}"),
@@ -623,7 +637,7 @@ fn check_limits(config: &Config) -> Result<(), BuildError> {
     // A record's lengths are 32-bit numbers, and stores limit a value to one gibibyte.
     for (setting, limit) in [
         ("max_request_body", config.max_request_body),
-        ("max_response_body", config.max_response_body),
+        ("max_response_body", config.responses.max_body),
     ] {
         if limit > LARGEST_BODY {
             return fail(
@@ -647,6 +661,8 @@ fn fail(setting: &'static str, reason: impl Into<String>) -> Result<(), BuildErr
     Err(BuildError::new(setting, reason))
 }
 
+/// Far below what the clocks of the stores can add to the present.
+const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 24 * HOUR);
 const HOUR: u64 = 3600;
 const MIB: usize = 1 << 20;
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(5);

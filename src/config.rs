@@ -1,12 +1,12 @@
 //! The settings that all clones of a layer share.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use http::{HeaderName, HeaderValue, Method, StatusCode, request};
+use http::{HeaderName, Method, StatusCode, request};
 
 use crate::{
-    Disconnect, Dispositions, KeptHeaders, KeySyntax, Recovery, Scope, StoreFailure,
-    fingerprint::Fingerprinter, log::Warnings, policy::Requirement, rejection::Renderer,
+    Disconnect, Dispositions, KeySyntax, Recovery, Scope, StoreFailure, fingerprint::Fingerprinter,
+    log::Warnings, policy::Requirement, response::ResponseSettings, store::Record,
 };
 
 pub(crate) type ScopeFn = Arc<dyn Fn(&request::Parts) -> Option<Scope> + Send + Sync>;
@@ -26,43 +26,36 @@ pub(crate) struct Config {
     pub(crate) max_waiters: usize,
     pub(crate) max_in_flight: usize,
     pub(crate) max_buffered_bytes: usize,
+    pub(crate) max_request_body: usize,
+    pub(crate) request_body_timeout: Duration,
     pub(crate) dispositions: Dispositions,
     pub(crate) recovery: Recovery,
     pub(crate) max_attempts: u32,
     pub(crate) store_failure: StoreFailure,
     pub(crate) disconnect: Disconnect,
-    pub(crate) marker: HeaderName,
-    pub(crate) kept_headers: KeptHeaders,
-    pub(crate) retention: Duration,
-    pub(crate) retention_by_status: HashMap<StatusCode, Duration>,
     pub(crate) unknown_retention: Duration,
-    pub(crate) max_request_body: usize,
-    pub(crate) request_body_timeout: Duration,
-    pub(crate) max_response_body: usize,
-    pub(crate) response_body_timeout: Duration,
-    pub(crate) streamed_types: Vec<HeaderValue>,
-    pub(crate) lease: Duration,
     pub(crate) heartbeat: Duration,
     pub(crate) max_run_time: Duration,
-    pub(crate) store_timeout: Duration,
     pub(crate) late_recording_timeout: Duration,
     pub(crate) max_late_recording_bytes: usize,
-    pub(crate) renderer: Renderer,
-    pub(crate) warnings: Warnings,
+    pub(crate) responses: Arc<ResponseSettings>,
 }
 
 impl Config {
-    /// Returns how long a response with this status is kept, counted from the claim.
-    pub(crate) fn retention_of(&self, status: StatusCode) -> Duration {
-        self.retention_by_status
-            .get(&status)
-            .copied()
-            .unwrap_or(self.retention)
+    pub(crate) fn lease(&self) -> Duration {
+        self.responses.lease
+    }
+
+    pub(crate) fn store_timeout(&self) -> Duration {
+        self.responses.store_timeout
+    }
+
+    pub(crate) fn warnings(&self) -> &Warnings {
+        &self.responses.warnings
+    }
+
+    /// Whether the operation of a record may start once more after an unknown outcome.
+    pub(crate) fn has_attempts_left(&self, record: &Record) -> bool {
+        record.takeovers + 1 < self.max_attempts
     }
 }
-
-/// The header that says that a response was not recorded.
-pub(crate) const RECORDED: HeaderName = HeaderName::from_static("idempotent-recorded");
-/// The longest duration of any setting: far below what the clocks of the stores can
-/// add to the present.
-pub(crate) const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);

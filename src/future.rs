@@ -1,4 +1,4 @@
-//! The response future: an ignored request costs one enum and no allocation.
+//! The response future. A request that is not guarded costs one enum and no allocation.
 
 use std::{
     fmt,
@@ -11,19 +11,37 @@ use http::Response;
 use http_body::Body;
 use pin_project_lite::pin_project;
 
-use crate::{ResponseBody, flow::read_body::Guarded, flow::reply::Answer};
+use crate::{
+    ResponseBody,
+    flow::{Guarded, ServiceResult},
+};
 
 pin_project! {
     /// The future of an [`Idempotency`](crate::Idempotency) service.
     ///
-    /// Dropping it while the request's body arrives leaves nothing behind; after
-    /// that the request runs on to its end, and its response is recorded.
+    /// It drives a guarded request on its caller's task. Dropped while the request's body
+    /// is read, it leaves nothing behind. Dropped later, it moves the request to a task
+    /// of its own, where the handler runs to its end and its response is recorded; see
+    /// [`Disconnect`](crate::Disconnect).
     pub struct ResponseFuture<F, R, E>
     where
         R: Body,
     {
         #[pin]
         inner: Inner<F, R, E>,
+    }
+
+    impl<F, R, E> PinnedDrop for ResponseFuture<F, R, E>
+    where
+        R: Body,
+    {
+        fn drop(this: Pin<&mut Self>) {
+            if let InnerProj::Guarded { request } = this.project().inner.project()
+                && let Some(request) = request.take()
+            {
+                request.end();
+            }
+        }
     }
 }
 
@@ -33,34 +51,37 @@ pin_project! {
     where
         R: Body,
     {
-        Ignored { #[pin] future: F },
-        // None once it has its answer.
-        Guarded { request: Option<Pin<Box<dyn Guarded<Answer<R, E>> + Send>>> },
+        Passed { #[pin] future: F },
+        Refused { answer: Option<ServiceResult<R, E>> },
+        Guarded { request: Option<GuardedRequest<R, E>> },
     }
 }
 
+type GuardedRequest<R, E> = Pin<Box<dyn Guarded<Output = ServiceResult<R, E>> + Send>>;
+
 impl<F, R: Body, E> ResponseFuture<F, R, E> {
-    pub(crate) fn ignored(future: F) -> Self {
+    pub(crate) fn passed(future: F) -> Self {
         Self {
-            inner: Inner::Ignored { future },
+            inner: Inner::Passed { future },
         }
     }
 
-    pub(crate) fn guarded(request: impl Guarded<Answer<R, E>> + Send + 'static) -> Self {
+    pub(crate) fn refused(answer: ServiceResult<R, E>) -> Self {
+        Self {
+            inner: Inner::Refused {
+                answer: Some(answer),
+            },
+        }
+    }
+
+    pub(crate) fn guarded(
+        request: impl Guarded<Output = ServiceResult<R, E>> + Send + 'static,
+    ) -> Self {
         Self {
             inner: Inner::Guarded {
                 request: Some(Box::pin(request)),
             },
         }
-    }
-
-    pub(crate) fn refused(response: Response<ResponseBody<R>>) -> Self
-    where
-        R: Send + 'static,
-        R::Error: Send,
-        E: Send + 'static,
-    {
-        Self::guarded(std::future::ready(Ok(response)))
     }
 }
 
@@ -69,21 +90,30 @@ where
     F: Future<Output = Result<Response<R>, E>>,
     R: Body<Data = Bytes>,
 {
-    type Output = Answer<R, E>;
+    type Output = ServiceResult<R, E>;
 
+    /// # Panics
+    ///
+    /// If it is polled after it was ready.
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         match self.project().inner.project() {
-            InnerProj::Ignored { future } => future
+            InnerProj::Passed { future } => future
                 .poll(cx)
                 .map(|result| result.map(|response| response.map(ResponseBody::streamed))),
+            InnerProj::Refused { answer } => Poll::Ready(
+                answer
+                    .take()
+                    .expect("`ResponseFuture` polled after its answer"),
+            ),
             InnerProj::Guarded { request } => {
-                let Some(mut answered) = request.take() else {
-                    panic!("`ResponseFuture` polled after its answer");
-                };
-                let answer = answered.as_mut().poll_answer(cx);
-                match answer.is_ready() {
-                    true => answered.finish(),
-                    false => *request = Some(answered),
+                let guarded = request
+                    .as_mut()
+                    .expect("`ResponseFuture` polled after its answer");
+                let answer = guarded.as_mut().poll(cx);
+                if answer.is_ready()
+                    && let Some(request) = request.take()
+                {
+                    request.end();
                 }
                 answer
             }
@@ -94,7 +124,8 @@ where
 impl<F, R: Body, E> fmt::Debug for ResponseFuture<F, R, E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self.inner {
-            Inner::Ignored { .. } => "ResponseFuture(ignored)",
+            Inner::Passed { .. } => "ResponseFuture(passed)",
+            Inner::Refused { .. } => "ResponseFuture(refused)",
             Inner::Guarded { .. } => "ResponseFuture(guarded)",
         })
     }

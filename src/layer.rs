@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tower::Layer;
 
-use crate::{Idempotency, Store, config::Config, flow::shared::Host};
+use crate::{Idempotency, Store, config::Config, flow::shared::Shared};
 
 /// Makes retries of a request safe: the work is done once, and its response is
 /// replayed.
@@ -34,13 +34,13 @@ use crate::{Idempotency, Store, config::Config, flow::shared::Host};
 /// # }
 /// ```
 pub struct IdempotencyLayer<S> {
-    host: Arc<Host<S>>,
+    shared: Arc<Shared<S>>,
 }
 
 impl<S: Store> IdempotencyLayer<S> {
     pub(crate) fn new(store: S, config: Config) -> Self {
         Self {
-            host: Arc::new(Host::new(store, config)),
+            shared: Arc::new(Shared::new(store, config)),
         }
     }
 
@@ -98,14 +98,14 @@ impl<S: Store> IdempotencyLayer<S> {
     /// ```
     pub async fn drain(&self, grace: Duration) -> Drained {
         Drained {
-            left: self.host.drain(grace).await,
+            left: self.shared.drain(grace).await,
         }
     }
 
     /// The store that the layer was built with.
     #[must_use]
     pub fn store(&self) -> &S {
-        &self.host.store
+        &self.shared.store
     }
 }
 
@@ -113,14 +113,14 @@ impl<I, S> Layer<I> for IdempotencyLayer<S> {
     type Service = Idempotency<I, S>;
 
     fn layer(&self, inner: I) -> Self::Service {
-        Idempotency::new(inner, Arc::clone(&self.host))
+        Idempotency::new(inner, Arc::clone(&self.shared))
     }
 }
 
 impl<S> Clone for IdempotencyLayer<S> {
     fn clone(&self) -> Self {
         Self {
-            host: Arc::clone(&self.host),
+            shared: Arc::clone(&self.shared),
         }
     }
 }

@@ -286,10 +286,14 @@ mod flow;
 
 mod key;
 mod scope;
-mod policy;
+mod fingerprint;
 mod operation;
+mod lease;
+mod disposition;
+mod response;
 mod outcome;
 mod rejection;
+mod policy;
 mod config;
 
 mod body;
@@ -300,8 +304,6 @@ mod log;
 mod per_runtime;
 mod sync;
 
-mod fingerprint;
-mod response;
 pub mod store;
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -315,20 +317,22 @@ pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
     body::{RequestBody, ResponseBody},
     builder::{BuildError, IdempotencyBuilder},
+    disposition::{Disposition, Dispositions, KeepFor},
     fingerprint::{Fingerprint, Fingerprinting, RequestPart},
-    flow::reconcile::{Reconciled, Reconciler},
     future::ResponseFuture,
     key::{Key, KeySyntax},
     layer::{Drained, IdempotencyLayer},
-    operation::{Operation, OperationId, Word},
+    operation::{Operation, OperationId},
     outcome::Outcome,
-    policy::{Disconnect, Disposition, Dispositions, Recovery, StoreFailure},
+    policy::{Disconnect, Reconciled, Reconciler, Recovery, StoreFailure},
     rejection::{Rejection, RejectionKind},
     response::headers::KeptHeaders,
     response::recorded::{InterimStatusError, RecordedResponse},
     scope::{RecordName, Scope},
     service::Idempotency,
-    store::{DynStore, Fence, MemoryStore, Store, StoreError, StoreErrorKind, Sweeper, Token},
+    store::{
+        DynStore, Fence, MemoryStore, Release, Store, StoreError, StoreErrorKind, Sweeper, Token,
+    },
 };
 
 use self::backoff as jitter;

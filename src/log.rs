@@ -51,8 +51,10 @@ impl LogLimit {
 
 /// The warnings of one layer: each message is limited apart from the others, and
 /// so is each kind of its cause.
-#[derive(Debug, Default)]
-pub(crate) struct Warnings(Mutex<HashMap<(&'static str, &'static str), Arc<LogLimit>>>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Warnings(Arc<Mutex<Limits>>);
+
+type Limits = HashMap<(&'static str, &'static str), Arc<LogLimit>>;
 
 impl Warnings {
     pub(crate) fn warn(

@@ -1,203 +1,18 @@
-//! What is recorded, released or unknown; and what happens when things fail.
+//! What happens without a key, after an unknown outcome, when the client leaves, and
+//! when the store fails.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{fmt, pin::Pin, sync::Arc};
 
-use http::{StatusCode, response};
+use bytes::Bytes;
+use http::Response;
 
-use crate::{Operation, Reconciler, Word, operation::Verdict, store::Release};
+use crate::Operation;
 
 /// Whether a request without a key is refused or passes unguarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Requirement {
     Required,
     Optional,
-}
-
-/// What becomes of the record when the handler has answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Disposition {
-    /// The response is kept, and replayed to retries.
-    Record,
-    /// A retry runs. After a 3xx or 4xx any request may use the key, after any
-    /// other status the same request only.
-    Release,
-    /// Nobody knows whether it happened; [`Recovery`] says what retries get.
-    Unknown,
-}
-
-/// Which responses are recorded, which free the key for a retry, and which
-/// leave the outcome unknown.
-///
-/// ```
-/// # use axum::{Router, body::Body, http::Request, routing::post};
-/// # use tower::ServiceExt;
-/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Outcome, Scope};
-/// use http::StatusCode;
-/// use tower_idempotency::{Disposition, Dispositions};
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let correctable = Dispositions::standard()
-///     .status(StatusCode::BAD_REQUEST, Disposition::Release)
-///     .status(StatusCode::CONFLICT, Disposition::Release);
-/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
-/// # let layer = layer.dispositions(correctable).build()?;
-/// # let app = Router::new().route("/", post(StatusCode::CONFLICT).layer(layer));
-/// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
-/// # let response = app.oneshot(request).await?;
-/// # assert_eq!(response.extensions().get(), Some(&Outcome::Released));
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone)]
-#[must_use]
-pub struct Dispositions {
-    preset: Preset,
-    by_status: BTreeMap<StatusCode, Disposition>,
-    predicate: Option<Predicate>,
-}
-
-#[derive(Clone, Copy, Debug)]
-enum Preset {
-    Standard,
-    Everything,
-    Success,
-}
-
-type Predicate = Arc<dyn Fn(&response::Parts) -> Option<Disposition> + Send + Sync>;
-
-impl Dispositions {
-    /// Records 2xx, 3xx and 4xx, with these exceptions:
-    ///
-    /// - 307 and 308 release the key for any request. The client sends the same
-    ///   request to the new address, and nothing was done at this one.
-    /// - 401, 407, 413, 415, 421, 425 and 429 release the key for any request. A
-    ///   corrected request may use it.
-    /// - 500, 501, 503 and 505 upwards release the key for the same request.
-    /// - 408, 502 and 504 leave the outcome unknown: a party in between gave up
-    ///   waiting.
-    ///
-    /// After [`Operation::effects_started`] each of the released responses leaves
-    /// the outcome unknown. This is the default of a layer.
-    ///
-    /// A panic that a layer inside of this one turned into a 500 counts as that
-    /// 500. See [where the layer stands](crate#where-the-layer-stands).
-    pub fn standard() -> Self {
-        Self::preset(Preset::Standard)
-    }
-
-    /// Records every response, whatever its status.
-    pub fn everything() -> Self {
-        Self::preset(Preset::Everything)
-    }
-
-    /// Records 2xx, releases the rest; 408, 502 and 504 leave the outcome
-    /// unknown.
-    pub fn only_success() -> Self {
-        Self::preset(Preset::Success)
-    }
-
-    /// Decides for one status. Defaults to the preset.
-    pub fn status(mut self, status: StatusCode, disposition: Disposition) -> Self {
-        self.by_status.insert(status, disposition);
-        self
-    }
-
-    /// Decides for a response, before its status does; `None` leaves it to the
-    /// status. Defaults to none.
-    pub fn by(
-        mut self,
-        decide: impl Fn(&response::Parts) -> Option<Disposition> + Send + Sync + 'static,
-    ) -> Self {
-        self.predicate = Some(Arc::new(decide));
-        self
-    }
-
-    fn preset(preset: Preset) -> Self {
-        Self {
-            preset,
-            by_status: BTreeMap::new(),
-            predicate: None,
-        }
-    }
-
-    fn of(&self, response: &response::Parts) -> Disposition {
-        let status = response.status;
-        self.predicate
-            .as_ref()
-            .and_then(|decide| decide(response))
-            .or_else(|| self.by_status.get(&status).copied())
-            .unwrap_or_else(|| self.preset.of(status))
-    }
-
-    /// What the response means: the handler's word first, then the tables.
-    pub(crate) fn conclude(
-        &self,
-        response: &response::Parts,
-        word: Word,
-        operation: &Operation,
-    ) -> Conclusion {
-        match word.verdict() {
-            Some(Verdict::Record) => return Conclusion::Record,
-            Some(Verdict::Release) => return Conclusion::Release(Release::AnyRequest),
-            Some(Verdict::Unknown) => return Conclusion::Unknown,
-            None => {}
-        }
-        match self.of(response) {
-            Disposition::Record => Conclusion::Record,
-            Disposition::Unknown => Conclusion::Unknown,
-            Disposition::Release if operation.have_effects_started() => Conclusion::Unknown,
-            Disposition::Release => Conclusion::Release(released_by(response.status)),
-        }
-    }
-}
-
-/// A redirection or a client error asks for another request; a server error asks
-/// for the same one again.
-fn released_by(status: StatusCode) -> Release {
-    match status.is_redirection() || status.is_client_error() {
-        true => Release::AnyRequest,
-        false => Release::SameRequest,
-    }
-}
-
-impl Preset {
-    fn of(self, status: StatusCode) -> Disposition {
-        match (self, status.as_u16()) {
-            (Self::Everything, _) => Disposition::Record,
-            (_, 408 | 502 | 504) => Disposition::Unknown,
-            (_, 200..=299) => Disposition::Record,
-            (Self::Success, _) => Disposition::Release,
-            (Self::Standard, 307 | 308 | 401 | 407 | 413 | 415 | 421 | 425 | 429 | 500..) => {
-                Disposition::Release
-            }
-            (Self::Standard, _) => Disposition::Record,
-        }
-    }
-}
-
-impl Default for Dispositions {
-    fn default() -> Self {
-        Self::standard()
-    }
-}
-
-impl fmt::Debug for Dispositions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Dispositions")
-            .field("preset", &self.preset)
-            .field("by_status", &self.by_status)
-            .field("predicate", &self.predicate.is_some())
-            .finish()
-    }
-}
-
-/// What is to be done with the record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Conclusion {
-    Record,
-    Release(Release),
-    Unknown,
 }
 
 /// What a retry gets when nobody knows whether the operation happened: after a
@@ -220,6 +35,95 @@ pub enum Recovery {
     /// A hook is asked what became of it, and its word decides: replay, run
     /// again, or 409 `outcome-unknown`.
     Reconcile(Reconciler),
+}
+
+/// A hook that finds out what became of an operation, for
+/// [`Recovery::Reconcile`](crate::Recovery::Reconcile).
+///
+/// It is asked with the operation itself, whose [`id`](Operation::id) and
+/// [`derive`](Operation::derive)d keys are those of the run that was lost: look
+/// them up where the work would have been done. It is asked by one request at a
+/// time for a key, on all processes together, while heartbeats keep the claim,
+/// and not for longer than the longest run. A panic is
+/// [`StillUnknown`](Reconciled::StillUnknown).
+///
+/// ```
+/// # use axum::{Router, body::Body, routing::post};
+/// # use http::{Request, StatusCode};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
+/// use http::Response;
+/// use tower_idempotency::{Reconciled, Reconciler, Recovery};
+///
+/// async fn find_charge(key: String) -> Result<Option<String>, std::io::Error> {
+///     // … ask the payment provider …
+/// #   assert_eq!(key.len(), 36);
+/// #   return Ok(Some("ch_1".to_owned()));
+///     Ok(None)
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let recovery = Recovery::Reconcile(Reconciler::new(|operation| async move {
+///     match find_charge(operation.derive("payments")).await {
+///         Ok(Some(charge)) => Reconciled::Happened(Response::new(charge.into())),
+///         Ok(None) => Reconciled::DidNotHappen,
+///         Err(_) => Reconciled::StillUnknown,
+///     }
+/// }));
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let layer = layer.recovery(recovery).build()?;
+/// # // 504: the provider may have charged.
+/// # let app = Router::new().route("/", post(StatusCode::GATEWAY_TIMEOUT).layer(layer));
+/// # for status in [StatusCode::GATEWAY_TIMEOUT, StatusCode::OK] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Reconciler(Arc<dyn Fn(Operation) -> HookFuture + Send + Sync>);
+
+type HookFuture = Pin<Box<dyn Future<Output = Reconciled> + Send>>;
+
+impl Reconciler {
+    /// Asks `hook`.
+    pub fn new<F>(hook: impl Fn(Operation) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Reconciled> + Send + 'static,
+    {
+        Self(Arc::new(move |operation| Box::pin(hook(operation))))
+    }
+
+    pub(crate) fn ask(&self, operation: Operation) -> HookFuture {
+        (self.0)(operation)
+    }
+}
+
+impl fmt::Debug for Reconciler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reconciler(..)")
+    }
+}
+
+/// What a [`Reconciler`] found out.
+#[derive(Debug)]
+pub enum Reconciled {
+    /// It happened, and this was, or stands for, its response: recorded and
+    /// replayed from now on, through the same rules as a handler's response.
+    ///
+    /// Of a response with an interim status (1xx) only the fact is recorded:
+    /// retries get 409 `response-not-replayable`.
+    Happened(Response<Bytes>),
+    /// It did not happen, and the handler runs again.
+    ///
+    /// The lost run may be paused rather than dead. Say this only where it
+    /// cannot do its work any more, or where doing it again under the same
+    /// derived keys has no further effect.
+    DidNotHappen,
+    /// It cannot be told now: retries get 409 `outcome-unknown`, and ask again.
+    StillUnknown,
 }
 
 /// What happens to a running handler when its client leaves.
@@ -246,28 +150,4 @@ pub enum StoreFailure {
     /// request that had seen a record of its key before the store broke does not
     /// run, since the work may have been done.
     RunUnguarded,
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_standard_table_is_the_documented_one() {
-        use Disposition::{Record, Release, Unknown};
-        let of = |status| Preset::Standard.of(StatusCode::from_u16(status).unwrap());
-        for status in [
-            200, 201, 204, 299, 301, 302, 303, 304, 400, 403, 404, 409, 412, 414, 416, 422, 451,
-        ] {
-            assert_eq!(of(status), Record, "{status}");
-        }
-        for status in [
-            307, 308, 401, 407, 413, 415, 421, 425, 429, 500, 501, 503, 505, 507, 511, 599, 999,
-        ] {
-            assert_eq!(of(status), Release, "{status}");
-        }
-        for status in [408, 502, 504] {
-            assert_eq!(of(status), Unknown, "{status}");
-        }
-    }
 }

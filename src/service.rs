@@ -1,4 +1,4 @@
-//! The service: is this request ignored, or guarded?
+//! The service: passes a request on, refuses it, or guards it.
 
 use std::{
     fmt, mem,
@@ -13,8 +13,14 @@ use http_body::Body;
 use tower::Service;
 
 use crate::{
-    Rejection, RequestBody, ResponseBody, ResponseFuture, Store, body::error::BoxError, flow,
-    flow::admission::Admission, flow::discard::waits_for_continue, flow::shared::Host,
+    Rejection, RequestBody, ResponseFuture, Store,
+    body::error::BoxError,
+    flow::{
+        self,
+        admission::{Admission, admit, never_guards},
+        discard::{discard, waits_for_continue},
+        shared::Shared,
+    },
     rejection::Callback,
 };
 
@@ -22,12 +28,12 @@ use crate::{
 /// [`IdempotencyLayer`](crate::IdempotencyLayer).
 pub struct Idempotency<I, S> {
     inner: I,
-    host: Arc<Host<S>>,
+    shared: Arc<Shared<S>>,
 }
 
 impl<I, S> Idempotency<I, S> {
-    pub(crate) fn new(inner: I, host: Arc<Host<S>>) -> Self {
-        Self { inner, host }
+    pub(crate) fn new(inner: I, shared: Arc<Shared<S>>) -> Self {
+        Self { inner, shared }
     }
 }
 
@@ -42,7 +48,7 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    type Response = Response<ResponseBody<R>>;
+    type Response = Response<crate::ResponseBody<R>>;
     type Error = I::Error;
     type Future = ResponseFuture<I::Future, R, I::Error>;
 
@@ -51,41 +57,45 @@ where
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        if self.host.config.never_guards(request.method()) {
-            return self.ignore(request);
+        let shared = &self.shared;
+        let config = &shared.config;
+        if never_guards(config, request.method()) {
+            return self.pass(request);
         }
         let (parts, body) = request.into_parts();
         // A panic of the application's functions is this request's alone.
-        let admitted = catch_unwind(AssertUnwindSafe(|| self.host.admit(&parts, &body)));
-        let admitted = admitted.unwrap_or_else(|_| {
-            Admission::Refused(Rejection::callback_panicked(Callback::Admission))
+        let admission = catch_unwind(AssertUnwindSafe(|| {
+            admit(config, shared.is_draining(), &parts, &body)
+        }));
+        let admission = admission.unwrap_or_else(|_| {
+            Admission::Refuse(Rejection::callback_panicked(Callback::Admission))
         });
-        match admitted {
-            Admission::Ignored => self.ignore(Request::from_parts(parts, body)),
-            Admission::Refused(rejection) => {
+        match admission {
+            Admission::Pass => self.pass(Request::from_parts(parts, body)),
+            Admission::Refuse(rejection) => {
                 if !waits_for_continue(&parts.headers) {
-                    self.host.discard(body);
+                    discard(&shared.discards, body);
                 }
-                ResponseFuture::refused(self.host.config.refuse_at_once(&rejection))
+                ResponseFuture::refused(flow::refuse(shared, &parts, &rejection))
             }
-            Admission::Guarded(admitted) => {
-                // The ready service is the one to call; a clone of it is not.
-                let unready = self.inner.clone();
-                let ready = mem::replace(&mut self.inner, unready);
-                let host = Arc::clone(&self.host);
-                ResponseFuture::guarded(flow::guard(host, ready, admitted, parts, body))
+            Admission::Guard(admitted) => {
+                // The ready service is the one to call. A clone of it is not ready.
+                let clone = self.inner.clone();
+                let ready = mem::replace(&mut self.inner, clone);
+                let shared = Arc::clone(&self.shared);
+                ResponseFuture::guarded(flow::guard(shared, ready, admitted, parts, body))
             }
         }
     }
 }
 
 impl<I, S> Idempotency<I, S> {
-    fn ignore<B, R>(&mut self, request: Request<B>) -> ResponseFuture<I::Future, R, I::Error>
+    fn pass<B, R>(&mut self, request: Request<B>) -> ResponseFuture<I::Future, R, I::Error>
     where
         I: Service<Request<RequestBody<B>>, Response = Response<R>>,
         R: Body,
     {
-        ResponseFuture::ignored(self.inner.call(request.map(RequestBody::streamed)))
+        ResponseFuture::passed(self.inner.call(request.map(RequestBody::streamed)))
     }
 }
 
@@ -93,7 +103,7 @@ impl<I: Clone, S> Clone for Idempotency<I, S> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            host: Arc::clone(&self.host),
+            shared: Arc::clone(&self.shared),
         }
     }
 }

@@ -1,7 +1,4 @@
-//! A bound on the time of what is mostly ready at once.
-//!
-//! To read the clock and to set a timer costs more than many of the calls that
-//! it would bound: neither is done before there is something to wait for.
+//! A timeout for futures that are mostly ready at once.
 
 use std::{
     pin::Pin,
@@ -16,41 +13,44 @@ use tokio::{
 };
 
 pin_project! {
-    /// The output of a future, or `None` if it takes longer than its bound,
-    /// counted from the look that finds that there is something to wait for.
-    pub(crate) struct Within<F> {
+    /// The output of a future, or `None` if the timeout elapses first.
+    ///
+    /// The clock is not read, and no timer is set, before a poll leaves the future
+    /// pending. The timeout counts from that poll. Reading the clock and setting a
+    /// timer cost more than many of the calls that this limits.
+    pub(crate) struct LazyTimeout<F> {
         #[pin]
         future: F,
-        bound: Duration,
-        // How many looks may find it waiting before the bound counts.
-        free_looks: u8,
-        // Boxed: it is seldom there. Unconstrained, since a future that uses up
-        // its task's budget each time would never be seen to be late.
+        timeout: Duration,
+        // How many pending polls do not start the timeout.
+        free_polls: u8,
+        // Boxed, since few futures need it. Unconstrained, since a future that uses up
+        // its task's budget in each poll would keep the timer from being polled.
         timer: Option<Pin<Box<Unconstrained<Sleep>>>>,
     }
 }
 
-impl<F: Future> Within<F> {
-    pub(crate) fn new(bound: Duration, future: F) -> Self {
+impl<F: Future> LazyTimeout<F> {
+    pub(crate) fn new(timeout: Duration, future: F) -> Self {
         Self {
             future,
-            bound,
-            free_looks: 0,
+            timeout,
+            free_polls: 0,
             timer: None,
         }
     }
 
-    /// For what is mostly ready when its task is polled again: a body, which a
-    /// server begins to read when it is first asked for.
-    pub(crate) fn after_a_second_look(bound: Duration, future: F) -> Self {
+    /// Polls the future twice before the timeout starts. A server begins to read a
+    /// body at the first poll, and most bodies are there at the second.
+    pub(crate) fn after_two_polls(timeout: Duration, future: F) -> Self {
         Self {
-            free_looks: 1,
-            ..Self::new(bound, future)
+            free_polls: 1,
+            ..Self::new(timeout, future)
         }
     }
 }
 
-impl<F: Future> Future for Within<F> {
+impl<F: Future> Future for LazyTimeout<F> {
     type Output = Option<F::Output>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -58,14 +58,14 @@ impl<F: Future> Future for Within<F> {
         if let Poll::Ready(output) = this.future.poll(cx) {
             return Poll::Ready(Some(output));
         }
-        if *this.free_looks > 0 {
-            *this.free_looks -= 1;
+        if *this.free_polls > 0 {
+            *this.free_polls -= 1;
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
         let timer = this
             .timer
-            .get_or_insert_with(|| Box::pin(unconstrained(sleep(*this.bound))));
+            .get_or_insert_with(|| Box::pin(unconstrained(sleep(*this.timeout))));
         timer.as_mut().poll(cx).map(|()| None)
     }
 }

@@ -23,7 +23,7 @@ use http_body_util::StreamBody;
 use serde_json::json;
 use tokio::time;
 use tower::{Service, ServiceExt as _};
-use tower_idempotency::{Operation, RequestBody, Word, axum::OrRelease};
+use tower_idempotency::{Disposition, KeepFor, Operation, Release, RequestBody, axum::OrRelease};
 
 use crate::{
     caller::Account,
@@ -299,17 +299,21 @@ async fn say(
     Extension(Run(n)): Extension<Run>,
     wishes: Wishes,
 ) -> Result<Response, Mistake> {
-    let mut said = match word.as_str() {
-        "record" => Word::record(),
-        "release" => Word::release(),
-        "unknown" => Word::unknown(),
+    let disposition = match word.as_str() {
+        "record" => Disposition::Record,
+        "release" => Disposition::Release(Release::AnyRequest),
+        "unknown" => Disposition::Unknown,
         _ => return Err(Mistake(format!("{word:?} is no word of a handler"))),
     };
-    if wishes.text("keep_ms").is_some() {
-        said = said.kept_for(Duration::from_millis(wishes.number("keep_ms", 0)?));
-    }
+    let keep_ms = wishes.text("keep_ms").is_some();
+    let keep_for = keep_ms.then(|| wishes.number("keep_ms", 0)).transpose()?;
     let status: StatusCode = wishes.number("status", StatusCode::OK)?;
-    Ok((status, said, Json(json!({ "n": n }))).into_response())
+    let mut response = (status, disposition, Json(json!({ "n": n }))).into_response();
+    if let Some(keep_for) = keep_for {
+        let keep_for = KeepFor(Duration::from_millis(keep_for));
+        response.extensions_mut().insert(keep_for);
+    }
+    Ok(response)
 }
 
 async fn operation(

@@ -32,7 +32,7 @@ use std::{env, fmt, path::PathBuf, time::Duration};
 use http::{HeaderName, StatusCode};
 use tower_idempotency::{
     BuildError, Disposition, Dispositions, DynStore, Fingerprinting, IdempotencyLayer, KeptHeaders,
-    KeySyntax, Recovery, StoreFailure,
+    KeySyntax, Recovery, Release, StoreFailure,
 };
 
 use crate::{caller, stores::StoreAddress};
@@ -72,7 +72,7 @@ impl Settings {
             None => KeptHeaders::all_but_transient(),
         };
         if choice("KEEP_COOKIES", &[("0", false), ("1", true)])? {
-            kept_headers = kept_headers.cookies();
+            kept_headers = kept_headers.with_cookies();
         }
         Ok(Self {
             port: read("PORT", number)?.unwrap_or(0),
@@ -259,7 +259,7 @@ fn dispositions(text: &str) -> Result<Dispositions, String> {
             Some((word, statuses)) => {
                 let disposition = match word {
                     "record" => Disposition::Record,
-                    "release" => Disposition::Release,
+                    "release" => Disposition::Release(Release::AnyRequest),
                     "unknown" => Disposition::Unknown,
                     _ => return Err(format!("{word:?} is none of record, release, unknown")),
                 };

@@ -1,28 +1,23 @@
-//! The bodies that pass through the layer, and reading one up to a limit.
+//! The bodies that pass through the layer.
 
 pub(crate) mod error;
+pub(crate) mod read;
 
 use std::{
-    fmt,
-    future::poll_fn,
-    mem,
-    ops::ControlFlow,
+    fmt, mem,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 
-use crate::timeout::Within;
-
 pin_project! {
-    /// The body of a request below the layer: as it came, or read in full for
-    /// its fingerprint. All frames, trailers and size hints are forwarded.
+    /// The body of a request below the layer: unchanged, or read in full for its
+    /// fingerprint. Forwards all frames, trailers and size hints.
     pub struct RequestBody<B> {
         #[pin]
         inner: RequestInner<B>,
@@ -92,9 +87,9 @@ impl<B> fmt::Debug for RequestBody<B> {
 }
 
 pin_project! {
-    /// The body of a response above the layer: the inner service's own, a whole
-    /// one (recorded, replayed, or a refusal), or one that grew past what is
-    /// kept. All frames, trailers and size hints are forwarded.
+    /// The body of a response above the layer: the inner service's own, one in memory
+    /// (recorded, replayed, or a refusal), or one that is streamed. Forwards all frames,
+    /// trailers and size hints.
     pub struct ResponseBody<B>
     where
         B: Body,
@@ -112,7 +107,7 @@ pin_project! {
     {
         Streamed { #[pin] body: B },
         Whole { whole: Whole },
-        Live { read: Bytes, rest: Pin<Box<B>>, end: LiveEnd },
+        Observed { read: Bytes, rest: Pin<Box<B>>, end: EndObserver },
         Broken { read: Bytes, flushed: bool, error: Option<B::Error> },
     }
 }
@@ -132,29 +127,30 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
         }
     }
 
-    /// What was read, then the rest as it comes. The receiver learns of a clean
-    /// end; it is closed without a message if the body broke or was dropped.
+    /// Returns a body of what was read and then the rest, streamed. The receiver gets a
+    /// message at a clean end. It is closed without one if the body broke off or was
+    /// dropped.
     ///
-    /// A server that was told a `length` stops there, without asking for the
-    /// end of the body.
-    pub(crate) fn live(
+    /// A server that knows the `length` stops there, without polling for the end of the
+    /// body.
+    pub(crate) fn observed(
         read: Bytes,
         rest: Pin<Box<B>>,
         length: Option<u64>,
     ) -> (Self, oneshot::Receiver<()>) {
         let (clean, ended) = oneshot::channel();
-        let mut end = LiveEnd {
+        let mut end = EndObserver {
             clean: Some(clean),
             left: length,
         };
         if read.is_empty() && rest.is_end_stream() {
             end.clean();
         }
-        let inner = ResponseInner::Live { read, rest, end };
+        let inner = ResponseInner::Observed { read, rest, end };
         (Self { inner }, ended)
     }
 
-    /// What was read, then the error that broke it.
+    /// Returns a body of what was read, and then the error that broke it.
     pub(crate) fn broken(read: Bytes, error: B::Error) -> Self {
         Self {
             inner: ResponseInner::Broken {
@@ -166,8 +162,8 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
     }
 }
 
-/// An empty body: what outer layers answer with in the layer's place (a timeout,
-/// a CORS preflight) has the same type.
+/// An empty body, for the responses of outer layers, such as a timeout or a CORS
+/// preflight.
 impl<B: Body<Data = Bytes>> Default for ResponseBody<B> {
     fn default() -> Self {
         Self::whole(Bytes::new(), None)
@@ -185,7 +181,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         match self.project().inner.project() {
             ResponseInnerProj::Streamed { body } => body.poll_frame(cx),
             ResponseInnerProj::Whole { whole } => Poll::Ready(whole.next().map(Ok)),
-            ResponseInnerProj::Live { read, rest, end } => {
+            ResponseInnerProj::Observed { read, rest, end } => {
                 if !read.is_empty() {
                     end.sent(read.len());
                     return Poll::Ready(Some(Ok(Frame::data(mem::take(read)))));
@@ -194,7 +190,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 match &frame {
                     None => end.clean(),
                     Some(Err(_)) => end.broken(),
-                    // hyper does not poll again once this says that it is over.
+                    // hyper does not poll again once the body is at its end.
                     Some(Ok(_)) if rest.is_end_stream() => end.clean(),
                     Some(Ok(frame)) => end.sent(frame.data_ref().map_or(0, Bytes::len)),
                 }
@@ -208,8 +204,8 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 if !read.is_empty() {
                     return Poll::Ready(Some(Ok(Frame::data(mem::take(read)))));
                 }
-                // Without a pause before the error, hyper throws away what it
-                // has not sent yet, the head of the response included.
+                // Without a pause before the error, hyper discards what it has not sent
+                // yet, including the head of the response.
                 if !mem::replace(flushed, true) {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
@@ -223,7 +219,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         match &self.inner {
             ResponseInner::Streamed { body } => body.is_end_stream(),
             ResponseInner::Whole { whole } => whole.is_over(),
-            ResponseInner::Live { read, rest, .. } => read.is_empty() && rest.is_end_stream(),
+            ResponseInner::Observed { read, rest, .. } => read.is_empty() && rest.is_end_stream(),
             ResponseInner::Broken { .. } => false,
         }
     }
@@ -232,7 +228,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         match &self.inner {
             ResponseInner::Streamed { body } => body.size_hint(),
             ResponseInner::Whole { whole } => whole.size_hint(),
-            ResponseInner::Live { read, rest, .. } => {
+            ResponseInner::Observed { read, rest, .. } => {
                 let read = read.len() as u64;
                 let rest = rest.size_hint();
                 let mut hint = SizeHint::new();
@@ -256,13 +252,13 @@ impl<B: Body> fmt::Debug for ResponseBody<B> {
         f.write_str(match self.inner {
             ResponseInner::Streamed { .. } => "ResponseBody(streamed)",
             ResponseInner::Whole { .. } => "ResponseBody(whole)",
-            ResponseInner::Live { .. } => "ResponseBody(live)",
+            ResponseInner::Observed { .. } => "ResponseBody(observed)",
             ResponseInner::Broken { .. } => "ResponseBody(broken)",
         })
     }
 }
 
-/// Data and trailers in memory, handed out once.
+/// Data and trailers in memory.
 struct Whole {
     data: Bytes,
     trailers: Option<HeaderMap>,
@@ -291,8 +287,8 @@ impl Whole {
         let length = self.data.len() as u64;
         match &self.trailers {
             None => SizeHint::with_exact(length),
-            // An exact length would become `Content-Length`, and HTTP/1.1 has
-            // room for trailers only after chunks (RFC 9112 §7.1.2).
+            // An exact length would become `Content-Length`, and HTTP/1.1 allows
+            // trailers only after chunks (RFC 9112 §7.1.2).
             Some(_) => {
                 let mut hint = SizeHint::new();
                 hint.set_lower(length);
@@ -302,13 +298,13 @@ impl Whole {
     }
 }
 
-/// Tells the flow how a live body ended: dropped unsaid, it broke.
-struct LiveEnd {
+/// Reports how a streamed body ended. Dropped without a report, it broke off.
+struct EndObserver {
     clean: Option<oneshot::Sender<()>>,
     left: Option<u64>,
 }
 
-impl LiveEnd {
+impl EndObserver {
     fn sent(&mut self, bytes: usize) {
         if let Some(left) = &mut self.left {
             *left = left.saturating_sub(bytes as u64);
@@ -326,147 +322,5 @@ impl LiveEnd {
 
     fn broken(&mut self) {
         self.clean = None;
-    }
-}
-
-/// What was read of a body; what was not is still there to be read.
-pub(crate) enum Gathered<E> {
-    Whole {
-        data: Bytes,
-        trailers: Option<HeaderMap>,
-    },
-    /// It has more bytes than the limit.
-    Outgrown {
-        read: Bytes,
-    },
-    /// It took longer than the time it was given.
-    Late {
-        read: Bytes,
-    },
-    Broken {
-        read: Bytes,
-        error: E,
-    },
-}
-
-/// Reads up to `limit` bytes of a body, losing nothing.
-pub(crate) async fn gather<B: Body<Data = Bytes>>(
-    mut body: Pin<&mut B>,
-    limit: usize,
-    within: Duration,
-) -> Gathered<B::Error> {
-    let mut reading = Reading::up_to(limit);
-    if body.size_hint().lower() > limit as u64 {
-        return Gathered::Outgrown { read: Bytes::new() };
-    }
-    let end = poll_fn(|cx| {
-        loop {
-            if let ControlFlow::Break(end) = ready!(reading.poll_frame(body.as_mut(), cx)) {
-                return Poll::Ready(end);
-            }
-        }
-    });
-    let end = Within::after_a_second_look(within, end).await;
-    let (read, trailers) = reading.take();
-    match end {
-        Some(End::Clean) => Gathered::Whole {
-            data: read,
-            trailers,
-        },
-        Some(End::Outgrown) => Gathered::Outgrown { read },
-        Some(End::Broken(error)) => Gathered::Broken { read, error },
-        None => Gathered::Late { read },
-    }
-}
-
-/// A body that is being read, up to a limit.
-pub(crate) struct Reading {
-    limit: usize,
-    read: Collected,
-    trailers: Option<HeaderMap>,
-}
-
-/// Why nothing more of a body is read.
-pub(crate) enum End<E> {
-    Clean,
-    /// It has more bytes than the limit.
-    Outgrown,
-    Broken(E),
-}
-
-impl Reading {
-    pub(crate) fn up_to(limit: usize) -> Self {
-        Self {
-            limit,
-            read: Collected::default(),
-            trailers: None,
-        }
-    }
-
-    /// Reads one frame, and returns how many bytes of data it had.
-    pub(crate) fn poll_frame<B: Body<Data = Bytes>>(
-        &mut self,
-        body: Pin<&mut B>,
-        cx: &mut Context<'_>,
-    ) -> Poll<ControlFlow<End<B::Error>, usize>> {
-        let frame = match ready!(body.poll_frame(cx)) {
-            None => return Poll::Ready(ControlFlow::Break(End::Clean)),
-            Some(Err(error)) => return Poll::Ready(ControlFlow::Break(End::Broken(error))),
-            Some(Ok(frame)) => frame,
-        };
-        let data = match frame.into_data() {
-            Ok(data) => data,
-            Err(frame) => {
-                self.trailers = frame.into_trailers().ok();
-                return Poll::Ready(ControlFlow::Continue(0));
-            }
-        };
-        let length = data.len();
-        self.read.push(data);
-        Poll::Ready(match self.len() > self.limit {
-            true => ControlFlow::Break(End::Outgrown),
-            false => ControlFlow::Continue(length),
-        })
-    }
-
-    /// How many bytes have been read.
-    pub(crate) fn len(&self) -> usize {
-        self.read.len()
-    }
-
-    pub(crate) fn take(self) -> (Bytes, Option<HeaderMap>) {
-        (self.read.take(), self.trailers)
-    }
-}
-
-/// The data read so far. One frame is kept as it came; more are copied
-/// together, so that a body of many small frames takes no more memory than its
-/// bytes.
-#[derive(Default)]
-struct Collected {
-    first: Bytes,
-    joined: BytesMut,
-}
-
-impl Collected {
-    fn push(&mut self, data: Bytes) {
-        if self.len() == 0 {
-            self.first = data;
-            return;
-        }
-        self.joined.extend_from_slice(&mem::take(&mut self.first));
-        self.joined.extend_from_slice(&data);
-    }
-
-    fn len(&self) -> usize {
-        self.first.len() + self.joined.len()
-    }
-
-    fn take(self) -> Bytes {
-        if self.joined.is_empty() {
-            self.first
-        } else {
-            self.joined.freeze()
-        }
     }
 }

@@ -1,193 +1,56 @@
-//! Claiming a key, and what the record found there means for the request.
+//! Claims a key in the store.
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use futures_util::FutureExt as _;
-use http::{HeaderMap, request};
 use tokio::time::{self, Instant};
 
+use super::{
+    decide::{Answer, Answered, Decision, decide},
+    request::{Ineligible, KeyedRequest},
+    shared::Shared,
+    store_call::bounded,
+    withdraw::Hold,
+};
 use crate::{
-    Fence, OperationId, RecordName, Recovery, Store, StoreError, StoreErrorKind,
-    config::Config,
-    fingerprint::{BodyFault, Comparison, Mismatch},
-    flow::shared::Host,
-    flow::withdraw::Withdrawal,
+    Fence, RecordName, Recovery, Store, StoreError, StoreErrorKind,
     jitter::jittered,
     outcome::Notice,
-    store::{
-        Claim, Claimed, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
-    },
-    timeout::Within,
+    store::{Claimed, Grant, MarkedBy, ReclaimAs, Record, RecordState, Transitioned},
 };
 
-/// One guarded request on its way to a claim.
-pub(crate) struct Claimant {
-    pub(crate) name: RecordName,
-    pub(crate) claim: Claim,
-    /// From when on the key may start no run, if that is bounded.
-    pub(crate) stale_from: Option<Instant>,
-    /// The fault of a body that cannot be compared.
-    pub(crate) body_fault: Option<BodyFault>,
-    pub(crate) parts: request::Parts,
-    pub(crate) body: Bytes,
-    pub(crate) trailers: Option<HeaderMap>,
-    /// What the token of this claim may hold although the request does not run.
-    pub(crate) hold: Option<Hold>,
-}
-
-/// How a claim ended.
-pub(crate) enum Claiming {
-    /// The request may run; its lease counts from a moment after `since`.
-    Granted { grant: Grant, since: Instant },
-    /// The request may ask what became of the operation, and `may_run` if that
-    /// did not happen.
-    Asking {
-        grant: Grant,
-        since: Instant,
-        may_run: bool,
+/// How an attempt to claim a key ended.
+pub(super) enum ClaimResult {
+    /// The request may run.
+    Granted(Granted),
+    /// The request may ask what became of the operation, and `may_run` if that did not
+    /// happen.
+    Reconcile { granted: Granted, may_run: bool },
+    /// The request may not run, because of the record.
+    Answered(Answered),
+    /// The request may not run, and no record answers it.
+    Ineligible(Ineligible),
+    /// The store did not answer, and may have the claim nevertheless. `may_have_run` if
+    /// the work may have been done: the store had shown a record of the key.
+    Failed {
+        error: StoreError,
+        may_have_run: bool,
     },
-    /// It may not, because of the record that is there.
-    Found(Seen),
-    /// It may not whatever the store says, and no record answers it.
-    Barred(Bar),
-    /// The store did not answer, and may hold the claim all the same; `seen`, if
-    /// it had shown a record of the key before, or the request may not run.
-    Failed { error: StoreError, seen: bool },
-    /// The record changed under every attempt.
+    /// The record changed during each round.
     Contended,
 }
 
-/// The operation that a record stands for, and what it means for a request that
-/// may not run.
-pub(crate) struct Seen {
-    pub(crate) operation: OperationId,
-    pub(crate) found: Found,
-}
-
-pub(crate) enum Found {
-    InProgress {
-        age: Duration,
-        lease_left: Duration,
-    },
-    Completed {
-        response: Bytes,
-    },
-    Unknown,
-    OtherRequest(Box<Mismatch>),
-    OtherScheme,
-    /// The function of an earlier fingerprint panicked.
-    Panicked,
-}
-
-/// Why a request may not run, whatever the store says. It gets what the record
-/// answers without a run.
+/// A claim that the store granted.
 #[derive(Clone, Copy)]
-pub(crate) enum Bar {
-    /// Its key was made too long ago.
-    KeyStale,
-    BodyInvalid(BodyFault),
-}
-
-/// What one look at the store brought.
-enum Round {
-    Granted(Grant),
-    Found(Seen),
-}
-
-/// What to do about a record.
-enum Standing {
-    /// The answer to an earlier try of this very claim got lost.
-    Mine(Grant),
-    Free(ReclaimAs),
-    Lapsed,
-    Taken(Found),
-}
-
-/// Claims the key, in rounds, since the record may change between two looks.
-pub(crate) async fn claim<S: Store>(host: &Host<S>, claimant: &mut Claimant) -> Claiming {
-    if let Some(bar) = claimant.bar() {
-        return Box::pin(barred(host, claimant, bar)).await;
-    }
-    let mut tried = Tried {
-        hold: claimant.hold,
-        ..Tried::default()
-    };
-    let claiming = claim_in_rounds(host, claimant, &mut tried).await;
-    claimant.hold = match claiming {
-        Claiming::Granted { .. } => None,
-        _ => tried.hold,
-    };
-    if let Some(error) = &tried.failure
-        && !matches!(claiming, Claiming::Failed { .. })
-    {
-        let warnings = &host.config.warnings;
-        warnings.warn("claim failed and was tried again", Some(error), None);
-    }
-    claiming
-}
-
-async fn claim_in_rounds<S: Store>(
-    host: &Host<S>,
-    claimant: &Claimant,
-    tried: &mut Tried,
-) -> Claiming {
-    let start = Instant::now();
-    let mut outcome = Claiming::Contended;
-    for round in 0..ROUNDS {
-        if round > 0 {
-            time::sleep(jittered(PAUSE * round)).await;
-        }
-        let left = match round {
-            0 => host.config.store_timeout,
-            _ => host.config.store_timeout.saturating_sub(start.elapsed()),
-        };
-        let round = Within::new(left, caught(round_of(host, claimant, tried))).await;
-        match round.unwrap_or_else(|| Err(StoreError::timed_out())) {
-            Ok(Some(Round::Granted(grant))) => {
-                if start.elapsed() <= host.config.lease / 3 {
-                    return tried.granted(grant, start);
-                }
-                // Much of the lease is gone already: confirm it before the
-                // handler starts.
-                let since = Instant::now();
-                match renew(host, claimant).await {
-                    Ok(Transitioned::Applied) => return tried.granted(grant, since),
-                    Ok(Transitioned::Superseded) => outcome = Claiming::Contended,
-                    Err(error) => return Claiming::Failed { error, seen: true },
-                }
-            }
-            Ok(Some(Round::Found(seen))) => return Claiming::Found(seen),
-            Ok(None) => outcome = Claiming::Contended,
-            Err(error) => {
-                let passing = matches!(
-                    error.kind(),
-                    StoreErrorKind::Unavailable | StoreErrorKind::TimedOut
-                );
-                // A busy or full store says nothing about the round before it.
-                if passing || !matches!(outcome, Claiming::Failed { .. }) {
-                    let seen = tried.seen;
-                    tried.failure = Some(error.clone());
-                    outcome = Claiming::Failed { error, seen };
-                }
-                if !passing || start.elapsed() >= host.config.store_timeout {
-                    return outcome;
-                }
-            }
-        }
-    }
-    outcome
+pub(super) struct Granted {
+    pub(super) grant: Grant,
+    /// A moment before the store granted it, from which the lease counts.
+    pub(super) since: Instant,
 }
 
 /// What the rounds of one claim have found out.
 #[derive(Default)]
-struct Tried {
-    /// Whether the store has shown a record of the key.
-    seen: bool,
+struct Progress {
+    has_seen_record: bool,
     /// Whether the request may run if the operation did not happen.
     may_run: bool,
     hold: Option<Hold>,
@@ -195,19 +58,104 @@ struct Tried {
     failure: Option<StoreError>,
 }
 
-impl Tried {
+/// Claims the key, in rounds, since the record may change between two looks at it.
+pub(super) async fn claim<S: Store>(
+    shared: &Arc<Shared<S>>,
+    request: &mut KeyedRequest,
+) -> ClaimResult {
+    if let Some(ineligible) = request.ineligible() {
+        return Box::pin(claim_nothing(shared, request, ineligible)).await;
+    }
+    let mut progress = Progress {
+        hold: request.hold,
+        ..Progress::default()
+    };
+    let result = claim_in_rounds(shared, request, &mut progress).await;
+    request.hold = match result {
+        ClaimResult::Granted { .. } => None,
+        _ => progress.hold,
+    };
+    if let Some(error) = &progress.failure
+        && !matches!(result, ClaimResult::Failed { .. })
+    {
+        let warnings = shared.config.warnings();
+        warnings.warn("claim failed and was tried again", Some(error), None);
+    }
+    result
+}
+
+async fn claim_in_rounds<S: Store>(
+    shared: &Shared<S>,
+    request: &KeyedRequest,
+    progress: &mut Progress,
+) -> ClaimResult {
+    let store_timeout = shared.config.store_timeout();
+    let start = Instant::now();
+    let mut result = ClaimResult::Contended;
+    for number in 0..ROUNDS {
+        let mut timeout = store_timeout;
+        if number > 0 {
+            time::sleep(jittered(PAUSE * number)).await;
+            timeout = store_timeout.saturating_sub(start.elapsed());
+        }
+        match bounded(timeout, round(shared, request, progress)).await {
+            Ok(Some(Round::Granted(grant))) => {
+                let mut granted = Granted {
+                    grant,
+                    since: start,
+                };
+                if start.elapsed() <= shared.config.lease() / 3 {
+                    return progress.granted(granted);
+                }
+                // Much of the lease has passed: confirm it before the handler starts.
+                granted.since = Instant::now();
+                match renew(shared, request).await {
+                    Ok(Transitioned::Applied) => return progress.granted(granted),
+                    Ok(Transitioned::Superseded) => result = ClaimResult::Contended,
+                    Err(error) => {
+                        return ClaimResult::Failed {
+                            error,
+                            may_have_run: true,
+                        };
+                    }
+                }
+            }
+            Ok(Some(Round::Answered(answered))) => return ClaimResult::Answered(answered),
+            Ok(None) => result = ClaimResult::Contended,
+            Err(error) => {
+                let is_passing = matches!(
+                    error.kind(),
+                    StoreErrorKind::Unavailable | StoreErrorKind::TimedOut
+                );
+                // A busy or full store says nothing about the round before it.
+                if is_passing || !matches!(result, ClaimResult::Failed { .. }) {
+                    progress.failure = Some(error.clone());
+                    result = ClaimResult::Failed {
+                        error,
+                        may_have_run: progress.has_seen_record,
+                    };
+                }
+                if !is_passing || start.elapsed() >= store_timeout {
+                    return result;
+                }
+            }
+        }
+    }
+    result
+}
+
+impl Progress {
     /// A claim that was made in order to ask is for asking alone.
-    fn granted(&self, grant: Grant, since: Instant) -> Claiming {
+    fn granted(&self, granted: Granted) -> ClaimResult {
         match self.hold {
             Some(Hold::Reclaim {
                 reclaim_as: ReclaimAs::Reconcile,
                 ..
-            }) => Claiming::Asking {
-                grant,
-                since,
+            }) => ClaimResult::Reconcile {
+                granted,
                 may_run: self.may_run,
             },
-            _ => Claiming::Granted { grant, since },
+            _ => ClaimResult::Granted(granted),
         }
     }
 
@@ -220,297 +168,205 @@ impl Tried {
     }
 }
 
-/// What a token holds, or may hold if the answer of the store got lost.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Hold {
-    /// A name that had no record.
-    Claim,
-    /// The record that was seen with this fence.
-    Reclaim {
-        seen: Fence,
-        reclaim_as: ReclaimAs,
-        /// For whom the record was released, if it was.
-        released: Option<Release>,
-    },
+enum Round {
+    Granted(Grant),
+    Answered(Answered),
 }
 
-/// One round; `None` if the record changed meanwhile.
-async fn round_of<S: Store>(
-    host: &Host<S>,
-    claimant: &Claimant,
-    tried: &mut Tried,
+/// Claims once. Returns `None` if the record changed meanwhile.
+async fn round<S: Store>(
+    shared: &Shared<S>,
+    request: &KeyedRequest,
+    progress: &mut Progress,
 ) -> Result<Option<Round>, StoreError> {
-    let Claimant { name, claim, .. } = claimant;
-    let config = &host.config;
-    let before = tried.hold;
-    tried.hold = before.or(Some(Hold::Claim));
-    let claimed = match host.store.claim(name, claim).await {
+    let KeyedRequest { name, claim, .. } = request;
+    let before = progress.hold;
+    progress.hold = before.or(Some(Hold::Claim));
+    let claimed = match shared.store.claim(name, claim).await {
         Err(error) if error.sent_nothing() => {
-            tried.hold = before;
+            progress.hold = before;
             return Err(error);
         }
         claimed => claimed?,
     };
     let record = match claimed {
         Claimed::Acquired(grant) => {
-            tried.hold = Some(Hold::Claim);
+            progress.hold = Some(Hold::Claim);
             return Ok(Some(Round::Granted(grant)));
         }
         Claimed::Occupied(record) => record,
         Claimed::Vanished => {
-            tried.hold = before;
+            progress.hold = before;
             return Ok(None);
         }
     };
     if record.token != claim.token {
-        tried.saw_another(&record);
+        progress.saw_another(&record);
     }
-    tried.seen = true;
-    let seen = |found| {
-        Round::Found(Seen {
-            operation: record.operation,
-            found,
-        })
-    };
-    Ok(match claimant.judge(config, &record) {
-        Standing::Mine(grant) => Some(Round::Granted(grant)),
-        Standing::Free(reclaim_as) => {
-            tried.may_run = record.takeovers + 1 < config.max_attempts;
-            let before = tried.hold;
-            tried.hold = Some(Hold::Reclaim {
-                seen: record.fence,
-                reclaim_as,
-                released: match record.state {
-                    RecordState::Released(release) => Some(release),
-                    _ => None,
-                },
-            });
-            let reclaimed = host.store.reclaim(name, record.fence, reclaim_as, claim);
-            let granted = match reclaimed.await {
-                Err(error) if error.sent_nothing() => {
-                    tried.hold = before;
-                    return Err(error);
-                }
-                granted => granted?,
-            };
-            if granted.is_none() {
-                tried.hold = before;
-            }
-            let was_open = matches!(
-                record.state,
-                RecordState::Unknown | RecordState::InProgress { .. }
-            );
-            if granted.is_some() && reclaim_as == ReclaimAs::Expired && was_open {
-                Notice::UnknownExpired.tell(&config.warnings, Some(record.operation));
-            }
-            granted.map(Round::Granted)
+    progress.has_seen_record = true;
+    match decide(request, &shared.config, &record) {
+        Decision::Own(grant) => Ok(Some(Round::Granted(grant))),
+        Decision::Reclaim(reclaim_as) => {
+            let reclaimed = reclaim(shared, request, progress, &record, reclaim_as);
+            Ok(reclaimed.await?.map(Round::Granted))
         }
-        Standing::Lapsed => match mark_lapsed(host, name, record.fence).await {
-            Ok(Transitioned::Superseded) => None,
-            // The next round asks what became of it.
-            Ok(Transitioned::Applied) if matches!(config.recovery, Recovery::Reconcile(_)) => None,
-            Ok(Transitioned::Applied) => Some(seen(Found::Unknown)),
-            // Written down or not, it is what this request has seen.
-            Err(error) => {
-                config.warnings.warn(
-                    "recording failed of a lapsed lease as an unknown outcome: the next request or \
-                     sweep tries again",
-                    Some(&error),
-                    Some(record.operation),
-                );
-                Some(seen(Found::Unknown))
-            }
+        Decision::MarkUnknown => Ok(mark_unknown(shared, name, &record)
+            .await
+            .map(Round::Answered)),
+        Decision::Answer(answer) => Ok(Some(Round::Answered(Answered {
+            operation: record.operation,
+            answer,
+        }))),
+    }
+}
+
+async fn reclaim<S: Store>(
+    shared: &Shared<S>,
+    KeyedRequest { name, claim, .. }: &KeyedRequest,
+    progress: &mut Progress,
+    record: &Record,
+    reclaim_as: ReclaimAs,
+) -> Result<Option<Grant>, StoreError> {
+    progress.may_run = shared.config.has_attempts_left(record);
+    let before = progress.hold;
+    progress.hold = Some(Hold::Reclaim {
+        seen: record.fence,
+        reclaim_as,
+        released: match record.state {
+            RecordState::Released(release) => Some(release),
+            _ => None,
         },
-        Standing::Taken(found) => Some(seen(found)),
+    });
+    let reclaimed = shared.store.reclaim(name, record.fence, reclaim_as, claim);
+    let granted = match reclaimed.await {
+        Err(error) if error.sent_nothing() => {
+            progress.hold = before;
+            return Err(error);
+        }
+        granted => granted?,
+    };
+    if granted.is_none() {
+        progress.hold = before;
+    }
+    let was_unknown = matches!(
+        record.state,
+        RecordState::Unknown | RecordState::InProgress { .. }
+    );
+    if granted.is_some() && reclaim_as == ReclaimAs::Expired && was_unknown {
+        Notice::UnknownExpired.tell(shared.config.warnings(), Some(record.operation));
+    }
+    Ok(granted)
+}
+
+/// Marks a record as unknown whose lease has lapsed. Returns `None` if the record is to
+/// be claimed again: it changed meanwhile, or a hook may be asked now.
+async fn mark_unknown<S: Store>(
+    shared: &Shared<S>,
+    name: &RecordName,
+    record: &Record,
+) -> Option<Answered> {
+    match mark_lapsed(shared, name, record.fence).await {
+        Ok(Transitioned::Superseded) => return None,
+        Ok(Transitioned::Applied) if matches!(shared.config.recovery, Recovery::Reconcile(_)) => {
+            return None;
+        }
+        Ok(Transitioned::Applied) => {}
+        // Recorded or not, the outcome is unknown to this request.
+        Err(error) => shared.config.warnings().warn(
+            "recording failed of a lapsed lease as an unknown outcome: the next request or sweep \
+             tries again",
+            Some(&error),
+            Some(record.operation),
+        ),
+    }
+    Some(Answered {
+        operation: record.operation,
+        answer: Answer::Unknown,
     })
 }
 
-/// What the record that is there answers to a request that must not claim.
-async fn barred<S: Store>(host: &Host<S>, claimant: &Claimant, bar: Bar) -> Claiming {
-    let start = Instant::now();
+/// Returns what the record answers to a request that must not claim.
+async fn claim_nothing<S: Store>(
+    shared: &Shared<S>,
+    request: &KeyedRequest,
+    ineligible: Ineligible,
+) -> ClaimResult {
+    let since = Instant::now();
+    let is_body_invalid = matches!(ineligible, Ineligible::BodyInvalid(_));
     for _ in 0..ROUNDS {
-        let record = match host.timely(host.store.read(&claimant.name)).await {
+        let record = match shared.call(shared.store.read(&request.name)).await {
             Ok(Some(record)) => record,
-            Ok(None) => return Claiming::Barred(bar),
+            Ok(None) => return ClaimResult::Ineligible(ineligible),
             // Such a body is refused with or without a record.
-            Err(_) if matches!(bar, Bar::BodyInvalid(_)) => return Claiming::Barred(bar),
-            Err(error) => return Claiming::Failed { error, seen: true },
-        };
-        let found = match claimant.judge(&host.config, &record) {
-            Standing::Mine(grant) => {
-                return Claiming::Granted {
-                    grant,
-                    since: start,
+            Err(_) if is_body_invalid => return ClaimResult::Ineligible(ineligible),
+            Err(error) => {
+                return ClaimResult::Failed {
+                    error,
+                    may_have_run: true,
                 };
             }
-            Standing::Free(ReclaimAs::Retry | ReclaimAs::Replace | ReclaimAs::Expired) => {
-                return Claiming::Barred(bar);
+        };
+        let answer = match decide(request, &shared.config, &record) {
+            Decision::Own(grant) => return ClaimResult::Granted(Granted { grant, since }),
+            Decision::Reclaim(ReclaimAs::Retry | ReclaimAs::Replace | ReclaimAs::Expired) => {
+                return ClaimResult::Ineligible(ineligible);
             }
-            Standing::Taken(Found::OtherRequest(mismatch))
-                if matches!(bar, Bar::BodyInvalid(_)) && mismatch.is_of_body_alone() =>
+            Decision::Answer(Answer::Mismatch(mismatch))
+                if is_body_invalid && mismatch.is_of_body_alone() =>
             {
-                return Claiming::Barred(bar);
+                return ClaimResult::Ineligible(ineligible);
             }
-            Standing::Taken(found) => found,
-            Standing::Free(ReclaimAs::Rerun | ReclaimAs::Reconcile) => Found::Unknown,
-            Standing::Free(ReclaimAs::Takeover) | Standing::Lapsed => {
-                match mark_lapsed(host, &claimant.name, record.fence).await {
+            Decision::Answer(answer) => answer,
+            Decision::Reclaim(ReclaimAs::Rerun | ReclaimAs::Reconcile) => Answer::Unknown,
+            Decision::Reclaim(ReclaimAs::Takeover) | Decision::MarkUnknown => {
+                match mark_lapsed(shared, &request.name, record.fence).await {
                     Ok(Transitioned::Superseded) => continue,
-                    Ok(Transitioned::Applied) | Err(_) => Found::Unknown,
+                    Ok(Transitioned::Applied) | Err(_) => Answer::Unknown,
                 }
             }
         };
-        return Claiming::Found(Seen {
+        return ClaimResult::Answered(Answered {
             operation: record.operation,
-            found,
+            answer,
         });
     }
-    Claiming::Contended
+    ClaimResult::Contended
 }
 
-/// What the record that is there now means for the request; `None` if the key
-/// can be claimed.
-pub(crate) async fn look<S: Store>(
-    host: &Host<S>,
-    claimant: &Claimant,
-) -> Result<Option<Seen>, StoreError> {
-    let record = host.timely(host.store.read(&claimant.name)).await?;
+/// Returns what the record answers now, or `None` if the key can be claimed.
+pub(super) async fn look_up<S: Store>(
+    shared: &Shared<S>,
+    request: &KeyedRequest,
+) -> Result<Option<Answered>, StoreError> {
+    let record = shared.call(shared.store.read(&request.name)).await?;
     Ok(
-        record.and_then(|record| match claimant.judge(&host.config, &record) {
-            Standing::Taken(found) => Some(Seen {
+        record.and_then(|record| match decide(request, &shared.config, &record) {
+            Decision::Answer(answer) => Some(Answered {
                 operation: record.operation,
-                found,
+                answer,
             }),
-            Standing::Mine(_) | Standing::Free(_) | Standing::Lapsed => None,
+            Decision::Own(_) | Decision::Reclaim(_) | Decision::MarkUnknown => None,
         }),
     )
 }
 
 async fn mark_lapsed<S: Store>(
-    host: &Host<S>,
+    shared: &Shared<S>,
     name: &RecordName,
     seen: Fence,
 ) -> Result<Transitioned, StoreError> {
-    let retention = host.config.unknown_retention;
+    let retention = shared.config.unknown_retention;
     let lapsed = MarkedBy::Lapsed(seen);
-    host.store.mark_unknown(name, lapsed, retention).await
+    shared.store.mark_unknown(name, lapsed, retention).await
 }
 
-async fn renew<S: Store>(host: &Host<S>, claimant: &Claimant) -> Result<Transitioned, StoreError> {
-    let Claimant { name, claim, .. } = claimant;
-    host.timely(host.store.renew(name, claim.token, claim.lease))
+async fn renew<S: Store>(
+    shared: &Shared<S>,
+    KeyedRequest { name, claim, .. }: &KeyedRequest,
+) -> Result<Transitioned, StoreError> {
+    shared
+        .call(shared.store.renew(name, claim.token, claim.lease))
         .await
-}
-
-impl Claimant {
-    /// What takes the claim back, if it may be in the store.
-    pub(crate) fn withdrawal<S: Store>(&self, host: &Arc<Host<S>>) -> Option<Withdrawal<S>> {
-        self.hold.map(|hold| Withdrawal {
-            host: Arc::clone(host),
-            name: self.name.clone(),
-            claim: Claim {
-                reads_response: false,
-                ..self.claim
-            },
-            hold,
-        })
-    }
-
-    /// Why the request may not run now, if so.
-    fn bar(&self) -> Option<Bar> {
-        match self.body_fault {
-            Some(fault) => Some(Bar::BodyInvalid(fault)),
-            None => self.is_stale().then_some(Bar::KeyStale),
-        }
-    }
-
-    /// Whether the key may start no run any more.
-    pub(crate) fn is_stale(&self) -> bool {
-        self.stale_from.is_some_and(|from| Instant::now() >= from)
-    }
-
-    /// The one place where records are compared with requests. A mismatch wins
-    /// over every live state but "free for any request".
-    fn judge(&self, config: &Config, record: &Record) -> Standing {
-        let in_progress = matches!(record.state, RecordState::InProgress { .. });
-        if in_progress && record.token == self.claim.token {
-            return Standing::Mine(Grant::new(record.operation, record.fence, record.attempt));
-        }
-        if !in_progress && record.expires_in.is_none() {
-            return Standing::Free(ReclaimAs::Expired);
-        }
-        let compare = || {
-            config.fingerprinter.compare(
-                &record.fingerprint,
-                &self.claim.fingerprint,
-                &self.parts,
-                &self.body,
-            )
-        };
-        let Ok(compared) = catch_unwind(AssertUnwindSafe(compare)) else {
-            return Standing::Taken(Found::Panicked);
-        };
-        let is_freed = matches!(record.state, RecordState::Released(Release::AnyRequest));
-        // A crashed claim binds its key until it expires, whether it was swept or
-        // not.
-        let is_over = matches!(record.state, RecordState::InProgress { lease_left: None })
-            && record.expires_in.is_none();
-        match compared {
-            Comparison::Same => {}
-            _ if is_freed => return Standing::Free(ReclaimAs::Replace),
-            Comparison::SchemeUnknown if is_over => return Standing::Lapsed,
-            Comparison::SchemeUnknown => return Standing::Taken(Found::OtherScheme),
-            Comparison::Different(_) if is_over => return Standing::Free(ReclaimAs::Expired),
-            Comparison::Different(mismatch) => {
-                return Standing::Taken(Found::OtherRequest(Box::new(mismatch)));
-            }
-        }
-        let rerun = matches!(config.recovery, Recovery::Rerun)
-            && record.takeovers + 1 < config.max_attempts;
-        match &record.state {
-            RecordState::Released(_) => Standing::Free(ReclaimAs::Retry),
-            RecordState::Completed { response } => Standing::Taken(Found::Completed {
-                response: response.clone(),
-            }),
-            RecordState::Unknown if rerun => Standing::Free(ReclaimAs::Rerun),
-            RecordState::Unknown if matches!(config.recovery, Recovery::Reconcile(_)) => {
-                Standing::Free(ReclaimAs::Reconcile)
-            }
-            RecordState::Unknown => Standing::Taken(Found::Unknown),
-            RecordState::InProgress {
-                lease_left: Some(lease_left),
-            } => Standing::Taken(Found::InProgress {
-                age: record.age,
-                lease_left: *lease_left,
-            }),
-            RecordState::InProgress { lease_left: None } if rerun => {
-                Standing::Free(ReclaimAs::Takeover)
-            }
-            RecordState::InProgress { lease_left: None } => Standing::Lapsed,
-        }
-    }
-}
-
-impl<S> Host<S> {
-    /// Bounds one call to the store.
-    pub(crate) async fn timely<T>(
-        &self,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        Within::new(self.config.store_timeout, caught(call))
-            .await
-            .unwrap_or_else(|| Err(StoreError::timed_out()))
-    }
-}
-
-/// Turns a panic of the store into an error, so that it does not end a background
-/// task.
-pub(crate) fn caught<T>(
-    call: impl Future<Output = Result<T, StoreError>>,
-) -> impl Future<Output = Result<T, StoreError>> {
-    AssertUnwindSafe(call)
-        .catch_unwind()
-        .map(|answer| answer.unwrap_or_else(|_| Err(StoreError::unavailable("the store panicked"))))
 }
 
 const ROUNDS: u32 = 8;

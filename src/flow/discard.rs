@@ -1,9 +1,8 @@
 //! Reads on after a refusal.
 //!
-//! Many clients write their whole request before they read. Where a server stops
-//! reading, such a client sees a broken connection, and never the refusal. So the
-//! rest of a refused body is read and thrown away while the answer goes out,
-//! within bounds.
+//! Many clients write their whole request before they read. If a server stops reading,
+//! such a client sees a broken connection instead of the refusal. So the rest of a
+//! refused body is read and discarded while the answer is sent, within limits.
 
 use std::{
     future::poll_fn,
@@ -17,57 +16,55 @@ use http::{HeaderMap, header};
 use http_body::Body;
 use tokio::runtime::Handle;
 
+use super::limits::Limit;
 use crate::{
     body::error::{BodyError, BoxError},
-    flow::shared::Host,
-    timeout::Within,
+    timeout::LazyTimeout,
 };
 
-impl<S> Host<S> {
-    /// Reads the rest of a refused body in the background. A body is dropped at once
-    /// while `DISCARDS` others are read, and outside of a runtime.
-    pub(crate) fn discard<B>(&self, body: B)
-    where
-        B: Body<Data = Bytes> + Send + 'static,
-        B::Error: Into<BoxError>,
-    {
-        if body.is_end_stream() {
-            return;
-        }
-        let (Some(permit), Ok(runtime)) = (self.discards.take(1), Handle::try_current()) else {
-            return;
-        };
-        runtime.spawn(async move {
-            Within::after_a_second_look(DISCARD_TIME, read_on(body)).await;
-            drop(permit);
-        });
+/// Reads the rest of a refused body in the background. The body is dropped at once if
+/// `limit` is reached, and outside of a runtime.
+pub(crate) fn discard<B>(limit: &Limit, body: B)
+where
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    if body.is_end_stream() {
+        return;
     }
+    let (Some(permit), Ok(runtime)) = (limit.try_acquire(1), Handle::try_current()) else {
+        return;
+    };
+    runtime.spawn(async move {
+        LazyTimeout::after_two_polls(DISCARD_TIMEOUT, read_to_end(body)).await;
+        drop(permit);
+    });
 }
 
-/// Whether the client waits for `100 Continue` before it sends its body. It sends
-/// none after a refusal, so there is nothing to read.
+/// Whether the client waits for `100 Continue` before it sends its body. It sends none
+/// after a refusal, so there is nothing to read.
 pub(crate) fn waits_for_continue(headers: &HeaderMap) -> bool {
     headers
         .get(header::EXPECT)
         .is_some_and(|expected| expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-async fn read_on<B>(body: B)
+async fn read_to_end<B>(body: B)
 where
     B: Body<Data = Bytes>,
     B::Error: Into<BoxError>,
 {
     let mut body = pin!(body);
-    let mut left = DISCARD_BYTES;
+    let mut left = MAX_DISCARDED_BYTES;
     while let Some(length) = poll_fn(|cx| poll_length(body.as_mut(), cx)).await {
-        match left.checked_sub(length.max(LEAST_FRAME)) {
+        match left.checked_sub(length.max(MIN_FRAME)) {
             Some(fewer) => left = fewer,
             None => return,
         }
     }
 }
 
-/// The length of the next frame; `None` if nothing more can be read.
+/// Returns the length of the next frame, or `None` if nothing more can be read.
 fn poll_length<B>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll<Option<usize>>
 where
     B: Body<Data = Bytes>,
@@ -77,18 +74,18 @@ where
         Ok(frame) => Some(frame.data_ref().map_or(0, Bytes::len)),
         Err(error) => {
             // An outer limit reads each further frame and reports it as an error,
-            // without its length: it counts `LEAST_FRAME`.
-            let is_outgrown = BodyError::of(&*error.into()) == BodyError::TooLarge;
-            is_outgrown.then_some(0)
+            // without its length: it counts as `MIN_FRAME`.
+            let is_too_large = BodyError::of(&*error.into()) == BodyError::TooLarge;
+            is_too_large.then_some(0)
         }
     })
 }
 
-/// How many refused bodies are read at once.
-pub(crate) const DISCARDS: usize = 256;
+/// How many refused bodies are read at a time.
+pub(crate) const MAX_DISCARDS: usize = 256;
 /// How many bytes of a refused body are read, if their number is known.
-const DISCARD_BYTES: usize = 64 << 20;
-/// For how long a refused body is read.
-const DISCARD_TIME: Duration = Duration::from_secs(10);
+const MAX_DISCARDED_BYTES: usize = 64 << 20;
+/// How long a refused body is read.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
 /// What a frame counts at least, so that empty frames come to an end too.
-const LEAST_FRAME: usize = 4 << 10;
+const MIN_FRAME: usize = 4 << 10;

@@ -1,5 +1,4 @@
-//! The end of a run: what became of it is written down, and only then its client
-//! gets an answer.
+//! Finishes a run: its outcome is recorded, and only then the client is answered.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -8,364 +7,418 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{Response, response};
+use http::{Response, StatusCode, response};
 use http_body::Body;
 
-use super::{Exchange, claims_success};
+use super::{
+    owned::Transition,
+    reply::{Reply, ServiceResult},
+    run::{Called, Panicked, Run},
+    spawn,
+};
 use crate::{
-    Operation, Outcome, Rejection, ResponseBody, Store, Word,
-    body::{Gathered, gather},
-    flow::owned::{Ending, Owned},
-    flow::reply::{Answer, say_unrecorded},
-    operation::{AsCommitted, Transacted, Verdict},
+    Disposition, Outcome, Rejection, ResponseBody, Store,
+    body::read::{Collected, collect},
+    disposition::HandlerChoice,
+    operation::{AsCommitted, Transacted},
     outcome::Notice,
-    policy::Conclusion,
-    response::{correct_length, declared_length},
+    response::{ResponseSettings, correct_length, declared_length},
     store::{Release, Transitioned},
 };
 
-impl<S, R, E> Exchange<'_, S, R, E>
+/// Records the outcome of a run that ended, and returns the answer.
+pub(super) async fn finish<S, R, E>(run: Run<S>, called: Called<R, E>) -> Reply<R, E>
 where
     S: Store,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
-    E: Send + 'static,
 {
-    /// The response was committed in the handler's transaction: it is the
-    /// answer, whatever the handler made of it.
-    pub(super) async fn reply_committed(
-        &mut self,
-        owned: &Owned<'_, S>,
-        answered: Result<Result<Response<R>, E>, Rejection>,
-        recorded: Bytes,
-    ) {
-        owned.host.waiters.wake(&owned.name);
-        let unchanged = match answered {
-            Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
-                self.unchanged(response, &recorded).await
+    let operation = &run.claim.operation;
+    // A response that is not sent is dropped at once: its body may hold what others
+    // wait for.
+    match (operation.transacted().await, called) {
+        (Transacted::Committed { response }, called) => {
+            Box::pin(reply_committed(run, called, response)).await
+        }
+        (Transacted::Superseded, called) => {
+            drop(called);
+            Box::pin(answer_superseded(run)).await
+        }
+        (Transacted::Unknown, called) => {
+            drop(called);
+            operation.log_failure();
+            let response = run.refuse(Rejection::commit_unknown());
+            Box::pin(end_unknown(run, Ok(response), None)).await
+        }
+        (Transacted::Aborted, Ok(Ok(response))) if is_success(response.status()) => {
+            let mut parts = response.into_parts().0;
+            let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
+            operation.log_failure();
+            Box::pin(refuse_rolled_back(run, choice)).await
+        }
+        (_, Ok(Ok(response))) => {
+            if response.status().is_server_error() {
+                operation.log_failure();
             }
-            _ => None,
-        };
-        match unchanged {
-            Some(response) => self
-                .reply
-                .finish(Ok(response), Outcome::Recorded, owned.operation),
-            None => self.reply.answer_recorded(recorded, owned.operation),
+            apply_disposition(run, response).await
+        }
+        (_, Ok(Err(error))) => {
+            operation.log_failure();
+            Box::pin(end_unknown(run, Err(error), Some(INNER_FAILED))).await
+        }
+        (_, Err(Panicked)) => {
+            operation.log_failure();
+            Box::pin(end_panicked(run)).await
         }
     }
+}
 
-    /// The response as it was committed, with the headers that are not kept;
-    /// `None` if anybody has changed it on its way.
-    async fn unchanged(
-        &mut self,
-        response: Response<R>,
-        recorded: &Bytes,
-    ) -> Option<Response<ResponseBody<R>>> {
-        let config = &self.host.config;
-        let (mut parts, body) = config.cleaned(response).into_parts();
-        parts.extensions.remove::<Word>();
-        let (limit, within) = (config.max_response_body, config.response_body_timeout);
-        let Gathered::Whole {
-            data,
-            trailers: None,
-        } = gather(pin!(body), limit, within).await
-        else {
-            return None;
-        };
-        let kept = config.completion(&parts, &data, None, Word::default());
-        (kept.response == *recorded).then(|| {
+/// Records the outcome of a handler that was stopped because its client left.
+pub(super) async fn finish_cancelled<S, R, E>(run: Run<S>) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes>,
+{
+    let reply = Reply::client_left(run.claim.id());
+    // A commit that was under way was not stopped with the handler.
+    if let Transacted::Committed { .. } = run.claim.operation.transacted().await {
+        run.claim.shared.waiters.wake(run.claim.operation.name());
+        return reply;
+    }
+    run.settings()
+        .warnings
+        .warn(CANCELLED, None, run.claim.id());
+    record_in_background(run, Transition::MarkUnknown).await;
+    reply
+}
+
+/// Replies with the response that was committed in the handler's transaction, whatever
+/// the handler made of it.
+async fn reply_committed<S, R, E>(run: Run<S>, called: Called<R, E>, recorded: Bytes) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes>,
+{
+    let operation = &run.claim.operation;
+    run.claim.shared.waiters.wake(operation.name());
+    let settings = run.settings();
+    let unchanged = match called {
+        Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
+            unchanged(settings, response, &recorded).await
+        }
+        _ => None,
+    };
+    match unchanged {
+        Some(response) => Reply::new(Ok(response), Outcome::Recorded, run.claim.id()),
+        None => Reply::recorded(settings, operation.head(), operation.id(), recorded),
+    }
+}
+
+/// Returns the response as it was committed, with the headers that are not kept; or
+/// `None` if it was changed on its way.
+async fn unchanged<R: Body<Data = Bytes>>(
+    settings: &ResponseSettings,
+    response: Response<R>,
+    recorded: &Bytes,
+) -> Option<Response<ResponseBody<R>>> {
+    let (mut parts, body) = settings.cleaned(response).into_parts();
+    HandlerChoice::take_from(&mut parts.extensions);
+    let (max, timeout) = (settings.max_body, settings.body_timeout);
+    let Collected::Whole {
+        data,
+        trailers: None,
+    } = collect(pin!(body), max, timeout).await
+    else {
+        return None;
+    };
+    let kept = settings.completion(&parts, &data, None, None);
+    (kept.response == *recorded).then(|| {
+        correct_length(&mut parts, Some(data.len() as u64));
+        Response::from_parts(parts, ResponseBody::whole(data, None))
+    })
+}
+
+/// The commit failed, and the handler answered as if it had not. That counts as the
+/// failure with which it should have answered: a retry runs.
+async fn refuse_rolled_back<S, R, E>(run: Run<S>, choice: HandlerChoice) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let is_unknown = choice.disposition == Some(Disposition::Unknown);
+    if run.claim.operation.have_effects_started() || is_unknown {
+        let response = run.refuse(Rejection::rolled_back_after_effects());
+        return end_unknown(run, Ok(response), None).await;
+    }
+    let response = run.refuse(Rejection::rolled_back());
+    let transition = Transition::Release(Release::SameRequest);
+    end(run, transition, Ok(response), Outcome::Released).await
+}
+
+/// Applies the disposition of a response: the handler's own, or that of the tables.
+async fn apply_disposition<S, R, E>(run: Run<S>, response: Response<R>) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let operation = &run.claim.operation;
+    let (mut parts, body) = run.settings().cleaned(response).into_parts();
+    let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
+    let dispositions = &run.claim.shared.config.dispositions;
+    let disposition = || match choice.disposition {
+        Some(disposition) => disposition,
+        None => dispositions.of(&parts, operation.have_effects_started()),
+    };
+    let Ok(disposition) = catch_unwind(AssertUnwindSafe(disposition)) else {
+        drop((parts, body));
+        let response = run.refuse(Rejection::dispositions_panicked());
+        return Box::pin(end_unknown(run, Ok(response), None)).await;
+    };
+    match disposition {
+        Disposition::Release(release) => {
+            let response = Response::from_parts(parts, ResponseBody::streamed(body));
+            let transition = Transition::Release(release);
+            Box::pin(end(run, transition, Ok(response), Outcome::Released)).await
+        }
+        Disposition::Unknown => {
+            let response = Response::from_parts(parts, ResponseBody::streamed(body));
+            Box::pin(end_unknown(run, Ok(response), Some(ANSWERED_UNKNOWN))).await
+        }
+        Disposition::Record if is_success(parts.status) && operation.is_uncommitted() => {
+            drop((parts, body));
+            Box::pin(refuse_uncommitted(run)).await
+        }
+        Disposition::Record => record(run, parts, body, choice).await,
+    }
+}
+
+/// The handler says that it did its work, but has not committed a transaction that it
+/// began.
+///
+/// Recording its response would promise work that is not there (I5). It may have done
+/// its work in another way, or its transaction may still be open: the outcome is
+/// unknown.
+async fn refuse_uncommitted<S, R, E>(run: Run<S>) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    Notice::Uncommitted.tell(&run.settings().warnings, run.claim.id());
+    let response = run.refuse(Rejection::uncommitted());
+    end_unknown(run, Ok(response), None).await
+}
+
+/// Collects the response and records it, or streams it.
+async fn record<S, R, E>(
+    run: Run<S>,
+    mut parts: response::Parts,
+    body: R,
+    choice: HandlerChoice,
+) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let mut body = Box::pin(body);
+    let settings = run.settings();
+    if settings.is_streamed(&parts) {
+        return Box::pin(stream(run, parts, Bytes::new(), body, choice)).await;
+    }
+    let collected = collect(body.as_mut(), settings.max_body, settings.body_timeout);
+    match AssertUnwindSafe(collected).catch_unwind().await {
+        Ok(Collected::Whole { data, trailers }) => {
+            // It may hold what others wait for, and recording takes time.
+            drop(body);
+            let completion = settings.completion(&parts, &data, trailers.as_ref(), choice.keep_for);
             correct_length(&mut parts, Some(data.len() as u64));
-            Response::from_parts(parts, ResponseBody::whole(data, None))
-        })
-    }
-
-    /// The answer to COMMIT got lost, and nobody could say what became of it.
-    pub(super) async fn lose_commit(&mut self, owned: &Owned<'_, S>) {
-        let response = self.refusal(owned, Rejection::commit_unknown());
-        self.lose(owned, Ok(response), None).await;
-    }
-
-    /// The commit failed, and the handler answered as if it had not. It is taken for
-    /// the failure that the handler should have answered with: a retry runs.
-    pub(super) async fn deny_success(
-        &mut self,
-        owned: &Owned<'_, S>,
-        operation: &Operation,
-        word: Word,
-    ) {
-        if operation.have_effects_started() || word.verdict() == Some(Verdict::Unknown) {
-            let response = self.refusal(owned, Rejection::rolled_back_after_effects());
-            return self.lose(owned, Ok(response), None).await;
+            let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
+            let transition = Transition::Complete(completion);
+            end(run, transition, Ok(response), Outcome::Recorded).await
         }
-        let response = self.refusal(owned, Rejection::rolled_back());
-        let ending = Ending::Released(Release::SameRequest);
-        self.settle(owned, &ending, Outcome::Released.into(), Ok(response))
-            .await;
-    }
-
-    /// The handler says that it did its work, but has not committed a transaction
-    /// that it began.
-    ///
-    /// Recording its response would promise work that is not there (I5). It may have
-    /// done its work in another way, or its transaction may still be open: so the
-    /// outcome is unknown.
-    async fn deny_uncommitted(&mut self, owned: &Owned<'_, S>) {
-        Notice::Uncommitted.tell(&self.host.config.warnings, owned.operation);
-        let response = self.refusal(owned, Rejection::uncommitted());
-        self.lose(owned, Ok(response), None).await;
-    }
-
-    /// The handler was stopped with nobody left to answer.
-    pub(super) async fn lose_unattended(&mut self, owned: &Owned<'_, S>, operation: &Operation) {
-        self.reply.abandon(owned.operation);
-        // A commit that was under way was not stopped with it.
-        if let Transacted::Committed { .. } = operation.transacted().await {
-            return owned.host.waiters.wake(&owned.name);
+        Ok(Collected::Broken { read, error }) => {
+            drop(body);
+            let response = Response::from_parts(parts, ResponseBody::broken(read, error));
+            Box::pin(end_unknown(run, Ok(response), Some(BROKE_OFF))).await
         }
-        let warnings = &owned.host.config.warnings;
-        warnings.warn(CANCELLED, None, owned.operation);
-        match owned.settle(&Ending::Unknown).await {
-            Ok(Transitioned::Applied) => {}
-            Ok(Transitioned::Superseded) => Notice::Superseded.tell(warnings, owned.operation),
-            Err(error) => {
-                owned.warn_late(&error);
-                self.settle_late(owned, &Ending::Unknown).await;
-            }
+        Ok(Collected::TooLarge { read } | Collected::TimedOut { read }) => {
+            Box::pin(stream(run, parts, read, body, choice)).await
+        }
+        Err(_panic) => {
+            drop((parts, body));
+            Box::pin(end_panicked(run)).await
         }
     }
+}
 
-    /// The answer in the handler's place.
-    pub(super) fn refusal(
-        &self,
-        owned: &Owned<'_, S>,
-        rejection: Rejection,
-    ) -> Response<ResponseBody<R>> {
-        let rejection = match owned.operation {
-            Some(operation) => rejection.about(operation),
-            None => rejection,
-        };
-        self.host.config.refuse(&rejection)
-    }
-
-    /// The handler has answered: do with its response what its word, or the
-    /// tables, say; and only then reply.
-    pub(super) fn record(
-        &mut self,
-        owned: &Owned<'_, S>,
-        operation: &Operation,
-        response: Response<R>,
-    ) -> impl Future<Output = ()> + Send {
-        async move {
-            let (mut parts, body) = self.host.config.cleaned(response).into_parts();
-            correct_length(&mut parts, body.size_hint().exact());
-            let said = parts.extensions.remove::<Word>().unwrap_or_default();
-            let word = said.or(operation.word());
-            let config = &owned.host.config;
-            let conclusion = || config.dispositions.conclude(&parts, word, operation);
-            let Ok(conclusion) = catch_unwind(AssertUnwindSafe(conclusion)) else {
-                drop((parts, body));
-                let response = self.refusal(owned, Rejection::dispositions_panicked());
-                return Box::pin(self.lose(owned, Ok(response), None)).await;
-            };
-            match conclusion {
-                Conclusion::Release(release) => {
-                    let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                    let ending = Ending::Released(release);
-                    let finish = Outcome::Released.into();
-                    Box::pin(self.settle(owned, &ending, finish, Ok(response))).await;
-                }
-                Conclusion::Unknown => {
-                    let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                    Box::pin(self.lose(owned, Ok(response), Some(ANSWERED_UNKNOWN))).await;
-                }
-                Conclusion::Record
-                    if claims_success(parts.status) && operation.is_uncommitted() =>
-                {
-                    drop((parts, body));
-                    Box::pin(self.deny_uncommitted(owned)).await;
-                }
-                Conclusion::Record => self.keep(owned, parts, body, word).await,
-            }
-        }
-    }
-
-    /// Gathers the response and records it; or lets it go out as it comes.
-    fn keep(
-        &mut self,
-        owned: &Owned<'_, S>,
-        mut parts: response::Parts,
-        body: R,
-        word: Word,
-    ) -> impl Future<Output = ()> + Send {
-        let mut body = Box::pin(body);
-        async move {
-            let config = &owned.host.config;
-            let gathered = if config.goes_out_live(&parts) {
-                let read = Bytes::new();
-                Gathered::Outgrown { read }
-            } else {
-                let (limit, within) = (config.max_response_body, config.response_body_timeout);
-                let gathered = gather(body.as_mut(), limit, within);
-                match AssertUnwindSafe(gathered).catch_unwind().await {
-                    Ok(gathered) => gathered,
-                    Err(_panic) => {
-                        drop((parts, body));
-                        let response = self.refusal(owned, Rejection::handler_panicked());
-                        return Box::pin(self.lose(owned, Ok(response), None)).await;
-                    }
-                }
-            };
-            match gathered {
-                Gathered::Whole { data, trailers } => {
-                    // What it holds is not for as long as the recording takes.
-                    drop(body);
-                    let completion = config.completion(&parts, &data, trailers.as_ref(), word);
-                    correct_length(&mut parts, Some(data.len() as u64));
-                    let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
-                    let ending = Ending::Completed(completion);
-                    self.settle(owned, &ending, Outcome::Recorded.into(), Ok(response))
-                        .await;
-                }
-                Gathered::Broken { read, error } => {
-                    drop(body);
-                    let response = Response::from_parts(parts, ResponseBody::broken(read, error));
-                    Box::pin(self.lose(owned, Ok(response), Some(BROKE_OFF))).await;
-                }
-                Gathered::Outgrown { read } | Gathered::Late { read } => {
-                    Box::pin(self.let_out(owned, parts, read, body, word)).await;
-                }
-            }
-        }
-    }
-
-    /// The response goes out as it comes, and what is recorded is that it did.
-    async fn let_out(
-        &mut self,
-        owned: &Owned<'_, S>,
-        parts: response::Parts,
-        read: Bytes,
-        rest: Pin<Box<R>>,
-        word: Word,
-    ) {
-        let config = &owned.host.config;
-        let (status, length) = (parts.status, declared_length(&parts));
-        let (body, ended) = ResponseBody::live(read, rest, length);
-        let response = Response::from_parts(parts, body);
-        self.reply
-            .finish(Ok(response), Outcome::Streamed, owned.operation);
-        let (ending, notice) = match ended.await {
+/// Streams the response. Once it has ended, a tombstone is recorded for it.
+async fn stream<S, R, E>(
+    run: Run<S>,
+    parts: response::Parts,
+    read: Bytes,
+    rest: Pin<Box<R>>,
+    choice: HandlerChoice,
+) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let (status, length) = (parts.status, declared_length(&parts));
+    let (body, ended) = ResponseBody::observed(read, rest, length);
+    let response = Response::from_parts(parts, body);
+    let reply = Reply::new(Ok(response), Outcome::Streamed, run.claim.id());
+    spawn(async move {
+        let (transition, notice) = match ended.await {
             Ok(()) => {
-                let tombstone = config.tombstone(status, word);
-                (Ending::Completed(tombstone), Notice::Tombstone)
+                let tombstone = run.settings().tombstone(status, choice.keep_for);
+                (Transition::Complete(tombstone), Notice::Tombstone)
             }
-            Err(_) => (Ending::Unknown, Notice::StreamBroken),
+            Err(_) => (Transition::MarkUnknown, Notice::StreamBroken),
         };
-        notice.tell(&config.warnings, owned.operation);
-        match owned.settle(&ending).await {
-            Ok(Transitioned::Applied) => {}
-            Ok(Transitioned::Superseded) => {
-                Notice::Superseded.tell(&config.warnings, owned.operation);
-            }
-            Err(error) => {
-                owned.warn_late(&error);
-                self.settle_late(owned, &ending).await;
-            }
+        notice.tell(&run.settings().warnings, run.claim.id());
+        record_in_background(run, transition).await;
+    });
+    reply
+}
+
+/// Records the outcome of a run whose client was answered or has left.
+async fn record_in_background<S: Store>(run: Run<S>, transition: Transition) {
+    match run.claim.end(&transition).await {
+        Ok(Transitioned::Applied) => {}
+        Ok(Transitioned::Superseded) => {
+            Notice::Superseded.tell(&run.settings().warnings, run.claim.id());
         }
-    }
-
-    /// There is no word of the handler: the outcome is unknown. `warning` says why,
-    /// unless a warning has said it before.
-    pub(super) async fn lose(
-        &mut self,
-        owned: &Owned<'_, S>,
-        answer: Answer<R, E>,
-        warning: Option<&'static str>,
-    ) {
-        let finish = Finish {
-            outcome: Outcome::Unknown,
-            warning,
-        };
-        self.settle(owned, &Ending::Unknown, finish, answer).await;
-    }
-
-    /// Another claim has superseded this one: its answer is the only one that
-    /// an epoch has, and this handler's is not shown.
-    pub(super) async fn answer_as_loser(&mut self, owned: &Owned<'_, S>) {
-        Notice::Superseded.tell(&self.host.config.warnings, owned.operation);
-        match owned.winner().await {
-            Ok(Some(seen)) => self.reply.answer(seen),
-            Ok(None) => self
-                .reply
-                .refuse(&Rejection::outcome_unknown().about(owned.operation)),
-            Err(error) => self
-                .reply
-                .refuse(&Rejection::answer_unreadable(&error).about(owned.operation)),
-        }
-    }
-
-    /// Writes the ending down, then replies; if it cannot be written, replies
-    /// and goes on trying. If another claim has superseded this one, the client
-    /// gets that one's answer.
-    fn settle(
-        &mut self,
-        owned: &Owned<'_, S>,
-        ending: &Ending,
-        finish: Finish,
-        mut answer: Answer<R, E>,
-    ) -> impl Future<Output = ()> + Send {
-        async move {
-            let Finish {
-                mut outcome,
-                warning,
-            } = finish;
-            let settled = owned.settle(ending).await;
-            if let Some(warning) = warning
-                && !matches!(settled, Ok(Transitioned::Superseded))
-            {
-                let warnings = &self.host.config.warnings;
-                warnings.warn(warning, None, owned.operation);
-            }
-            match settled {
-                Ok(Transitioned::Applied) => {
-                    self.reply.finish(answer, outcome, owned.operation);
-                }
-                Ok(Transitioned::Superseded) => Box::pin(self.answer_as_loser(owned)).await,
-                Err(error) => {
-                    owned.warn_late(&error);
-                    if let (Ok(response), Ending::Completed(_)) = (&mut answer, ending) {
-                        say_unrecorded(response);
-                        outcome = Outcome::Unrecorded;
-                    }
-                    self.reply.finish(answer, outcome, owned.operation);
-                    Box::pin(self.settle_late(owned, ending)).await;
-                }
-            }
+        Err(error) => {
+            run.claim.warn_late(&error);
+            run.record_late(transition).await;
         }
     }
 }
 
-/// The outcome of a run, and a warning about it.
-#[derive(Clone, Copy)]
-struct Finish {
-    outcome: Outcome,
+async fn end_panicked<S, R, E>(run: Run<S>) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let response = run.refuse(Rejection::handler_panicked());
+    end_unknown(run, Ok(response), None).await
+}
+
+/// Ends a run without a response of its handler: the outcome is unknown. `warning` says
+/// why, unless a warning has said so before.
+async fn end_unknown<S, R, E>(
+    run: Run<S>,
+    result: ServiceResult<R, E>,
     warning: Option<&'static str>,
-}
-
-impl From<Outcome> for Finish {
-    fn from(outcome: Outcome) -> Self {
-        Self {
-            outcome,
-            warning: None,
+) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let ended = run.claim.end(&Transition::MarkUnknown).await;
+    if let Some(warning) = warning
+        && !matches!(ended, Ok(Transitioned::Superseded))
+    {
+        run.settings().warnings.warn(warning, None, run.claim.id());
+    }
+    let reply = Reply::new(result, Outcome::Unknown, run.claim.id());
+    match ended {
+        Ok(Transitioned::Applied) => reply,
+        Ok(Transitioned::Superseded) => answer_superseded(run).await,
+        Err(error) => {
+            run.claim.warn_late(&error);
+            spawn(run.record_late(Transition::MarkUnknown));
+            reply
         }
     }
+}
+
+/// Records the transition, and returns the answer. If the transition cannot be recorded
+/// in time, the answer is returned nevertheless, and recording goes on in the
+/// background. If another claim has superseded this one, the client receives that one's
+/// answer.
+async fn end<S, R, E>(
+    run: Run<S>,
+    transition: Transition,
+    result: ServiceResult<R, E>,
+    outcome: Outcome,
+) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    match run.claim.end(&transition).await {
+        Ok(Transitioned::Applied) => Reply::new(result, outcome, run.claim.id()),
+        Ok(Transitioned::Superseded) => Box::pin(answer_superseded(run)).await,
+        Err(error) => {
+            run.claim.warn_late(&error);
+            let reply = Reply::new(result, outcome, run.claim.id());
+            let reply = match transition {
+                Transition::Complete(_) => reply.unrecorded(),
+                Transition::Release(_) | Transition::MarkUnknown => reply,
+            };
+            spawn(run.record_late(transition));
+            reply
+        }
+    }
+}
+
+/// Answers with the record of the claim that superseded this one: only that answer
+/// counts, and this handler's is not shown.
+async fn answer_superseded<S, R, E>(run: Run<S>) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes>,
+{
+    let config = &run.claim.shared.config;
+    let operation = &run.claim.operation;
+    Notice::Superseded.tell(config.warnings(), run.claim.id());
+    let rejection = match run.claim.superseding().await {
+        Ok(Some(answered)) => return Reply::answered(config, operation.head(), answered),
+        Ok(None) => Rejection::outcome_unknown(),
+        Err(error) => Rejection::answer_unreadable(&error),
+    };
+    let rejection = rejection.about(operation.id());
+    Reply::refuse(&config.responses, operation.head(), &rejection)
+}
+
+impl<S: Store> Run<S> {
+    fn settings(&self) -> &ResponseSettings {
+        &self.claim.shared.config.responses
+    }
+
+    /// Returns the answer in the handler's place.
+    fn refuse<R: Body<Data = Bytes>>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
+        let operation = &self.claim.operation;
+        let rejection = rejection.about(operation.id());
+        self.settings().refuse(&rejection, operation.head())
+    }
+
+    /// Records the transition late. Heartbeats keep the lease meanwhile.
+    async fn record_late(self, transition: Transition) {
+        self.claim.record_late(&transition, self.permit).await;
+        drop(self.heartbeat);
+    }
+}
+
+/// Whether a handler says that it did its work.
+fn is_success(status: StatusCode) -> bool {
+    status.as_u16() < 400
 }
 
 const CANCELLED: &str = "client left and `Disconnect::Cancel` stopped the handler: its outcome is \
     unknown";
-const ANSWERED_UNKNOWN: &str = "handler answered with a status or a word that leaves its outcome \
-    unknown: look up what it did, and `resolve` the record";
+const ANSWERED_UNKNOWN: &str = "handler answered with a status or a disposition that leaves its \
+    outcome unknown: look up what it did, and `resolve` the record";
 const BROKE_OFF: &str = "response body broke off: its outcome is unknown, look up what the handler \
     did, and `resolve` the record";
-/// Of an error of the inner service, which may say anything.
-pub(super) const INNER_FAILED: &str = "inner service failed: its outcome is unknown, look up what \
-    the handler did, and `resolve` the record";
+/// The error of an inner service may quote anything, so it is not logged.
+const INNER_FAILED: &str = "inner service failed: its outcome is unknown, look up what the handler \
+    did, and `resolve` the record";

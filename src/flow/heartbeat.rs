@@ -1,193 +1,183 @@
-//! Who holds a claim, and for how long.
+//! Heartbeats: they renew the leases of running requests.
+//!
+//! They run on tasks of their own, so that a handler that never yields does not stop
+//! them on a multi-threaded runtime. Most requests end before their first heartbeat is
+//! due. Therefore one task of each runtime watches all young leases, and only a lease
+//! whose first heartbeat is due gets a task of its own.
 
 use std::{
     collections::VecDeque,
     mem,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
 use tokio::{
     runtime::{self, Handle},
-    sync::SetOnce,
-    task::{AbortHandle, JoinHandle},
+    task::{JoinHandle, yield_now},
     time::{self, Instant},
 };
 
+use super::store_call::catch_panic;
 use crate::{
     Operation, Store, StoreError,
-    config::Config,
-    flow::claim::caught,
-    flow::shared::Host,
+    lease::Renewal,
+    log::Warnings,
     operation::{Transacted, WeakOperation},
     store::Transitioned,
 };
 
-/// The lease of one claim, as its owner knows it.
-pub(crate) struct Lease {
-    /// A moment before the store granted the claim.
-    granted: Instant,
-    /// Set when the lease is, or may be, over.
-    lost: SetOnce<()>,
-    age: Mutex<Age>,
+/// The heartbeats of a layer.
+pub(crate) struct Heartbeats<S> {
+    store: Arc<S>,
+    settings: HeartbeatSettings,
+    warnings: Warnings,
+    schedules: Mutex<Vec<(runtime::Id, Schedule)>>,
 }
 
-enum Age {
-    Young,
-    Old(AbortHandle),
-    Ended,
+#[derive(Clone, Copy)]
+pub(crate) struct HeartbeatSettings {
+    pub(crate) lease: Duration,
+    pub(crate) interval: Duration,
+    pub(crate) max_run_time: Duration,
+    pub(crate) store_timeout: Duration,
 }
 
-impl Lease {
-    pub(crate) fn granted(since: Instant) -> Self {
+/// The leases of one runtime whose first heartbeat is not due yet.
+#[derive(Default)]
+struct Schedule {
+    /// Each with the time of its first heartbeat, in this order. What has ended keeps
+    /// nothing alive.
+    leases: VecDeque<(Instant, WeakOperation)>,
+    /// How many of them have ended.
+    ended: usize,
+    watcher: Option<JoinHandle<()>>,
+}
+
+/// Keeps the lease of an operation renewed until it is dropped.
+pub(crate) struct Heartbeat<S> {
+    heartbeats: Arc<Heartbeats<S>>,
+    runtime: runtime::Id,
+    operation: Operation,
+}
+
+impl<S> Heartbeats<S> {
+    pub(crate) fn new(store: Arc<S>, settings: HeartbeatSettings, warnings: Warnings) -> Self {
         Self {
-            granted: since,
-            lost: SetOnce::new(),
-            age: Mutex::new(Age::Young),
+            store,
+            settings,
+            warnings,
+            schedules: Mutex::default(),
         }
     }
 
-    pub(crate) fn is_lost(&self) -> bool {
-        self.lost.initialized()
-    }
-
-    pub(crate) async fn lost(&self) {
-        self.lost.wait().await;
-    }
-
-    fn lose(&self) {
-        // It may have been lost before.
-        let _ = self.lost.set(());
-    }
-
-    fn age(&self) -> MutexGuard<'_, Age> {
-        self.age.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn has_ended(&self) -> bool {
-        matches!(*self.age(), Age::Ended)
+    fn schedule<T>(&self, runtime: runtime::Id, access: impl FnOnce(&mut Schedule) -> T) -> T {
+        let mut schedules = self
+            .schedules
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let index = schedules.iter().position(|(id, _)| *id == runtime);
+        let index = index.unwrap_or_else(|| {
+            schedules.retain(|(_, schedule)| !schedule.is_over());
+            schedules.push((runtime, Schedule::default()));
+            schedules.len() - 1
+        });
+        access(&mut schedules[index].1)
     }
 }
 
-/// Keeps a claim's lease alive while it exists, from tasks of their own: a handler
-/// that never yields does not stop them on a multi-threaded runtime.
-pub(crate) struct Heartbeats<'a> {
-    leases: &'a Leases,
-    runtime: runtime::Id,
-    operation: Operation,
-    /// Whether the task that watches over the leases began with this one. It
-    /// does so on this thread, and a handler that blocks it from its first poll
-    /// on would not let it.
-    pub(crate) is_first: bool,
-}
-
-/// The leases of a layer's requests. Most of them end before their first
-/// heartbeat is due: one task of each runtime watches over all that are younger,
-/// and only those that grow older get tasks of their own.
-#[derive(Default)]
-pub(crate) struct Leases(Mutex<Vec<(runtime::Id, Young)>>);
-
-#[derive(Default)]
-struct Young {
-    /// Each with the time of its first heartbeat, in this order. What ended keeps
-    /// nothing alive.
-    held: VecDeque<(Instant, WeakOperation)>,
-    /// How many of them have ended.
-    ended: usize,
-    keeper: Option<JoinHandle<()>>,
-}
-
-impl<'a> Heartbeats<'a> {
-    pub(crate) fn start<S: Store>(host: &'a Arc<Host<S>>, operation: &Operation) -> Self {
+impl<S: Store> Heartbeats<S> {
+    /// Starts to renew the lease of an operation.
+    pub(crate) async fn start(self: &Arc<Self>, operation: &Operation) -> Heartbeat<S> {
         let runtime = Handle::current().id();
-        let is_first = host.leases.of(runtime, |young| {
+        let is_first = self.schedule(runtime, |schedule| {
             let now = Instant::now();
-            young.forget_ended();
-            // As the keeper does, should a handler that blocks hold that up.
-            young.let_grow(host, now);
-            let due = now + host.config.heartbeat;
-            young.held.push_back((due, operation.downgrade()));
-            let is_first = young.keeper.as_ref().is_none_or(JoinHandle::is_finished);
+            schedule.forget_ended();
+            // The watcher does so too, but a handler that blocks may delay it.
+            schedule.start_due(self, now);
+            let due = now + self.settings.interval;
+            schedule.leases.push_back((due, operation.downgrade()));
+            let is_first = schedule
+                .watcher
+                .as_ref()
+                .is_none_or(JoinHandle::is_finished);
             if is_first {
-                young.keeper = Some(tokio::spawn(keep(Arc::downgrade(host), runtime)));
+                let watcher = watch(Arc::downgrade(self), runtime);
+                schedule.watcher = Some(tokio::spawn(watcher));
             }
             is_first
         });
-        Self {
-            leases: &host.leases,
+        let heartbeat = Heartbeat {
+            heartbeats: Arc::clone(self),
             runtime,
             operation: operation.clone(),
-            is_first,
+        };
+        // The watcher was spawned on this thread. A handler that blocks from its first
+        // poll on would keep it from starting.
+        if is_first {
+            yield_now().await;
         }
+        heartbeat
     }
 }
 
-impl Drop for Heartbeats<'_> {
+impl<S> Drop for Heartbeat<S> {
     fn drop(&mut self) {
-        // Its lock is given back first: the keeper takes them the other way round.
-        let before = mem::replace(&mut *self.operation.lease().age(), Age::Ended);
-        match before {
-            Age::Young => self.leases.of(self.runtime, |young| young.ended += 1),
+        // The lock of the lease is released first: the watcher takes the two locks in
+        // the other order.
+        let renewal = mem::replace(&mut *self.operation.lease().renewal(), Renewal::Ended);
+        match renewal {
+            Renewal::Scheduled => self
+                .heartbeats
+                .schedule(self.runtime, |schedule| schedule.ended += 1),
             // A call under way may be dropped: it is one atomic transition.
-            Age::Old(beat) => beat.abort(),
-            Age::Ended => {}
+            Renewal::Running(task) => task.abort(),
+            Renewal::Ended => {}
         }
     }
 }
 
-impl Leases {
-    fn of<T>(&self, runtime: runtime::Id, look: impl FnOnce(&mut Young) -> T) -> T {
-        let mut runtimes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = runtimes.iter().position(|(id, _)| *id == runtime);
-        let place = place.unwrap_or_else(|| {
-            runtimes.retain(|(_, young)| !young.is_over());
-            runtimes.push((runtime, Young::default()));
-            runtimes.len() - 1
-        });
-        look(&mut runtimes[place].1)
-    }
-}
-
-impl Young {
-    /// Whether its runtime may have ended: another one begins anew.
+impl Schedule {
+    /// Whether its runtime may have ended. Another one starts anew.
     fn is_over(&self) -> bool {
-        let mut held = self.held.iter();
-        self.keeper.as_ref().is_none_or(JoinHandle::is_finished)
-            && held.all(|(_, operation)| has_ended(operation))
+        let mut leases = self.leases.iter();
+        self.watcher.as_ref().is_none_or(JoinHandle::is_finished)
+            && leases.all(|(_, operation)| has_ended(operation))
     }
 
-    /// Most end in the order in which they began: two steps for each that begins.
-    /// Behind one that goes on they gather, and are forgotten together.
+    /// Most leases end in the order in which they began: two are looked at for each
+    /// that begins. Those behind one that goes on are forgotten together.
     fn forget_ended(&mut self) {
         for _ in 0..2 {
-            let front = self.held.front();
+            let front = self.leases.front();
             if front.is_none_or(|(_, operation)| !has_ended(operation)) {
                 break;
             }
-            self.held.pop_front();
+            self.leases.pop_front();
             self.ended = self.ended.saturating_sub(1);
         }
-        if self.ended > SPARE && self.ended * 2 > self.held.len() {
-            self.held.retain(|(_, operation)| !has_ended(operation));
+        if self.ended > MIN_ENDED && self.ended * 2 > self.leases.len() {
+            self.leases.retain(|(_, operation)| !has_ended(operation));
             self.ended = 0;
         }
     }
 
     /// Gives each lease whose first heartbeat is due a task of its own.
-    fn let_grow<S: Store>(&mut self, host: &Arc<Host<S>>, now: Instant) {
-        while self.held.front().is_some_and(|(due, _)| *due <= now)
-            && let Some((_, operation)) = self.held.pop_front()
+    fn start_due<S: Store>(&mut self, heartbeats: &Arc<Heartbeats<S>>, now: Instant) {
+        while self.leases.front().is_some_and(|(due, _)| *due <= now)
+            && let Some((_, operation)) = self.leases.pop_front()
         {
             let Some(operation) = operation.upgrade() else {
                 self.ended = self.ended.saturating_sub(1);
                 continue;
             };
-            let mut age = operation.lease().age();
-            match *age {
-                Age::Ended => self.ended = self.ended.saturating_sub(1),
+            let mut renewal = operation.lease().renewal();
+            match *renewal {
+                Renewal::Ended => self.ended = self.ended.saturating_sub(1),
                 _ => {
-                    let beat = tokio::spawn(beat(Arc::clone(host), operation.clone()));
-                    *age = Age::Old(beat.abort_handle());
+                    let task = renew(Arc::clone(heartbeats), operation.clone());
+                    *renewal = Renewal::Running(tokio::spawn(task).abort_handle());
                 }
             }
         }
@@ -199,25 +189,26 @@ fn has_ended(operation: &WeakOperation) -> bool {
     operation.is_none_or(|operation| operation.lease().has_ended())
 }
 
-/// Gives each lease a task of its own once its first heartbeat is due, and ends
-/// when there was none for as long as that takes.
-async fn keep<S: Store>(host: Weak<Host<S>>, runtime: runtime::Id) {
+/// Gives leases tasks of their own when their first heartbeat is due. Ends when there
+/// was no lease for the time of a heartbeat.
+async fn watch<S: Store>(heartbeats: Weak<Heartbeats<S>>, runtime: runtime::Id) {
     let mut was_idle = false;
-    while let Some(host) = host.upgrade() {
-        let wake = host.leases.of(runtime, |young| {
+    while let Some(heartbeats) = heartbeats.upgrade() {
+        let wake = heartbeats.schedule(runtime, |schedule| {
             let now = Instant::now();
-            young.let_grow(&host, now);
-            let is_idle = young.held.is_empty();
+            schedule.start_due(&heartbeats, now);
+            let is_idle = schedule.leases.is_empty();
             if is_idle && was_idle {
-                young.keeper = None;
+                schedule.watcher = None;
                 return None;
             }
             was_idle = is_idle;
-            // What comes meanwhile is due later.
-            let next = now + host.config.heartbeat;
-            Some(young.held.front().map_or(next, |(due, _)| next.min(*due)))
+            // A lease that begins meanwhile is due later.
+            let next = now + heartbeats.settings.interval;
+            let front = schedule.leases.front();
+            Some(front.map_or(next, |(due, _)| next.min(*due)))
         });
-        drop(host);
+        drop(heartbeats);
         let Some(wake) = wake else {
             return;
         };
@@ -225,15 +216,22 @@ async fn keep<S: Store>(host: Weak<Host<S>>, runtime: runtime::Id) {
     }
 }
 
-/// Extends the lease until it is superseded, or past the longest run. If it is
-/// not extended for so long that the store may see it lapsed, it may be lost:
-/// that is said, and it is tried on, since a lapsed lease that nobody has taken
-/// over is still its owner's.
-async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
-    let config = &host.config;
+/// Renews a lease until it is superseded, or until `max_run_time` has passed.
+///
+/// If it is not renewed for so long that the store may see it lapsed, the operation is
+/// told so, and the renewals go on: a lapsed lease that no other request has taken over
+/// is still its owner's.
+async fn renew<S: Store>(heartbeats: Arc<Heartbeats<S>>, operation: Operation) {
+    let HeartbeatSettings {
+        lease: length,
+        interval,
+        max_run_time,
+        store_timeout,
+    } = heartbeats.settings;
+    let warnings = &heartbeats.warnings;
     let (name, token, lease) = (operation.name(), operation.token(), operation.lease());
-    let last = lease.granted + config.max_run_time;
-    let mut until = lease.granted + config.lease;
+    let last = lease.granted + max_run_time;
+    let mut until = lease.granted + length;
     let mut next = Instant::now();
     loop {
         if !lease.is_lost() {
@@ -243,15 +241,15 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
         let asked = Instant::now();
         if asked >= last {
             if lose(&operation).await {
-                config.warnings.warn(TOO_LONG, None, Some(operation.id()));
+                warnings.warn(RAN_TOO_LONG, None, Some(operation.id()));
             }
             return;
         }
-        if asked >= until && !lease.is_lost() && !lapse(&operation, config).await {
+        if asked >= until && !lease.is_lost() && !lapse(&operation, warnings).await {
             return;
         }
-        let renewed = caught(host.store.renew(name, token, config.lease));
-        let mut renewed = pin!(time::timeout(config.store_timeout, renewed));
+        let renewed = catch_panic(heartbeats.store.renew(name, token, length));
+        let mut renewed = pin!(time::timeout(store_timeout, renewed));
         // A renewal that hangs does not hide the end of the lease.
         let lapses = async {
             match lease.is_lost() {
@@ -263,7 +261,7 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
             biased;
             answered = &mut renewed => answered,
             () = lapses => {
-                if !lapse(&operation, config).await {
+                if !lapse(&operation, warnings).await {
                     return;
                 }
                 renewed.await
@@ -271,8 +269,8 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
         };
         let failure = match answered {
             Ok(Ok(Transitioned::Applied)) => {
-                until = asked + config.lease;
-                next = asked + config.heartbeat;
+                until = asked + length;
+                next = asked + interval;
                 continue;
             }
             Ok(Ok(Transitioned::Superseded)) => {
@@ -284,41 +282,38 @@ async fn beat<S: Store>(host: Arc<Host<S>>, operation: Operation) {
         };
         // A transaction that is being committed may hold the record.
         if !operation.is_committing() {
-            config
-                .warnings
-                .warn(NOT_RENEWED, Some(&failure), Some(operation.id()));
+            warnings.warn(NOT_RENEWED, Some(&failure), Some(operation.id()));
         }
         // The store may be back before the lease lapses: ask more often.
-        next = Instant::now() + config.heartbeat / 4;
+        next = Instant::now() + interval / 4;
     }
 }
 
-/// As [`lose`], of a lease that has lapsed.
-async fn lapse(operation: &Operation, config: &Config) -> bool {
+/// Loses a lease that has lapsed; see [`lose`].
+async fn lapse(operation: &Operation, warnings: &Warnings) -> bool {
     let is_lost = lose(operation).await;
     if is_lost {
-        let operation = Some(operation.id());
-        config.warnings.warn(LAPSED, None, operation);
+        warnings.warn(LAPSED, None, Some(operation.id()));
     }
     is_lost
 }
 
-/// Marks the lease as lost, unless the operation has committed its own
-/// transaction: its claim has ended then, and its record is completed. Returns
-/// whether the lease is lost.
+/// Marks the lease as lost, and returns true, unless the operation has committed its own
+/// transaction: its record is completed then.
 async fn lose(operation: &Operation) -> bool {
-    let committed = matches!(operation.transacted().await, Transacted::Committed { .. });
-    if !committed {
+    let is_committed = matches!(operation.transacted().await, Transacted::Committed { .. });
+    if !is_committed {
         operation.lease().lose();
     }
-    !committed
+    !is_committed
 }
 
-/// The ended leases that are never worth a walk.
-const SPARE: usize = 4096;
+/// Fewer ended leases than this are not worth a walk.
+const MIN_ENDED: usize = 4096;
 
-const NOT_RENEWED: &str = "renewal of a lease failed, it is tried again: the lease is lost if none succeeds before its end";
+const NOT_RENEWED: &str = "renewal of a lease failed, it is tried again: the lease is lost if none \
+    succeeds before its end";
 const LAPSED: &str = "lease lapsed without a renewal: retries get 409 outcome-unknown or run, and \
     `lease_lost()` resolves";
-const TOO_LONG: &str = "run takes longer than `max_run_time`, its lease is no longer renewed: find out \
-    why the handler hangs, or raise `max_run_time`";
+const RAN_TOO_LONG: &str = "run takes longer than `max_run_time`, its lease is no longer renewed: find \
+    out why the handler hangs, or raise `max_run_time`";

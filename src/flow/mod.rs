@@ -1,68 +1,77 @@
-//! What happens to a guarded request, from top to bottom:
-//! key → scope → fingerprint → claim → run → record → replay.
-#![expect(
-    clippy::manual_async_fn,
-    reason = "the future of an `async fn` has room for its arguments twice"
-)]
+//! The way of a guarded request: read its body, acquire its key, run the handler, finish.
 
 mod acquire;
 pub(crate) mod admission;
-pub(crate) mod claim;
+mod claim;
+mod decide;
 pub(crate) mod discard;
 mod finish;
-pub(crate) mod heartbeat;
-pub(crate) mod owned;
-pub(crate) mod read_body;
-pub(crate) mod reconcile;
-pub(crate) mod reply;
+mod heartbeat;
+mod limits;
+mod owned;
+mod read_body;
+mod reconcile;
+mod reply;
+mod request;
+mod run;
 pub(crate) mod shared;
+mod store_call;
 pub(crate) mod waiters;
-pub(crate) mod withdraw;
+mod withdraw;
 
 use std::{
-    any::Any,
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::{Pin, pin},
-    sync::Arc,
-    task::{Context, Poll, Waker},
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
 };
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
-use http::{Request, Response, StatusCode, request};
-use http_body::Body;
-use tokio::{sync::oneshot, time::Instant};
+use http::{Request, Response, request::Parts};
+use http_body::{Body, Frame};
+use pin_project_lite::pin_project;
+use tokio::runtime::Handle;
 use tower::Service;
 
-use self::{acquire::Turn, finish::INNER_FAILED};
+pub(crate) use self::reply::ServiceResult;
+use self::{
+    acquire::{Acquired, acquire},
+    admission::Admitted,
+    discard::discard,
+    limits::Permit,
+    owned::OwnedClaim,
+    read_body::ReadBody,
+    reply::Reply,
+    request::KeyedRequest,
+    run::{run, run_unguarded},
+    shared::Shared,
+};
 use crate::{
-    Operation, Outcome, Rejection, RequestBody, ResponseBody, Store, Word,
-    body::error::BoxError,
-    flow::admission::{Admitted, Noticed},
-    flow::claim::Claimant,
-    flow::heartbeat::Heartbeats,
-    flow::owned::{Ending, Owned},
-    flow::read_body::{Guarded, Upload},
-    flow::reply::{Answer, Client, Reply, say_unrecorded},
-    flow::shared::{Host, Share},
-    flow::withdraw::Withdrawal,
-    operation::Transacted,
-    policy::Disconnect,
-    rejection::Callback,
-    store::{Claim, Grant},
+    Rejection, RejectionKind, RequestBody, Store, body::error::BoxError, rejection::RequestHead,
 };
 
-/// Answers a guarded request. The body is read here, so that a client which
-/// leaves during its upload leaves nothing behind; what follows is detached
-/// from the client, which may leave at any moment.
+/// Marks a request that a layer guards. A second layer on the same request lets it pass.
+#[derive(Clone, Copy)]
+pub(crate) struct IsGuarded;
+
+/// The future of a guarded request, without its types.
+pub(crate) trait Guarded: Future {
+    /// Ends a request that was answered, or whose caller has dropped it.
+    fn end(self: Pin<Box<Self>>);
+}
+
+/// Guards a request.
 pub(crate) fn guard<I, S, B, R>(
-    host: Arc<Host<S>>,
+    shared: Arc<Shared<S>>,
     inner: I,
     admitted: Admitted,
-    parts: request::Parts,
+    parts: Parts,
     body: B,
-) -> impl Guarded<Answer<R, I::Error>> + Send + 'static
+) -> impl Guarded<Output = ServiceResult<R, I::Error>> + Send + 'static
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
     I::Future: Send,
@@ -73,303 +82,288 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    let uploaded = Arc::clone(&host);
-    Upload::new(uploaded, body, move |body, trailers, buffered| async move {
-        let config = &host.config;
-        let refuse = |rejection: Rejection| Ok(config.refuse_at_once(&rejection));
-        let fingerprint = || config.fingerprinter.current(&parts, &body);
-        let Ok((fingerprint, body_fault)) = catch_unwind(AssertUnwindSafe(fingerprint)) else {
-            return refuse(Rejection::callback_panicked(Callback::Fingerprint));
-        };
-        let place = match host.permit() {
-            Ok(place) => place,
-            Err(rejection) => return refuse(rejection),
-        };
-        let claimant = Box::new(Claimant {
-            name: admitted.name,
-            claim: Claim::new(fingerprint, config.lease, config.retention),
-            stale_from: admitted.stale_from,
-            body_fault,
-            parts,
+    let client = Client::default();
+    let head = RequestHead::new(&parts, &shared.config.responses.renderer);
+    let background = Background::new(admitted.runtime);
+    let (name, stale_from) = (admitted.name, admitted.stale_from);
+    let reading = Reading {
+        read: ReadBody::new(&shared.config, shared.buffers.empty_permit()),
+        answer: {
+            let (shared, client, head) = (Arc::clone(&shared), client.clone(), head.clone());
+            move |read: ReadBody| async move {
+                let (body, trailers) = read.reader.into_parts();
+                let request =
+                    KeyedRequest::new(&shared.config, name, stale_from, parts, body, trailers);
+                let reply = match request {
+                    Ok(request) => {
+                        process(&shared, &client, &head, inner, request, read.buffered).await
+                    }
+                    Err(rejection) => Reply::refuse(&shared.config.responses, &head, &rejection),
+                };
+                reply.send(&client, shared.config.warnings())
+            }
+        },
+    };
+    GuardedFuture {
+        shared,
+        client,
+        head,
+        background: Some(background),
+        is_answered: false,
+        reads_on: false,
+        stage: Stage::Reading {
             body,
-            trailers,
-            hold: None,
-        });
-        let (client, answer) = oneshot::channel();
-        detach(run(
-            Arc::clone(&host),
-            inner,
-            claimant,
-            client,
-            (place, buffered),
-        ));
-        // Only a panic of a callback, or the end of the runtime, drops the reply.
-        answer
-            .await
-            .unwrap_or_else(|_| refuse(Rejection::task_panicked()))
-    })
+            reading: Some(reading),
+        },
+    }
 }
 
-/// Runs `task` to its end, whoever leaves, in the caller's tracing span.
-///
-/// Begins at once, on the caller's stack: what has nothing to wait for needs
-/// no task of its own, and nobody can leave meanwhile. A panic ends it, as it
-/// would end a task.
-fn detach(task: impl Future<Output = ()> + Send + 'static) {
-    let mut task = Box::pin(task);
-    let mut cx = Context::from_waker(Waker::noop());
-    let begun = catch_unwind(AssertUnwindSafe(|| task.as_mut().poll(&mut cx)));
-    if !matches!(begun, Ok(Poll::Pending)) {
-        return;
+/// Refuses a request from its head.
+pub(crate) fn refuse<S, R, E>(
+    shared: &Shared<S>,
+    parts: &Parts,
+    rejection: &Rejection,
+) -> ServiceResult<R, E>
+where
+    R: Body<Data = Bytes>,
+{
+    let settings = &shared.config.responses;
+    let head = RequestHead::new(parts, &settings.renderer);
+    Reply::refuse(settings, &head, rejection).send(&Client::default(), &settings.warnings)
+}
+
+/// Acquires the key of a request and runs its handler, or answers it without a run.
+async fn process<I, S, B, R>(
+    shared: &Arc<Shared<S>>,
+    client: &Client,
+    head: &RequestHead,
+    inner: I,
+    mut request: Box<KeyedRequest>,
+    buffered: Permit,
+) -> Reply<R, I::Error>
+where
+    I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone,
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    let settings = &shared.config.responses;
+    let permit = match shared.running_permit() {
+        Ok(permit) => permit,
+        Err(rejection) => return Reply::refuse(settings, head, &rejection),
+    };
+    match acquire(shared, client, inner, &mut request).await {
+        Acquired::Run { inner, granted } => {
+            let claim = OwnedClaim::new(Arc::clone(shared), &request, granted, head.clone());
+            drop(buffered);
+            run(claim, inner, request.into_http(), client, permit).await
+        }
+        Acquired::RunUnguarded { inner } => {
+            let withdrawal = request.withdrawal(shared);
+            drop(buffered);
+            let run = run_unguarded(settings, head, inner, request.into_http());
+            let reply = Box::pin(run).await;
+            if let Some(withdrawal) = withdrawal {
+                spawn(withdrawal.run(permit));
+            }
+            reply
+        }
+        Acquired::NotRun(not_run) => {
+            let withdrawal = request.withdrawal(shared);
+            // What the request holds is free before its client is answered.
+            drop((request, buffered));
+            let reply = Reply::not_run(&shared.config, head, not_run);
+            if let Some(withdrawal) = withdrawal {
+                spawn(withdrawal.run(permit));
+            }
+            reply
+        }
     }
+}
+
+pin_project! {
+    /// Drives a guarded request on its caller's task.
+    ///
+    /// If the caller drops it while the body is read, nothing is left behind. Later, the
+    /// request moves to a task of its own and runs to its end there, or, with
+    /// `Disconnect::Cancel`, is stopped and marked as unknown.
+    struct GuardedFuture<S, B, N, F> {
+        shared: Arc<Shared<S>>,
+        client: Client,
+        head: RequestHead,
+        background: Option<Background>,
+        is_answered: bool,
+        // Whether the rest of the body is read and discarded.
+        reads_on: bool,
+        #[pin]
+        stage: Stage<B, N, F>,
+    }
+}
+
+pin_project! {
+    #[project = StageProj]
+    enum Stage<B, N, F> {
+        // After a refusal, nothing but the body is left.
+        Reading { #[pin] body: B, reading: Option<Reading<N>> },
+        Answering { #[pin] answer: F },
+    }
+}
+
+/// A request whose body is read.
+struct Reading<N> {
+    read: ReadBody,
+    answer: N,
+}
+
+impl<S, B, N, F, R, E> Future for GuardedFuture<S, B, N, F>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+    N: FnOnce(ReadBody) -> F,
+    F: Future<Output = ServiceResult<R, E>>,
+    R: Body<Data = Bytes>,
+{
+    type Output = ServiceResult<R, E>;
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let mut this = self.project();
+        let settings = &this.shared.config.responses;
+        let refuse = |rejection: &Rejection| {
+            Reply::refuse(settings, this.head, rejection).send(this.client, &settings.warnings)
+        };
+        if let StageProj::Reading { body, reading } = this.stage.as_mut().project() {
+            let Some(Reading { read, .. }) = reading else {
+                panic!("`ResponseFuture` polled after its answer");
+            };
+            let is_read = ready!(read.poll_read(body, cx, &this.shared.config));
+            let reading = reading.take();
+            if let Err(rejection) = is_read {
+                *this.is_answered = true;
+                *this.reads_on = matches!(
+                    rejection.kind(),
+                    RejectionKind::BodyTooLarge | RejectionKind::Overloaded
+                );
+                return Poll::Ready(refuse(&rejection));
+            }
+            if let Some(Reading { read, answer }) = reading {
+                let answer = answer(read);
+                this.stage.set(Stage::Answering { answer });
+            }
+        }
+        let StageProj::Answering { answer } = this.stage.project() else {
+            panic!("`ResponseFuture` polled after its answer");
+        };
+        // A panic of the layer itself is this request's alone.
+        let polled = catch_unwind(AssertUnwindSafe(|| answer.poll(cx)));
+        let polled = polled.unwrap_or_else(|_| Poll::Ready(refuse(&Rejection::task_panicked())));
+        *this.is_answered = polled.is_ready();
+        polled
+    }
+}
+
+impl<S, B, N, F, R, E> Guarded for GuardedFuture<S, B, N, F>
+where
+    S: Store,
+    B: Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+    N: FnOnce(ReadBody) -> F + Send + 'static,
+    F: Future<Output = ServiceResult<R, E>> + Send + 'static,
+    R: Body<Data = Bytes>,
+{
+    fn end(mut self: Pin<Box<Self>>) {
+        let this = self.as_mut().project();
+        match this.stage.project() {
+            StageProj::Reading { .. } if *this.reads_on => {
+                let shared = Arc::clone(this.shared);
+                discard(&shared.discards, self);
+            }
+            StageProj::Answering { .. } if !*this.is_answered => {
+                this.client.leave();
+                if let Some(background) = this.background.take() {
+                    background.spawn(async move {
+                        // Its outcome is logged, and its client has left.
+                        let _ = self.await;
+                    });
+                }
+            }
+            StageProj::Reading { .. } | StageProj::Answering { .. } => {}
+        }
+    }
+}
+
+/// The rest of the request's body, to be discarded.
+impl<S, B, N, F> Body for GuardedFuture<S, B, N, F>
+where
+    B: Body<Data = Bytes>,
+{
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().stage.project() {
+            StageProj::Reading { body, .. } => body.poll_frame(cx),
+            StageProj::Answering { .. } => Poll::Ready(None),
+        }
+    }
+}
+
+/// Whether the client of a request is still there.
+#[derive(Clone, Default)]
+struct Client(Arc<AtomicBool>);
+
+impl Client {
+    /// The request is polled again after this: nothing has to be woken.
+    fn leave(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn has_left(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// Resolves when the client has left.
+    async fn left(&self) {
+        poll_fn(|_| match self.has_left() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        })
+        .await;
+    }
+}
+
+/// Where a request goes on when its client has left: in the tracing span of its caller.
+struct Background {
+    runtime: Handle,
+    #[cfg(feature = "tracing")]
+    span: tracing::Span,
+}
+
+impl Background {
+    fn new(runtime: Handle) -> Self {
+        Self {
+            runtime,
+            #[cfg(feature = "tracing")]
+            span: tracing::Span::current(),
+        }
+    }
+
+    fn spawn(self, task: impl Future<Output = ()> + Send + 'static) {
+        #[cfg(feature = "tracing")]
+        let task = tracing::Instrument::instrument(task, self.span);
+        #[cfg(feature = "tracing")]
+        let task = tracing::instrument::WithSubscriber::with_current_subscriber(task);
+        self.runtime.spawn(task);
+    }
+}
+
+/// Runs what outlives the answer of a request on a task of its own, in the current span.
+fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     #[cfg(feature = "tracing")]
     let task = tracing::Instrument::in_current_span(task);
-    // Polled again at once, with a waker of its own.
-    spawn(task);
-}
-
-/// Runs `task` beside its caller, with the caller's subscriber.
-fn spawn(task: impl Future<Output = ()> + Send + 'static) {
     #[cfg(feature = "tracing")]
     let task = tracing::instrument::WithSubscriber::with_current_subscriber(task);
     tokio::spawn(task);
-}
-
-/// From here on the request runs to its end, whoever leaves.
-///
-/// What seldom happens is boxed, so that the future of every request has no
-/// room for it; and so are the handler and the end of its run, since allocators
-/// have small pieces at hand.
-fn run<I, S, B, R>(
-    host: Arc<Host<S>>,
-    inner: I,
-    mut claimant: Box<Claimant>,
-    client: Client<R, I::Error>,
-    (place, buffered): (Share, Share),
-) -> impl Future<Output = ()> + Send
-where
-    I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send,
-    I::Future: Send,
-    I::Error: Send + 'static,
-    S: Store,
-    B: Body<Data = Bytes> + Send,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    async move {
-        let mut exchange = Exchange {
-            host: &host,
-            reply: Reply::new(&host.config, client),
-            place: Some(place),
-            buffered: Some(buffered),
-        };
-        match exchange.claim(inner, &mut claimant).await {
-            Turn::Run {
-                inner,
-                grant,
-                since,
-            } => {
-                let owned = Owned::new(&host, &claimant, grant);
-                let request = exchange.passed_on(*claimant);
-                exchange
-                    .run_guarded(&owned, grant, since, inner, request)
-                    .await;
-            }
-            Turn::RunUnguarded { inner } => {
-                let withdrawal = claimant.withdrawal(&host);
-                let request = exchange.passed_on(*claimant);
-                Box::pin(exchange.run_unguarded(inner, request)).await;
-                exchange.withdraw(withdrawal);
-            }
-            Turn::Over(over) => {
-                let withdrawal = claimant.withdrawal(&host);
-                // What the request holds is free before its client is answered.
-                drop(claimant);
-                exchange.buffered = None;
-                exchange.conclude(over);
-                exchange.withdraw(withdrawal);
-            }
-        }
-    }
-}
-
-/// A guarded request once it is detached: it has a client, perhaps.
-struct Exchange<'a, S, R: Body, E> {
-    host: &'a Arc<Host<S>>,
-    reply: Reply<'a, R, E>,
-    place: Option<Share>,
-    buffered: Option<Share>,
-}
-
-impl<S, R, E> Exchange<'_, S, R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-    E: Send + 'static,
-{
-    /// The request for the handler, and for the layer's bound on bodies no more.
-    fn passed_on<B>(&mut self, claimant: Claimant) -> Request<RequestBody<B>> {
-        self.buffered = None;
-        let Claimant {
-            mut parts,
-            body,
-            trailers,
-            ..
-        } = claimant;
-        parts.extensions.insert(Noticed);
-        Request::from_parts(parts, RequestBody::buffered(body, trailers))
-    }
-
-    fn run_guarded<I, B>(
-        &mut self,
-        owned: &Owned<'_, S>,
-        grant: Grant,
-        since: Instant,
-        inner: I,
-        mut request: Request<RequestBody<B>>,
-    ) -> impl Future<Output = ()> + Send
-    where
-        I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Send,
-        I::Future: Send,
-        B: Body<Data = Bytes> + Send,
-    {
-        let config = Arc::clone(&self.host.config);
-        let operation = Operation::new(config, owned.name.clone(), owned.token, grant, since);
-        request.extensions_mut().insert(operation.clone());
-        let handler = Box::pin(call(inner, request));
-        async move {
-            let heartbeats = Heartbeats::start(self.host, &operation);
-            if heartbeats.is_first {
-                tokio::task::yield_now().await;
-            }
-            match self.attend(handler).await {
-                Some(answered) => {
-                    let answered = answered.map_err(|_panic| Rejection::handler_panicked());
-                    Box::pin(self.end(owned, &operation, answered)).await;
-                }
-                None => Box::pin(self.lose_unattended(owned, &operation)).await,
-            }
-            drop(heartbeats);
-        }
-    }
-
-    /// Runs the handler, to its end or, if the layer wants that, until its client
-    /// has left.
-    fn attend<T>(
-        &mut self,
-        mut handler: Pin<Box<impl Future<Output = T> + Send>>,
-    ) -> impl Future<Output = Option<T>> + Send {
-        let cancels = self.host.config.disconnect == Disconnect::Cancel;
-        async move {
-            let mut left = pin!(self.reply.left());
-            poll_fn(|cx| match handler.as_mut().poll(cx) {
-                Poll::Ready(answered) => Poll::Ready(Some(answered)),
-                Poll::Pending if cancels => left.as_mut().poll(cx).map(|()| None),
-                Poll::Pending => Poll::Pending,
-            })
-            .await
-        }
-    }
-
-    /// Nothing is left to run.
-    fn end(
-        &mut self,
-        owned: &Owned<'_, S>,
-        operation: &Operation,
-        answered: Result<Result<Response<R>, E>, Rejection>,
-    ) -> impl Future<Output = ()> + Send {
-        async move {
-            match (operation.transacted().await, answered) {
-                (Transacted::Committed { response }, answered) => {
-                    Box::pin(self.reply_committed(owned, answered, response)).await;
-                }
-                // A response that is not sent is dropped: its body may hold what
-                // others wait for.
-                (Transacted::Superseded, answered) => {
-                    drop(answered);
-                    Box::pin(self.answer_as_loser(owned)).await;
-                }
-                (Transacted::Unknown, answered) => {
-                    drop(answered);
-                    operation.log_failure();
-                    Box::pin(self.lose_commit(owned)).await;
-                }
-                (Transacted::Aborted, Ok(Ok(response))) if claims_success(response.status()) => {
-                    let said = response.extensions().get::<Word>().copied();
-                    drop(response);
-                    let word = said.unwrap_or_default().or(operation.word());
-                    operation.log_failure();
-                    Box::pin(self.deny_success(owned, operation, word)).await;
-                }
-                (_, Ok(Ok(response))) => {
-                    if response.status().is_server_error() {
-                        operation.log_failure();
-                    }
-                    self.record(owned, operation, response).await;
-                }
-                (_, Ok(Err(error))) => {
-                    operation.log_failure();
-                    Box::pin(self.lose(owned, Err(error), Some(INNER_FAILED))).await;
-                }
-                (_, Err(rejection)) => {
-                    operation.log_failure();
-                    let response = self.refusal(owned, rejection);
-                    Box::pin(self.lose(owned, Ok(response), None)).await;
-                }
-            }
-        }
-    }
-
-    async fn run_unguarded<I, B>(&mut self, inner: I, request: Request<RequestBody<B>>)
-    where
-        I: Service<Request<RequestBody<B>>, Response = Response<R>, Error = E> + Send,
-        I::Future: Send,
-        B: Body<Data = Bytes> + Send,
-    {
-        match call(inner, request).await {
-            Ok(Ok(response)) => {
-                let mut response = self
-                    .host
-                    .config
-                    .cleaned(response)
-                    .map(ResponseBody::streamed);
-                response.extensions_mut().remove::<Word>();
-                say_unrecorded(&mut response);
-                self.reply.finish(Ok(response), Outcome::Unguarded, None);
-            }
-            Ok(Err(error)) => self.reply.finish(Err(error), Outcome::Unguarded, None),
-            Err(_panic) => self.reply.refuse(&Rejection::handler_panicked()),
-        }
-    }
-}
-
-/// Late writes have bounds of their own, and no place among the running.
-impl<S: Store, R: Body, E> Exchange<'_, S, R, E> {
-    async fn settle_late(&mut self, owned: &Owned<'_, S>, ending: &Ending) {
-        owned.settle_late(ending, self.place.take()).await;
-    }
-
-    /// Starts the withdrawal on a task that holds the request's name and claim only.
-    fn withdraw(&mut self, withdrawal: Option<Withdrawal<S>>) {
-        if let Some(withdrawal) = withdrawal {
-            spawn(withdrawal.run(self.place.take()));
-        }
-    }
-}
-
-/// Runs the handler, catching a panic of `call` itself too.
-fn call<I, B, R>(
-    mut inner: I,
-    request: Request<RequestBody<B>>,
-) -> impl Future<Output = Result<Result<Response<R>, I::Error>, Box<dyn Any + Send>>>
-where
-    I: Service<Request<RequestBody<B>>, Response = Response<R>>,
-{
-    AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind()
-}
-
-/// Whether a handler says that it did its work.
-fn claims_success(status: StatusCode) -> bool {
-    status.as_u16() < 400
 }

@@ -1,104 +1,118 @@
-//! Writing down what became of a claim: at once, or late.
+//! The claim that a running request owns, and the transitions that end it.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::time::{self, Instant};
 
+use super::{
+    claim::Granted,
+    decide::{Answer, Answered},
+    limits::Permit,
+    request::KeyedRequest,
+    shared::Shared,
+};
 use crate::{
-    Fingerprint, OperationId, RecordName, Store, StoreError, Token,
-    flow::claim::{Claimant, Found, Seen},
-    flow::shared::{Host, Share},
+    Fingerprint, Operation, OperationId, Store, StoreError,
     jitter::jittered,
     outcome::{GaveUp, Notice},
-    store::{Completion, Grant, MarkedBy, RecordState, Release, Transitioned},
+    rejection::RequestHead,
+    store::{Completion, MarkedBy, RecordState, Release, Transitioned},
 };
 
-/// A claim that was granted, to be settled.
-pub(crate) struct Owned<'a, S> {
-    pub(crate) host: &'a Host<S>,
-    pub(crate) name: RecordName,
-    pub(crate) token: Token,
-    pub(crate) operation: Option<OperationId>,
+pub(super) struct OwnedClaim<S> {
+    pub(super) shared: Arc<Shared<S>>,
+    pub(super) operation: Operation,
     fingerprint: Fingerprint,
 }
 
-/// What became of a claim.
-pub(crate) enum Ending {
-    Completed(Completion),
-    Released(Release),
-    Unknown,
+/// How a run ends for its record.
+pub(super) enum Transition {
+    Complete(Completion),
+    Release(Release),
+    MarkUnknown,
 }
 
-impl<'a, S: Store> Owned<'a, S> {
-    /// The claim as it was granted.
-    pub(crate) fn new(host: &'a Host<S>, claimant: &Claimant, grant: Grant) -> Self {
+impl<S: Store> OwnedClaim<S> {
+    pub(super) fn new(
+        shared: Arc<Shared<S>>,
+        request: &KeyedRequest,
+        granted: Granted,
+        head: RequestHead,
+    ) -> Self {
+        let operation = Operation::new(
+            Arc::clone(&shared.config.responses),
+            head,
+            request.name.clone(),
+            request.claim.token,
+            granted.grant,
+            granted.since,
+        );
         Self {
-            host,
-            name: claimant.name.clone(),
-            token: claimant.claim.token,
-            operation: Some(grant.operation),
-            fingerprint: claimant.claim.fingerprint,
+            shared,
+            operation,
+            fingerprint: request.claim.fingerprint,
         }
     }
 
-    /// One try, within the store timeout; wakes who waits for it.
-    pub(crate) async fn settle(&self, ending: &Ending) -> Result<Transitioned, StoreError> {
-        let (store, name, token) = (&self.host.store, &self.name, self.token);
-        let settled = match ending {
-            Ending::Completed(completion) => {
-                self.host
-                    .timely(store.complete(name, token, completion))
-                    .await
-            }
-            Ending::Released(release) => {
-                self.host.timely(store.release(name, token, *release)).await
-            }
-            Ending::Unknown => {
-                let retention = self.host.config.unknown_retention;
-                let owner = MarkedBy::Owner(token);
-                self.host
-                    .timely(store.mark_unknown(name, owner, retention))
-                    .await
-            }
-        };
-        self.host.waiters.wake(&self.name);
-        settled
+    pub(super) fn id(&self) -> Option<OperationId> {
+        Some(self.operation.id())
     }
 
-    /// Tries again until the store answers, bounded in time, and in tasks and
-    /// bytes over all requests of the layer. Until then the outcome is unknown to
-    /// others. The request gives its `place` among the running back.
-    pub(crate) async fn settle_late(&self, ending: &Ending, place: Option<Share>) {
-        let bytes = match ending {
-            Ending::Completed(completion) => completion.response.len(),
-            Ending::Released(_) | Ending::Unknown => 0,
+    /// Applies the transition once, within the store timeout, and wakes the waiters.
+    pub(super) async fn end(&self, transition: &Transition) -> Result<Transitioned, StoreError> {
+        let shared = &*self.shared;
+        let (store, name, token) = (&shared.store, self.operation.name(), self.operation.token());
+        let ended = match transition {
+            Transition::Complete(completion) => {
+                shared.call(store.complete(name, token, completion)).await
+            }
+            Transition::Release(release) => shared.call(store.release(name, token, *release)).await,
+            Transition::MarkUnknown => {
+                let retention = shared.config.unknown_retention;
+                let owner = MarkedBy::Owner(token);
+                shared
+                    .call(store.mark_unknown(name, owner, retention))
+                    .await
+            }
         };
-        let host = self.host;
-        let warnings = &host.config.warnings;
-        let task = host.late.take(1);
-        let room = host.late_bytes.take(bytes);
-        // Not before: whoever drains the layer counts the one or the other.
-        drop(place);
-        let too_many = match (&task, &room) {
+        shared.waiters.wake(name);
+        ended
+    }
+
+    /// Applies the transition in the background, with pauses that grow, until the store
+    /// answers or `late_recording_timeout` has passed. Until then the outcome is unknown
+    /// to others. `permit` is that of the running request.
+    pub(super) async fn record_late(&self, transition: &Transition, permit: Permit) {
+        let bytes = match transition {
+            Transition::Complete(completion) => completion.response.len(),
+            Transition::Release(_) | Transition::MarkUnknown => 0,
+        };
+        let shared = &*self.shared;
+        let warnings = shared.config.warnings();
+        let late_permit = shared.late.try_acquire(1);
+        let bytes_permit = shared.late_bytes.try_acquire(bytes);
+        // `drain` counts one of the two permits at any moment.
+        drop(permit);
+        let limit = match (&late_permit, &bytes_permit) {
             (Some(_), Some(_)) => None,
             (None, _) => Some(GaveUp::TooMany),
             (_, None) => Some(GaveUp::TooManyBytes),
         };
-        if let Some(too_many) = too_many {
-            return Notice::GaveUpRecording(too_many).tell(warnings, self.operation);
+        if let Some(limit) = limit {
+            return Notice::GaveUpRecording(limit).tell(warnings, self.id());
         }
-        let end = Instant::now() + host.config.late_recording_timeout;
+        let deadline = Instant::now() + shared.config.late_recording_timeout;
         let mut pause = FIRST_PAUSE;
         let mut failure = None;
-        while Instant::now() < end {
+        while Instant::now() < deadline {
             time::sleep(jittered(pause)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
-            match self.settle(ending).await {
+            match self.end(transition).await {
                 Ok(Transitioned::Applied) => {
-                    return Notice::RecordedLate.tell(warnings, self.operation);
+                    return Notice::RecordedLate.tell(warnings, self.id());
                 }
                 Ok(Transitioned::Superseded) => {
-                    return Notice::Superseded.tell(warnings, self.operation);
+                    return Notice::Superseded.tell(warnings, self.id());
                 }
                 Err(error) => {
                     self.warn_late(&error);
@@ -107,34 +121,37 @@ impl<'a, S: Store> Owned<'a, S> {
             }
         }
         let gave_up = Notice::GaveUpRecording(GaveUp::TimedOut);
-        gave_up.tell_because(warnings, self.operation, failure.as_ref());
+        gave_up.tell_because(warnings, self.id(), failure.as_ref());
     }
 
-    pub(crate) fn warn_late(&self, error: &StoreError) {
-        self.host.config.warnings.warn(
+    pub(super) fn warn_late(&self, error: &StoreError) {
+        self.shared.config.warnings().warn(
             "recording of an outcome failed, it is tried again in the background",
             Some(error),
-            self.operation,
+            self.id(),
         );
     }
 
-    /// What the claim that superseded this one has to say; `None` if there is
-    /// nothing left that it could say.
-    pub(crate) async fn winner(&self) -> Result<Option<Seen>, StoreError> {
-        let record = self.host.timely(self.host.store.read(&self.name)).await?;
+    /// Returns what the claim that superseded this one answers, or `None` if there is
+    /// nothing left that could answer.
+    pub(super) async fn superseding(&self) -> Result<Option<Answered>, StoreError> {
+        let shared = &*self.shared;
+        let record = shared
+            .call(shared.store.read(self.operation.name()))
+            .await?;
         Ok(record
             .filter(|record| record.fingerprint == self.fingerprint)
-            .map(|record| Seen {
+            .map(|record| Answered {
                 operation: record.operation,
-                found: match record.state {
-                    RecordState::Completed { response } => Found::Completed { response },
+                answer: match record.state {
+                    RecordState::Completed { response } => Answer::Completed { response },
                     RecordState::InProgress {
                         lease_left: Some(lease_left),
-                    } => Found::InProgress {
+                    } => Answer::InProgress {
                         age: record.age,
                         lease_left,
                     },
-                    _ => Found::Unknown,
+                    _ => Answer::Unknown,
                 },
             }))
     }

@@ -1,161 +1,199 @@
-//! The answer to the client: one, told and sent once.
+//! The answer to a guarded request.
 
 use bytes::Bytes;
-use http::{HeaderValue, Response};
+use http::Response;
 use http_body::Body;
-use tokio::sync::oneshot;
 
+use super::{
+    Client,
+    acquire::NotRun,
+    decide::{Answer, Answered},
+};
 use crate::{
     OperationId, Outcome, Rejection, ResponseBody, StoreError,
-    config::{Config, RECORDED},
-    flow::claim::{Found, Seen},
+    config::Config,
+    log::Warnings,
     outcome::Notice,
-    rejection::Callback,
-    response::recorded::RecordedResponse,
+    rejection::{Callback, RequestHead},
+    response::{ResponseSettings, mark_unrecorded, recorded::RecordedResponse},
 };
 
-/// What the client gets: a response, or the inner service's own error.
-pub(crate) type Answer<R, E> = Result<Response<ResponseBody<R>>, E>;
+/// What the client receives: a response, or the inner service's own error.
+pub(crate) type ServiceResult<R, E> = Result<Response<ResponseBody<R>>, E>;
 
-pub(crate) type Client<R, E> = oneshot::Sender<Answer<R, E>>;
-
-/// The way back to a client, who may have left.
-pub(crate) struct Reply<'a, R: Body, E> {
-    config: &'a Config,
-    client: Option<Client<R, E>>,
+/// What the client receives, and what is logged of it.
+pub(super) struct Reply<R: Body, E> {
+    result: ServiceResult<R, E>,
+    outcome: Outcome,
+    operation: Option<OperationId>,
 }
 
-impl<'a, R, E> Reply<'a, R, E>
-where
-    R: Body<Data = Bytes>,
-{
-    pub(crate) fn new(config: &'a Config, client: Client<R, E>) -> Self {
-        let client = Some(client);
-        Self { config, client }
-    }
-
-    /// Ends when the client has left, and never if it has its answer.
-    pub(crate) async fn left(&mut self) {
-        match &mut self.client {
-            Some(client) => client.closed().await,
-            None => std::future::pending().await,
+impl<R: Body, E> Reply<R, E> {
+    pub(super) fn new(
+        result: ServiceResult<R, E>,
+        outcome: Outcome,
+        operation: Option<OperationId>,
+    ) -> Self {
+        Self {
+            result,
+            outcome,
+            operation,
         }
     }
 
-    /// Tells the outcome, and sends the answer to the client, if it is still
-    /// there.
-    pub(crate) fn finish(
-        &mut self,
-        mut answer: Answer<R, E>,
-        outcome: Outcome,
-        operation: Option<OperationId>,
-    ) {
-        let Some(client) = self.client.take() else {
-            return;
-        };
-        if let Ok(response) = &mut answer {
+    /// Says that the response is not recorded.
+    pub(super) fn unrecorded(mut self) -> Self {
+        if let Ok(response) = &mut self.result {
+            mark_unrecorded(response);
+            self.outcome = Outcome::Unrecorded;
+        }
+        self
+    }
+
+    /// Logs and counts the outcome, and returns the result for the client.
+    pub(super) fn send(self, client: &Client, warnings: &Warnings) -> ServiceResult<R, E> {
+        let Self {
+            mut result,
+            outcome,
+            operation,
+        } = self;
+        if let Ok(response) = &mut result {
             response.extensions_mut().insert(outcome);
         }
         outcome.tell(operation);
-        if client.send(answer).is_err() {
-            Notice::ClientGone.tell(&self.config.warnings, operation);
+        if client.has_left() && outcome != Outcome::Left {
+            Notice::ClientGone.tell(warnings, operation);
+        }
+        result
+    }
+}
+
+impl<R: Body<Data = Bytes>, E> Reply<R, E> {
+    /// The answer in the handler's place.
+    pub(super) fn refuse(
+        settings: &ResponseSettings,
+        head: &RequestHead,
+        rejection: &Rejection,
+    ) -> Self {
+        Self {
+            result: Ok(settings.refuse(rejection, head)),
+            outcome: Outcome::Refused(rejection.kind()),
+            operation: rejection.operation(),
         }
     }
 
-    /// The client has left, and nothing is sent.
-    pub(crate) fn abandon(&mut self, operation: Option<OperationId>) {
-        self.client = None;
-        Outcome::Left.tell(operation);
+    /// The client has left, and receives nothing.
+    pub(super) fn client_left(operation: Option<OperationId>) -> Self {
+        Self::new(
+            Ok(Response::new(ResponseBody::default())),
+            Outcome::Left,
+            operation,
+        )
     }
 
-    pub(crate) fn refuse(&mut self, rejection: &Rejection) {
-        let response = self.config.refuse(rejection);
-        let outcome = Outcome::Refused(rejection.kind());
-        self.finish(Ok(response), outcome, rejection.operation());
+    /// The answer to a request that does not run.
+    pub(super) fn not_run(config: &Config, head: &RequestHead, not_run: NotRun<E>) -> Self {
+        match not_run {
+            NotRun::Answered(answered) => Self::answered(config, head, answered),
+            NotRun::Refused(rejection) => Self::refuse(&config.responses, head, &rejection),
+            NotRun::NotReady(error) => Self::new(Err(error), Outcome::Unready, None),
+            NotRun::ClientLeft => Self::client_left(None),
+        }
     }
 
-    /// What the record that is there answers.
-    pub(crate) fn answer(&mut self, Seen { operation, found }: Seen) {
-        let rejection = match found {
-            Found::Completed { response } => return self.replay(operation, response),
-            Found::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
-            Found::Unknown => Rejection::outcome_unknown(),
-            // Nothing of the other request is shown.
-            Found::OtherRequest(mismatch) => {
-                return self.refuse(&Rejection::key_reused(self.config.mismatch, mismatch));
+    /// What a record answers.
+    pub(super) fn answered(
+        config: &Config,
+        head: &RequestHead,
+        Answered { operation, answer }: Answered,
+    ) -> Self {
+        let rejection = match answer {
+            Answer::Completed { response } => {
+                return Self::replay(&config.responses, head, operation, response);
             }
-            Found::OtherScheme => return self.refuse(&Rejection::scheme_unknown()),
-            Found::Panicked => {
-                return self.refuse(&Rejection::callback_panicked(Callback::Fingerprint));
+            Answer::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
+            Answer::Unknown => Rejection::outcome_unknown(),
+            // The operation is not named: nothing of another request is shown.
+            Answer::Mismatch(mismatch) => {
+                let rejection = Rejection::key_reused(config.mismatch, mismatch);
+                return Self::refuse(&config.responses, head, &rejection);
+            }
+            Answer::UnknownScheme => {
+                return Self::refuse(&config.responses, head, &Rejection::scheme_unknown());
+            }
+            Answer::FingerprintPanicked => {
+                let rejection = Rejection::callback_panicked(Callback::Fingerprint);
+                return Self::refuse(&config.responses, head, &rejection);
             }
         };
-        self.refuse(&rejection.about(operation));
+        Self::refuse(&config.responses, head, &rejection.about(operation))
     }
 
     /// The recorded response to the request that made it: no replay.
-    pub(crate) fn answer_recorded(&mut self, recorded: Bytes, operation: Option<OperationId>) {
-        match self.response(recorded) {
+    pub(super) fn recorded(
+        settings: &ResponseSettings,
+        head: &RequestHead,
+        operation: OperationId,
+        recorded: Bytes,
+    ) -> Self {
+        match decode(settings, recorded) {
             Ok(Some(mut response)) => {
-                response.headers_mut().remove(&self.config.marker);
-                self.finish(Ok(response), Outcome::Recorded, operation);
+                response.headers_mut().remove(&settings.marker);
+                Self::new(Ok(response), Outcome::Recorded, Some(operation))
             }
-            Ok(None) => self.refuse(&Rejection::not_replayable().about(operation)),
-            Err(error) => self.refuse_unreadable(Rejection::answer_unreadable(&error), operation),
+            decoded => Self::unreadable(
+                settings,
+                head,
+                operation,
+                decoded,
+                Rejection::answer_unreadable,
+            ),
         }
     }
 
-    fn replay(&mut self, operation: OperationId, recorded: Bytes) {
-        match self.response(recorded) {
-            Ok(Some(response)) => self.finish(Ok(response), Outcome::Replayed, Some(operation)),
-            Ok(None) => self.refuse(&Rejection::not_replayable().about(operation)),
+    fn replay(
+        settings: &ResponseSettings,
+        head: &RequestHead,
+        operation: OperationId,
+        recorded: Bytes,
+    ) -> Self {
+        match decode(settings, recorded) {
+            Ok(Some(response)) => Self::new(Ok(response), Outcome::Replayed, Some(operation)),
+            decoded => Self::unreadable(
+                settings,
+                head,
+                operation,
+                decoded,
+                Rejection::record_unreadable,
+            ),
+        }
+    }
+
+    fn unreadable(
+        settings: &ResponseSettings,
+        head: &RequestHead,
+        operation: OperationId,
+        decoded: Result<Option<Response<ResponseBody<R>>>, StoreError>,
+        corrupt: fn(&StoreError) -> Rejection,
+    ) -> Self {
+        let rejection = match decoded {
+            Ok(_) => Rejection::not_replayable(),
             Err(error) => {
-                self.refuse_unreadable(Rejection::record_unreadable(&error), Some(operation));
+                Notice::Corrupt.tell(&settings.warnings, Some(operation));
+                corrupt(&error)
             }
-        }
-    }
-
-    fn refuse_unreadable(&mut self, rejection: Rejection, operation: Option<OperationId>) {
-        Notice::Corrupt.tell(&self.config.warnings, operation);
-        self.refuse(&rejection.about(operation));
-    }
-
-    /// `None` if there is no response that could be replayed.
-    fn response(&self, recorded: Bytes) -> Result<Option<Response<ResponseBody<R>>>, StoreError> {
-        let recorded = RecordedResponse::decode(recorded)?;
-        Ok(recorded
-            .into_whole()
-            .and_then(|whole| self.config.replay(whole)))
+        };
+        Self::refuse(settings, head, &rejection.about(operation))
     }
 }
 
-impl Config {
-    /// The answer in the handler's place.
-    pub(crate) fn refuse<R: Body<Data = Bytes>>(
-        &self,
-        rejection: &Rejection,
-    ) -> Response<ResponseBody<R>> {
-        rejection.log(&self.warnings);
-        self.renderer
-            .render(rejection, &self.warnings)
-            .map(|body| ResponseBody::whole(body, None))
-    }
-
-    /// The same before there is a [`Reply`], with its outcome told.
-    pub(crate) fn refuse_at_once<R: Body<Data = Bytes>>(
-        &self,
-        rejection: &Rejection,
-    ) -> Response<ResponseBody<R>> {
-        let outcome = Outcome::Refused(rejection.kind());
-        outcome.tell(None);
-        let mut response = self.refuse(rejection);
-        response.extensions_mut().insert(outcome);
-        response
-    }
-}
-
-/// Says to the client that its response is not recorded.
-pub(crate) fn say_unrecorded<B>(response: &mut Response<B>) {
-    response
-        .headers_mut()
-        .insert(RECORDED, HeaderValue::from_static("false"));
+/// Returns the recorded response, or `None` if there is none that can be replayed.
+fn decode<R: Body<Data = Bytes>>(
+    settings: &ResponseSettings,
+    recorded: Bytes,
+) -> Result<Option<Response<ResponseBody<R>>>, StoreError> {
+    let recorded = RecordedResponse::decode(recorded)?;
+    Ok(recorded
+        .into_whole()
+        .and_then(|whole| settings.replay(whole)))
 }

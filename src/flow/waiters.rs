@@ -1,4 +1,4 @@
-//! Waiting for another request with the same key to end.
+//! Requests that wait for another request with the same key.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -13,96 +13,98 @@ use crate::{
     sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 
-/// The requests of this process that wait, by the record they wait for.
+/// The waiters of this process, by the record that they wait for.
 pub(crate) struct Waiters {
-    most: usize,
+    max: usize,
     count: AtomicUsize,
-    bells: Mutex<Bells>,
+    records: Mutex<Records>,
 }
 
-/// How many wait for a record, and the bell that wakes them.
-type Bells = HashMap<RecordName, (usize, Arc<Notify>)>;
+/// The number of waiters of each record, and what wakes them.
+type Records = HashMap<RecordName, (usize, Arc<Notify>)>;
 
 impl Waiters {
-    pub(crate) fn new(most: usize) -> Self {
+    pub(crate) fn new(max: usize) -> Self {
         Self {
-            most,
+            max,
             count: AtomicUsize::new(0),
-            bells: Mutex::default(),
+            records: Mutex::default(),
         }
     }
 
-    /// A place to wait, given back when it is dropped; `None` if all are taken.
-    pub(crate) fn enter(&self, name: &RecordName) -> Option<Place<'_>> {
+    /// Adds a waiter, which is removed when it is dropped. Returns `None` if there are
+    /// as many as there may be.
+    pub(crate) fn enter(&self, name: &RecordName) -> Option<Waiter<'_>> {
         self.count
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| {
-                (count < self.most).then_some(count + 1)
+                (count < self.max).then_some(count + 1)
             })
             .ok()?;
-        let bell = {
-            let mut bells = self.bells();
-            let (waiting, bell) = bells.entry(name.clone()).or_default();
-            *waiting += 1;
-            Arc::clone(bell)
+        let ended = {
+            let mut records = self.records();
+            let (count, ended) = records.entry(name.clone()).or_default();
+            *count += 1;
+            Arc::clone(ended)
         };
-        Some(Place {
+        Some(Waiter {
             waiters: self,
             name: name.clone(),
-            bell,
+            ended,
             pause: FIRST_PAUSE,
         })
     }
 
-    /// Wakes those of this process who wait for this record.
+    /// Wakes the waiters of a record.
     pub(crate) fn wake(&self, name: &RecordName) {
-        // Most completions have no waiter, and need no lock. A waiter that
-        // enters after this look reads the record after its completion.
+        // Most completions have no waiter, and need no lock. A waiter that enters after
+        // this load reads the record after its completion.
         if self.count.load(Ordering::SeqCst) == 0 {
             return;
         }
-        if let Some((_, bell)) = self.bells().get(name) {
-            bell.notify_waiters();
+        if let Some((_, ended)) = self.records().get(name) {
+            ended.notify_waiters();
         }
     }
 
-    fn bells(&self) -> MutexGuard<'_, Bells> {
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One waiter's place.
-pub(crate) struct Place<'a> {
+/// One waiter.
+pub(crate) struct Waiter<'a> {
     waiters: &'a Waiters,
     name: RecordName,
-    bell: Arc<Notify>,
+    ended: Arc<Notify>,
     pause: Duration,
 }
 
-impl Place<'_> {
-    /// Begins to listen; a completion after this call is not missed. The future
-    /// ends when the owner of this process completes, or after a pause that
-    /// grows from wait to wait, for owners elsewhere.
+impl Waiter<'_> {
+    /// Starts to listen. A completion after this call is not missed.
+    ///
+    /// The future resolves when a request of this process ends, or after a pause that
+    /// grows with each call, since the owner may run in another process.
     pub(crate) fn listen(&mut self) -> impl Future<Output = ()> + Send + use<> {
-        let mut heard = Box::pin(Arc::clone(&self.bell).notified_owned());
-        heard.as_mut().enable();
+        let mut ended = Box::pin(Arc::clone(&self.ended).notified_owned());
+        ended.as_mut().enable();
         let pause = jittered(self.pause);
         self.pause = (self.pause * 2).min(LONGEST_PAUSE);
         async move {
-            let _ = time::timeout(pause, heard).await;
+            let _ = time::timeout(pause, ended).await;
         }
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for Waiter<'_> {
     fn drop(&mut self) {
-        let mut bells = self.waiters.bells();
-        if let Entry::Occupied(mut entry) = bells.entry(self.name.clone()) {
+        let mut records = self.waiters.records();
+        if let Entry::Occupied(mut entry) = records.entry(self.name.clone()) {
             entry.get_mut().0 -= 1;
             if entry.get().0 == 0 {
                 entry.remove();
             }
         }
-        drop(bells);
+        drop(records);
         self.waiters.count.fetch_sub(1, Ordering::SeqCst);
     }
 }

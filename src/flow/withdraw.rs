@@ -1,17 +1,16 @@
-//! Takes back a claim that may have reached the store although nothing ran.
+//! Withdraws a claim that the store may have although nothing ran.
 //!
-//! A claim whose answer got lost may be in the store, or may arrive there later. It
-//! may also wait in a COMMIT that ends when a standby or a disk is back. Left alone,
-//! it would lapse and show an unknown outcome of a request that never ran.
+//! A claim whose answer was lost may be in the store, or may arrive there later. It may
+//! also wait in a COMMIT that ends when a standby or a disk is back. Left alone, its
+//! lease would lapse, and the outcome of a request that never ran would be unknown.
 
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::{self, Instant};
 
+use super::{limits::Permit, shared::Shared};
 use crate::{
     Fence, RecordName, Store, StoreError, StoreErrorKind,
-    flow::claim::Hold,
-    flow::shared::{Host, Share},
     jitter::jittered,
     outcome::{GaveUp, Notice},
     store::{
@@ -19,16 +18,29 @@ use crate::{
     },
 };
 
-/// What is left of a request once it has been answered: its name, its claim, and
-/// what the claim's token may hold.
-pub(crate) struct Withdrawal<S> {
-    pub(crate) host: Arc<Host<S>>,
-    pub(crate) name: RecordName,
-    pub(crate) claim: Claim,
-    pub(crate) hold: Hold,
+/// What a token holds, or may hold if the answer of the store was lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Hold {
+    /// A name that had no record.
+    Claim,
+    /// The record that was seen with this fence.
+    Reclaim {
+        seen: Fence,
+        reclaim_as: ReclaimAs,
+        /// For whom the record was released, if it was.
+        released: Option<Release>,
+    },
 }
 
-/// How a record gets back to where it was before the claim.
+/// A claim to withdraw. Nothing else of the request outlives its answer.
+pub(super) struct Withdrawal<S> {
+    pub(super) shared: Arc<Shared<S>>,
+    pub(super) name: RecordName,
+    pub(super) claim: Claim,
+    pub(super) hold: Hold,
+}
+
+/// How a record gets back to its state before the claim.
 enum Undo {
     Release(Release),
     /// The outcome was unknown, and still is.
@@ -36,39 +48,39 @@ enum Undo {
 }
 
 impl<S: Store> Withdrawal<S> {
-    /// Tries until the store has answered, rarely after a while, and gives up after
-    /// the time for late recording, or a lease and a store timeout if that is
-    /// longer. The request gives its `place` among the running back.
-    pub(crate) async fn run(self, place: Option<Share>) {
-        let host = &self.host;
-        let config = &host.config;
-        let taken = host.withdrawals.take(1);
-        // Not before: `drain` counts the one or the other.
-        drop(place);
-        if taken.is_none() {
-            Notice::GaveUpWithdrawing(GaveUp::TooMany).tell(&config.warnings, None);
+    /// Tries until the store has answered, with pauses that grow. Gives up after
+    /// `late_recording_timeout`, or after a lease and a store timeout if that is longer.
+    /// `permit` is that of the running request.
+    pub(super) async fn run(self, permit: Permit) {
+        let shared = &self.shared;
+        let config = &shared.config;
+        let withdrawal_permit = shared.withdrawals.try_acquire(1);
+        // `drain` counts one of the two permits at any moment.
+        drop(permit);
+        if withdrawal_permit.is_none() {
+            Notice::GaveUpWithdrawing(GaveUp::TooMany).tell(config.warnings(), None);
             return;
         }
-        let longest = config
+        let timeout = config
             .late_recording_timeout
-            .max(config.lease + config.store_timeout);
-        let end = Instant::now() + longest;
-        // A retry waits no longer than a lease for the key of a claim that landed.
-        let longest_pause = LONGEST_PAUSE.min(config.lease / 3);
+            .max(config.lease() + config.store_timeout());
+        let deadline = Instant::now() + timeout;
+        // A retry waits at most a lease for the key of a claim that arrived late.
+        let longest_pause = LONGEST_PAUSE.min(config.lease() / 3);
         let mut pause = FIRST_PAUSE;
         loop {
-            let failure = match host.timely(self.attempt()).await {
+            let failure = match shared.call(self.attempt()).await {
                 Ok(true) => return,
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
-            if Instant::now() >= end {
+            if Instant::now() >= deadline {
                 let gave_up = Notice::GaveUpWithdrawing(GaveUp::TimedOut);
-                gave_up.tell_because(&config.warnings, None, failure.as_ref());
+                gave_up.tell_because(config.warnings(), None, failure.as_ref());
                 return;
             }
             if let Some(error) = &failure {
-                config.warnings.warn(
+                config.warnings().warn(
                     "withdrawal of a claim failed, it is tried again",
                     Some(error),
                     None,
@@ -79,21 +91,21 @@ impl<S: Store> Withdrawal<S> {
         }
     }
 
-    /// Returns whether the token holds nothing, and can no longer come to hold it.
+    /// Returns whether the token holds nothing and can no longer come to hold anything.
     async fn attempt(&self) -> Result<bool, StoreError> {
         if self.undo().await? == Transitioned::Applied {
             return Ok(true);
         }
         let record = match self.hold {
             Hold::Claim => self.claim_again().await?,
-            // Its owner may be alive: to claim the record only to give it back would
+            // Its owner may be alive: claiming the record only to give it back would
             // take it from that owner.
             Hold::Reclaim {
                 seen,
                 reclaim_as: ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Reconcile,
                 ..
             } => {
-                let record = self.host.store.read(&self.name).await?;
+                let record = self.shared.store.read(&self.name).await?;
                 return Ok(record.is_none_or(|record| record.fence != seen));
             }
             Hold::Reclaim {
@@ -107,24 +119,27 @@ impl<S: Store> Withdrawal<S> {
         }
     }
 
-    /// The store waits for an earlier claim that is still being written. A released
-    /// record is left, which keeps one that arrives later from being granted.
+    /// Claims with the same token. The store waits for an earlier claim that is still
+    /// being written. The released record that is left keeps a later one from being
+    /// granted.
     async fn claim_again(&self) -> Result<Again, StoreError> {
-        Ok(match self.host.store.claim(&self.name, &self.claim).await {
-            Ok(Claimed::Acquired(_)) => match self.undo().await? {
-                Transitioned::Applied => Again::Over,
-                Transitioned::Superseded => Again::Pending,
+        Ok(
+            match self.shared.store.claim(&self.name, &self.claim).await {
+                Ok(Claimed::Acquired(_)) => match self.undo().await? {
+                    Transitioned::Applied => Again::Over,
+                    Transitioned::Superseded => Again::Pending,
+                },
+                Ok(Claimed::Occupied(record)) => self.found(record),
+                Ok(Claimed::Vanished) => Again::Pending,
+                // The store has no such record, and accepts none.
+                Err(error) if error.kind() == StoreErrorKind::Full => Again::Over,
+                Err(error) => return Err(error),
             },
-            Ok(Claimed::Occupied(record)) => self.found(record),
-            Ok(Claimed::Vanished) => Again::Pending,
-            // It holds no such record, and takes none.
-            Err(error) if error.kind() == StoreErrorKind::Full => Again::Over,
-            Err(error) => return Err(error),
-        })
+        )
     }
 
     async fn reclaim_again(&self, seen: Fence, reclaim_as: ReclaimAs) -> Result<Again, StoreError> {
-        let store = &self.host.store;
+        let store = &self.shared.store;
         let reclaimed = store.reclaim(&self.name, seen, reclaim_as, &self.claim);
         if reclaimed.await?.is_some() {
             return Ok(match self.undo().await? {
@@ -133,7 +148,7 @@ impl<S: Store> Withdrawal<S> {
             });
         }
         Ok(match store.read(&self.name).await? {
-            // Its time is over meanwhile: an earlier try may still be on its way.
+            // It has expired meanwhile: an earlier attempt may still be on its way.
             Some(record) if record.fence == seen => Again::Pending,
             Some(record) => self.found(record),
             None => Again::Over,
@@ -147,16 +162,17 @@ impl<S: Store> Withdrawal<S> {
         }
     }
 
-    /// Nothing ran under this claim, whatever became of its record meanwhile.
+    /// Undoes the record of an earlier attempt, whatever its state is now: nothing ran
+    /// under this claim.
     async fn undo_own(&self, record: &Record) -> Result<bool, StoreError> {
         let undone = match record.state {
             RecordState::InProgress { .. } => self.undo().await?,
             // Its lease has lapsed. An outcome that was unknown before stays unknown.
             RecordState::Unknown if record.takeovers == 0 => {
                 let resolution = Resolution::DidNotHappen;
-                let store = &self.host.store;
+                let store = &self.shared.store;
                 let resolved = store.resolve(&self.name, record.fence, &resolution).await?;
-                self.host.waiters.wake(&self.name);
+                self.shared.waiters.wake(&self.name);
                 resolved
             }
             _ => Transitioned::Applied,
@@ -165,17 +181,17 @@ impl<S: Store> Withdrawal<S> {
     }
 
     async fn undo(&self) -> Result<Transitioned, StoreError> {
-        let store = &self.host.store;
+        let store = &self.shared.store;
         let (name, token) = (&self.name, self.claim.token);
         let undone = match self.hold.undo() {
             Undo::Release(release) => store.release(name, token, release).await,
             Undo::MarkUnknown => {
-                let retention = self.host.config.unknown_retention;
+                let retention = self.shared.config.unknown_retention;
                 let owner = MarkedBy::Owner(token);
                 store.mark_unknown(name, owner, retention).await
             }
         };
-        self.host.waiters.wake(name);
+        self.shared.waiters.wake(name);
         undone
     }
 }
@@ -197,13 +213,13 @@ impl Hold {
     }
 }
 
-/// What a claim that was made once more has found.
+/// What claiming again has found.
 enum Again {
-    /// An earlier try may still be granted.
+    /// An earlier attempt may still be granted.
     Pending,
-    /// Nothing is held, and nothing will be.
+    /// The token holds nothing, and never will.
     Over,
-    /// The record of an earlier try.
+    /// The record of an earlier attempt.
     Own(Box<Record>),
 }
 

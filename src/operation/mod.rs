@@ -1,4 +1,4 @@
-//! What the handler is given, and its word on the outcome.
+//! The operation that a handler runs.
 
 mod id;
 #[cfg_attr(
@@ -21,7 +21,8 @@ use tokio::time::Instant;
 pub use self::id::OperationId;
 pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
-    Fence, Key, RecordName, Scope, Token, config::Config, flow::heartbeat::Lease, store::Grant,
+    Disposition, Fence, Key, RecordName, Scope, Token, disposition::HandlerChoice, lease::Lease,
+    rejection::RequestHead, response::ResponseSettings, store::Grant,
 };
 
 /// The guarded operation that a handler is running.
@@ -71,7 +72,7 @@ pub struct Operation {
     shared: Arc<Shared>,
 }
 
-/// An operation, if it is still anybody's.
+/// An operation, unless it was dropped.
 pub(crate) struct WeakOperation(Weak<Shared>);
 
 impl WeakOperation {
@@ -84,15 +85,17 @@ impl WeakOperation {
 struct Shared {
     name: RecordName,
     grant: Grant,
-    effects: AtomicBool,
-    word: Mutex<Word>,
     token: Token,
     lease: Lease,
+    have_effects_started: AtomicBool,
+    choice: Mutex<HandlerChoice>,
+    /// What a refusal of the layer, or of a commit, needs.
+    head: RequestHead,
     #[cfg_attr(
         not(any(feature = "postgres", feature = "sqlite")),
-        expect(dead_code, reason = "only the SQL stores complete on their own")
+        expect(dead_code, reason = "only the SQL stores commit")
     )]
-    config: Arc<Config>,
+    settings: Arc<ResponseSettings>,
     /// Made by the first `begin` or `commit`: most operations have none.
     transactions: OnceLock<Box<Transactions>>,
 }
@@ -100,7 +103,8 @@ struct Shared {
 impl Operation {
     /// `since` is a moment before the store granted the claim.
     pub(crate) fn new(
-        config: Arc<Config>,
+        settings: Arc<ResponseSettings>,
+        head: RequestHead,
         name: RecordName,
         token: Token,
         grant: Grant,
@@ -110,70 +114,74 @@ impl Operation {
             shared: Arc::new(Shared {
                 name,
                 grant,
-                effects: AtomicBool::new(false),
-                word: Mutex::default(),
                 token,
-                lease: Lease::granted(since),
-                config,
+                lease: Lease::new(since),
+                have_effects_started: AtomicBool::new(false),
+                choice: Mutex::default(),
+                head,
+                settings,
                 transactions: OnceLock::new(),
             }),
         }
     }
 
-    /// The same for all attempts of this operation, and for no other.
+    /// Returns the id of the operation: the same for all of its attempts, and for no
+    /// other operation.
     #[must_use]
     pub fn id(&self) -> OperationId {
         self.shared.grant.operation
     }
 
-    /// Which try of the operation this is, from 1.
+    /// Returns which attempt of the operation this is, from 1.
     #[must_use]
     pub fn attempt(&self) -> u32 {
         self.shared.grant.attempt
     }
 
-    /// A number that is larger for every later claim of the key. A downstream
-    /// system that remembers the largest can turn away an owner whose lease was
-    /// lost.
+    /// Returns a number that is larger for every later claim of the key. A downstream
+    /// system that remembers the largest can refuse an owner whose lease was lost.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.shared.grant.fence
     }
 
-    /// The key that the client sent, decoded.
+    /// Returns the key that the client sent, decoded.
     #[must_use]
     pub fn key(&self) -> &Key {
         self.shared.name.key()
     }
 
-    /// Whose key it is.
+    /// Returns the scope of the key.
     #[must_use]
     pub fn scope(&self) -> &Scope {
         self.shared.name.scope()
     }
 
-    /// A stable idempotency key for one downstream system or step, as a UUID; see
-    /// [`OperationId::derive`].
+    /// Returns a stable idempotency key for one downstream system or step, as a UUID;
+    /// see [`OperationId::derive`].
     #[must_use]
     pub fn derive(&self, purpose: &str) -> String {
         self.id().derive(purpose)
     }
 
-    /// From here on a failure may have done something: a response that would
-    /// release the key (500, 503, 429 …) makes the outcome unknown instead.
+    /// Says that a failure from here on may have had effects. A response that would
+    /// release the key (500, 503, 429 …) leaves the outcome unknown instead.
     ///
-    /// Call it before the first effect outside a transaction that rolls back.
+    /// Call it before the first effect outside of a transaction that rolls back.
     pub fn effects_started(&self) {
-        self.shared.effects.store(true, Ordering::Release);
+        self.shared
+            .have_effects_started
+            .store(true, Ordering::Release);
     }
 
-    /// Ends when this run may no longer be the only one: its lease was lost, or
-    /// could not be extended in time, or it has taken longer than the longest
-    /// run. Never ends otherwise.
+    /// Resolves when this run may no longer be the only one.
     ///
-    /// What the handler does after that may be done by another run too. A
-    /// response that it gives all the same is recorded if nobody has taken the
-    /// key over.
+    /// That is the case when another request took the key over, when the lease could not
+    /// be renewed in time, or when `max_run_time` has passed. Otherwise the future never
+    /// resolves.
+    ///
+    /// Effects after that point may happen twice. A response returned after that point
+    /// is still recorded, unless the key was taken over.
     ///
     /// ```
     /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
@@ -201,30 +209,19 @@ impl Operation {
         self.shared.lease.lost().await;
     }
 
-    /// The response is to be recorded, whatever its status.
-    pub fn record(&self) {
-        self.say(Word::record());
+    /// Sets what the layer does with the response, whatever its status. A
+    /// [`Disposition`] in the extensions of the response wins over it. Defaults to the
+    /// layer's [`Dispositions`](crate::Dispositions).
+    pub fn set_disposition(&self, disposition: Disposition) {
+        self.choice_lock().disposition = Some(disposition);
     }
 
-    /// Nothing was done: any request may use the key again.
-    pub fn release(&self) {
-        self.say(Word::release());
-    }
-
-    /// It is not known whether anything was done: retries are told so.
-    pub fn unknown(&self) {
-        self.say(Word::unknown());
-    }
-
-    /// If the response is recorded, it is kept for `retention`, counted from
-    /// the claim.
+    /// Sets how long the response is kept if it is recorded, counted from the claim: at
+    /// least one lease from its recording, and at most ten years. A
+    /// [`KeepFor`](crate::KeepFor) in the extensions of the response wins over it.
+    /// Defaults to the layer's [`retention`](crate::IdempotencyBuilder::retention).
     pub fn keep_for(&self, retention: Duration) {
-        self.say(Word::keep_for(retention));
-    }
-
-    fn say(&self, word: Word) {
-        let mut said = self.word_lock();
-        *said = word.or(*said);
+        self.choice_lock().keep_for = Some(retention);
     }
 
     pub(crate) fn name(&self) -> &RecordName {
@@ -243,17 +240,21 @@ impl Operation {
         &self.shared.lease
     }
 
-    pub(crate) fn word(&self) -> Word {
-        *self.word_lock()
+    pub(crate) fn choice(&self) -> HandlerChoice {
+        *self.choice_lock()
+    }
+
+    pub(crate) fn head(&self) -> &RequestHead {
+        &self.shared.head
     }
 
     pub(crate) fn have_effects_started(&self) -> bool {
-        self.shared.effects.load(Ordering::Acquire)
+        self.shared.have_effects_started.load(Ordering::Acquire)
     }
 
-    fn word_lock(&self) -> MutexGuard<'_, Word> {
+    fn choice_lock(&self) -> MutexGuard<'_, HandlerChoice> {
         self.shared
-            .word
+            .choice
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
@@ -262,8 +263,8 @@ impl Operation {
 /// For the SQL stores, which complete inside the handler's transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Operation {
-    pub(crate) fn config(&self) -> &Arc<Config> {
-        &self.shared.config
+    pub(crate) fn settings(&self) -> &Arc<ResponseSettings> {
+        &self.shared.settings
     }
 
     pub(crate) fn transactions(&self) -> &Transactions {
@@ -310,122 +311,5 @@ impl fmt::Debug for Operation {
             .field("attempt", &self.attempt())
             .field("fence", &self.fence())
             .finish_non_exhaustive()
-    }
-}
-
-/// The handler's word on the outcome, as an extension of its response. It beats
-/// every table of the layer, and the client does not see it.
-///
-/// Where a response and the [`Operation`] both say something, the response
-/// wins.
-///
-/// ```
-/// # use http_body_util::Full;
-/// # use tower::{Layer, ServiceExt, service_fn};
-/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Outcome, Scope};
-/// use bytes::Bytes;
-/// use http::{Request, Response, StatusCode};
-/// use tower_idempotency::{RequestBody, Word};
-///
-/// async fn pay(_: Request<RequestBody<Full<Bytes>>>) -> http::Result<Response<Full<Bytes>>> {
-///     Response::builder()
-///         .status(StatusCode::BAD_REQUEST)
-///         .extension(Word::release())
-///         .body("correct the amount and use the same key".into())
-/// }
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
-/// # let service = layer.build()?.layer(service_fn(pay));
-/// # for body in ["one", "another"] {
-/// #     let request = Request::post("/").header("idempotency-key", "k").body(Full::from(body))?;
-/// #     let response = service.clone().oneshot(request).await?;
-/// #     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
-/// #     assert_eq!(response.extensions().get(), Some(&Outcome::Released));
-/// # }
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[must_use]
-pub struct Word {
-    verdict: Option<Verdict>,
-    retention: Option<Duration>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Record,
-    Release,
-    Unknown,
-}
-
-impl Word {
-    /// The response is to be recorded, whatever its status.
-    pub fn record() -> Self {
-        Self::of(Verdict::Record)
-    }
-
-    /// Nothing was done: any request may use the key again.
-    pub fn release() -> Self {
-        Self::of(Verdict::Release)
-    }
-
-    /// It is not known whether anything was done: retries are told so.
-    pub fn unknown() -> Self {
-        Self::of(Verdict::Unknown)
-    }
-
-    /// If the response is recorded, it is kept for `retention`, counted from
-    /// the claim; at least for one lease from now, and at most for ten years.
-    pub fn keep_for(retention: Duration) -> Self {
-        Self {
-            verdict: None,
-            retention: Some(retention),
-        }
-    }
-
-    /// This word, and `retention` as with [`keep_for`](Self::keep_for).
-    pub fn kept_for(self, retention: Duration) -> Self {
-        Self {
-            retention: Some(retention),
-            ..self
-        }
-    }
-
-    fn of(verdict: Verdict) -> Self {
-        Self {
-            verdict: Some(verdict),
-            retention: None,
-        }
-    }
-
-    /// What this word leaves open, `earlier` decides.
-    pub(crate) fn or(self, earlier: Self) -> Self {
-        Self {
-            verdict: self.verdict.or(earlier.verdict),
-            retention: self.retention.or(earlier.retention),
-        }
-    }
-
-    pub(crate) fn verdict(self) -> Option<Verdict> {
-        self.verdict
-    }
-
-    pub(crate) fn retention(self) -> Option<Duration> {
-        self.retention
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_last_word_wins_and_keeps_what_it_leaves_open() {
-        let kept = Word::keep_for(Duration::from_secs(5));
-        let word = Word::release().or(Word::record().or(kept));
-        assert_eq!(word.verdict(), Some(Verdict::Release));
-        assert_eq!(word.retention(), Some(Duration::from_secs(5)));
     }
 }

@@ -7,15 +7,13 @@ use http::{
     header::{self, HeaderValue},
 };
 
-use crate::config::RECORDED;
-
 /// Which headers of a response are kept and replayed.
 ///
 /// Never kept, whatever is configured: hop-by-hop headers and those that
 /// `Connection` names (RFC 9110 §7.6.1), `Date`, `Age`, `Content-Length`,
 /// `Transfer-Encoding`, `Trailer`, `Idempotent-Recorded` and the replay marker;
 /// those describe one message, not the response. `Set-Cookie` is kept only by
-/// [`cookies`](Self::cookies).
+/// [`with_cookies`](Self::with_cookies).
 ///
 /// Trailers pass the same rules. In addition, a trailer that belongs into the
 /// header section (RFC 9110 §6.5.1) is never kept: `Set-Cookie`, `Location`,
@@ -36,7 +34,7 @@ use crate::config::RECORDED;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let most = KeptHeaders::all_but_transient().and(SERVER);
+/// let most = KeptHeaders::all_but_transient().with(SERVER);
 /// let few = KeptHeaders::only([LOCATION]);
 /// # for (headers, is_most) in [(most, true), (few, false)] {
 /// #     let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
@@ -91,14 +89,14 @@ impl KeptHeaders {
     }
 
     /// Keeps this header too. Defaults to none.
-    pub fn and(mut self, name: HeaderName) -> Self {
+    pub fn with(mut self, name: HeaderName) -> Self {
         self.dropped.remove(&name);
         self.added.insert(name);
         self
     }
 
     /// Does not keep this header. Defaults to none.
-    pub fn but(mut self, name: HeaderName) -> Self {
+    pub fn without(mut self, name: HeaderName) -> Self {
         self.added.remove(&name);
         self.dropped.insert(name);
         self
@@ -106,7 +104,7 @@ impl KeptHeaders {
 
     /// Keeps `Set-Cookie`: whoever may replay a response receives its cookies,
     /// and they are stored. Defaults to not.
-    pub fn cookies(mut self) -> Self {
+    pub fn with_cookies(mut self) -> Self {
         self.cookies = true;
         self
     }
@@ -195,6 +193,9 @@ fn is_transient(name: &HeaderName) -> bool {
             .any(|prefix| name.starts_with(prefix))
     }
 }
+
+/// The header that says that a response was not recorded.
+pub(crate) const RECORDED: HeaderName = HeaderName::from_static("idempotent-recorded");
 
 /// About one message and its hop; RFC 9110 §7.6.1, RFC 9112 §6, RFC 9111 §5.1.
 const MESSAGE_ONLY: [HeaderName; 11] = [

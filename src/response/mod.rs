@@ -1,57 +1,79 @@
-//! What of a response is kept, and for how long.
+//! How responses are recorded: what is kept of them, and for how long.
 
 pub(crate) mod headers;
 pub(crate) mod recorded;
 mod replay;
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header, response};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, response};
+use http_body::Body;
 
+use self::{
+    headers::{KeptHeaders, RECORDED},
+    recorded::{RecordedResponse, encode},
+};
 use crate::{
-    Word,
-    config::{Config, LONGEST, RECORDED},
-    response::recorded::{RecordedResponse, encode},
+    Rejection, ResponseBody,
+    log::Warnings,
+    rejection::{Renderer, RequestHead},
     store::Completion,
 };
 
-impl Config {
-    /// The handler's response without the layer's own headers, which only the
-    /// layer may set.
-    pub(crate) fn cleaned<B>(&self, mut response: Response<B>) -> Response<B> {
-        let headers = response.headers_mut();
-        headers.remove(&self.marker);
-        headers.remove(RECORDED);
-        response
+/// The settings for responses. They are apart from the others because a handler's
+/// commit needs them too.
+#[derive(Clone)]
+pub(crate) struct ResponseSettings {
+    pub(crate) marker: HeaderName,
+    pub(crate) kept_headers: KeptHeaders,
+    pub(crate) retention: Duration,
+    pub(crate) retention_by_status: HashMap<StatusCode, Duration>,
+    pub(crate) max_body: usize,
+    pub(crate) body_timeout: Duration,
+    pub(crate) streamed_types: Vec<HeaderValue>,
+    /// A recorded response is kept for one lease from its recording at least.
+    pub(crate) lease: Duration,
+    pub(crate) store_timeout: Duration,
+    pub(crate) renderer: Renderer,
+    pub(crate) warnings: Warnings,
+}
+
+impl ResponseSettings {
+    /// Removes the layer's own headers, which only the layer may set, and corrects the
+    /// declared length of a body whose length is known.
+    pub(crate) fn cleaned<B: Body>(&self, response: Response<B>) -> Response<B> {
+        let (mut parts, body) = response.into_parts();
+        parts.headers.remove(&self.marker);
+        parts.headers.remove(RECORDED);
+        correct_length(&mut parts, body.size_hint().exact());
+        Response::from_parts(parts, body)
     }
 
-    /// Whether a response is known from its head not to be kept.
-    pub(crate) fn goes_out_live(&self, response: &response::Parts) -> bool {
+    /// Whether the head of a response says that it is streamed and not kept.
+    pub(crate) fn is_streamed(&self, response: &response::Parts) -> bool {
         response.status.is_informational()
             || response
                 .headers
                 .get(header::CONTENT_TYPE)
                 .is_some_and(|value| {
-                    self.streamed_types
-                        .iter()
-                        .any(|live| essence_is(value, live))
+                    let mut types = self.streamed_types.iter();
+                    types.any(|streamed| essence_is(value, streamed))
                 })
     }
 
-    /// Everything that is recorded passes here: a response that was gathered to
-    /// its end, or that a hook supplied. It becomes a tombstone if its headers are
-    /// out of all proportion, or if its status cannot be that of an answer.
+    /// Returns what a store keeps of a response: all that is recorded passes here. It
+    /// is a tombstone if the headers are too large or the status is an interim one.
     pub(crate) fn completion(
         &self,
         response: &response::Parts,
         body: &Bytes,
         trailers: Option<&HeaderMap>,
-        word: Word,
+        keep_for: Option<Duration>,
     ) -> Completion {
         if response.status.is_informational() {
             self.warnings.warn(INTERIM, None, None);
-            return self.tombstone(response.status, word);
+            return self.tombstone(response.status, keep_for);
         }
         let kept = self.kept_headers.of(&response.headers, &self.marker);
         let recorded = encode(
@@ -60,24 +82,46 @@ impl Config {
             body,
             (trailers, |name| kept.trailer(name)),
         );
-        if recorded.len() > self.max_response_body.saturating_add(HEADER_ROOM) {
-            self.warnings.warn(TOO_MUCH, None, None);
-            return self.tombstone(response.status, word);
+        if recorded.len() > self.max_body.saturating_add(MAX_HEADERS) {
+            self.warnings.warn(TOO_LARGE, None, None);
+            return self.tombstone(response.status, keep_for);
         }
-        Completion::new(recorded, self.kept_for(response.status, word), self.lease)
+        let retention = self.retention_of(response.status, keep_for);
+        Completion::new(recorded, retention, self.lease)
     }
 
-    /// What a store keeps of a response that went out live.
-    pub(crate) fn tombstone(&self, status: StatusCode, word: Word) -> Completion {
+    /// Returns what a store keeps of a response that was streamed.
+    pub(crate) fn tombstone(&self, status: StatusCode, keep_for: Option<Duration>) -> Completion {
         let recorded = RecordedResponse::tombstone().encode();
-        Completion::new(recorded, self.kept_for(status, word), self.lease)
+        Completion::new(recorded, self.retention_of(status, keep_for), self.lease)
     }
 
-    fn kept_for(&self, status: StatusCode, word: Word) -> Duration {
-        word.retention()
-            .unwrap_or_else(|| self.retention_of(status))
-            .min(LONGEST)
+    fn retention_of(&self, status: StatusCode, keep_for: Option<Duration>) -> Duration {
+        let by_status = || self.retention_by_status.get(&status).copied();
+        keep_for
+            .or_else(by_status)
+            .unwrap_or(self.retention)
+            .min(LONGEST_RETENTION)
     }
+
+    /// Renders a refusal, and logs what an operator has to know of it.
+    pub(crate) fn refuse<R: Body<Data = Bytes>>(
+        &self,
+        rejection: &Rejection,
+        head: &RequestHead,
+    ) -> Response<ResponseBody<R>> {
+        rejection.log(&self.warnings);
+        self.renderer
+            .render(rejection, head, &self.warnings)
+            .map(|body| ResponseBody::whole(body, None))
+    }
+}
+
+/// Says to the client that its response is not recorded.
+pub(crate) fn mark_unrecorded<B>(response: &mut Response<B>) {
+    response
+        .headers_mut()
+        .insert(RECORDED, HeaderValue::from_static("false"));
 }
 
 fn essence_is(value: &HeaderValue, media_type: &HeaderValue) -> bool {
@@ -88,8 +132,8 @@ fn essence_is(value: &HeaderValue, media_type: &HeaderValue) -> bool {
         .eq_ignore_ascii_case(media_type.as_bytes())
 }
 
-/// hyper sends a handler's `Content-Length` as it is, even when it is wrong,
-/// and the connection breaks. A 304 describes another response's length.
+/// hyper sends a handler's `Content-Length` as it is, even if it is wrong, and the
+/// connection breaks. A 304 describes another response's length.
 pub(crate) fn correct_length(parts: &mut response::Parts, length: Option<u64>) {
     let Some(length) = length else {
         return;
@@ -108,15 +152,17 @@ pub(crate) fn correct_length(parts: &mut response::Parts, length: Option<u64>) {
     }
 }
 
-/// The length that a server will stop at.
+/// Returns the declared length, after which a server stops to read the body.
 pub(crate) fn declared_length(parts: &response::Parts) -> Option<u64> {
     let length = parts.headers.get(header::CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
 }
 
-/// What the lines of a kept response may take beside its body.
-const HEADER_ROOM: usize = 64 << 10;
+/// The longest retention that a handler can ask for: ten years.
+const LONGEST_RETENTION: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// What the headers and trailers of a kept response may take beside its body.
+const MAX_HEADERS: usize = 64 << 10;
 const INTERIM: &str = "response of a `Reconciler` not recorded, since its status is below 200: \
     retries get 409 response-not-replayable";
-const TOO_MUCH: &str = "response not recorded, since its headers and body exceed `max_response_body` by \
-    more than 64 KiB: retries get 409 response-not-replayable";
+const TOO_LARGE: &str = "response not recorded, since its headers and body exceed `max_response_body` \
+    by more than 64 KiB: retries get 409 response-not-replayable";

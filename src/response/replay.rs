@@ -4,11 +4,10 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 
-use crate::{
-    ResponseBody, config::Config, response::headers::retain, response::recorded::WholeResponse,
-};
+use super::{ResponseSettings, headers::retain, recorded::WholeResponse};
+use crate::ResponseBody;
 
-impl Config {
+impl ResponseSettings {
     /// Everything that is replayed passes here: the recorded response, marked as a
     /// replay. `None` if its status cannot be that of an answer.
     ///

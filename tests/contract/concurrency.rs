@@ -15,8 +15,8 @@ use tokio::task::JoinHandle;
 use tower::{Layer as _, ServiceExt as _, limit::ConcurrencyLimit};
 use tower_http::timeout::TimeoutLayer;
 use tower_idempotency::{
-    Dispositions, DynStore, IdempotencyBuilder, MemoryStore, Outcome, Recovery, RejectionKind,
-    Store, StoreFailure, Word,
+    Disposition, Dispositions, DynStore, IdempotencyBuilder, KeepFor, MemoryStore, Outcome,
+    Recovery, RejectionKind, Store, StoreFailure,
     store::{Claim, Claimed, RecordState, Release, Transitioned},
 };
 
@@ -216,7 +216,7 @@ async fn rule_43_refusals_are_never_recorded() {
 async fn rule_44_in_flight_is_never_an_interim_status_425_or_429() {
     for status in [100, 102, 103, 199, 425, 429] {
         let gate = Gate::closed();
-        let builder = required(memory()).render(move |rejection| {
+        let builder = required(memory()).render(move |rejection, _| {
             assert_eq!(rejection.kind(), RejectionKind::RequestInProgress);
             Some(
                 http::Response::builder()
@@ -239,7 +239,7 @@ async fn rule_44_in_flight_is_never_an_interim_status_425_or_429() {
 #[tokio::test]
 async fn rule_44_a_renderer_of_its_own_may_answer_202_with_the_operations_address() {
     let gate = Gate::closed();
-    let builder = required(memory()).render(|rejection| {
+    let builder = required(memory()).render(|rejection, _| {
         let operation = rejection.operation()?;
         let response = http::Response::builder()
             .status(202)
@@ -757,16 +757,23 @@ type Says = fn(&crate::probe::Run, &mut http::Response<Body>);
 async fn rule_53_the_handlers_word_beats_the_table_and_is_not_seen(place: &Place) {
     let store = place.open().await;
     let record_500: [Says; 2] = [
-        |_, response| _ = response.extensions_mut().insert(Word::record()),
-        |run, _| run.operation().record(),
+        |_, response| _ = response.extensions_mut().insert(Disposition::Record),
+        |run, _| run.operation().set_disposition(Disposition::Record),
     ];
     let release_201: [Says; 2] = [
-        |_, response| _ = response.extensions_mut().insert(Word::release()),
-        |run, _| run.operation().release(),
+        |_, response| {
+            _ = response
+                .extensions_mut()
+                .insert(Disposition::Release(Release::AnyRequest))
+        },
+        |run, _| {
+            run.operation()
+                .set_disposition(Disposition::Release(Release::AnyRequest))
+        },
     ];
     let unknown_201: [Says; 2] = [
-        |_, response| _ = response.extensions_mut().insert(Word::unknown()),
-        |run, _| run.operation().unknown(),
+        |_, response| _ = response.extensions_mut().insert(Disposition::Unknown),
+        |run, _| run.operation().set_disposition(Disposition::Unknown),
     ];
     let saying = |status: u16, says: Says| {
         Probe::answering(move |run| {
@@ -778,7 +785,7 @@ async fn rule_53_the_handlers_word_beats_the_table_and_is_not_seen(place: &Place
     };
     let unseen = async |api: &Api, key: &str| {
         let response = api.respond(keyed(key).0).await.unwrap();
-        assert!(response.extensions().get::<Word>().is_none());
+        assert!(response.extensions().get::<Disposition>().is_none());
         Answer::of(response).await
     };
     for (index, says) in record_500.into_iter().enumerate() {
@@ -818,14 +825,15 @@ async fn rule_53_the_handlers_word_says_how_long_the_response_is_kept() {
     let store = memory();
     let minute = Duration::from_secs(60);
     let on_the_response: Says = |_, response| {
-        let word = Word::keep_for(Duration::from_secs(60));
-        response.extensions_mut().insert(word);
+        let keep_for = KeepFor(Duration::from_secs(60));
+        response.extensions_mut().insert(keep_for);
     };
     let on_the_operation: Says = |run, _| run.operation().keep_for(Duration::from_secs(60));
     let with_a_verdict: Says = |_, response| {
         *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-        let word = Word::record().kept_for(Duration::from_secs(60));
-        response.extensions_mut().insert(word);
+        response.extensions_mut().insert(Disposition::Record);
+        let keep_for = KeepFor(Duration::from_secs(60));
+        response.extensions_mut().insert(keep_for);
     };
     for (key, says) in [
         ("K", on_the_response),
@@ -849,9 +857,9 @@ async fn rule_53_the_handlers_word_says_how_long_the_response_is_kept() {
 #[tokio::test]
 async fn rule_53_where_both_say_something_the_response_wins() {
     let probe = Probe::answering(|run| {
-        run.operation().unknown();
+        run.operation().set_disposition(Disposition::Unknown);
         let mut response = run.created();
-        response.extensions_mut().insert(Word::record());
+        response.extensions_mut().insert(Disposition::Record);
         response
     });
     let api = Api::new(required(memory()), &probe);
@@ -868,7 +876,11 @@ async fn rule_53_a_word_is_a_part_of_an_axum_response() {
             "/count",
             axum::routing::post(async move || {
                 counted.fetch_add(1, Ordering::SeqCst);
-                (StatusCode::BAD_REQUEST, Word::release(), "correct it")
+                (
+                    StatusCode::BAD_REQUEST,
+                    Disposition::Release(Release::AnyRequest),
+                    "correct it",
+                )
             }),
         )
         .layer(required(memory()).build().unwrap());
@@ -1226,14 +1238,14 @@ async fn rule_58_a_route_may_choose_to_run_unguarded_and_says_so() {
         response
             .headers_mut()
             .insert("x-guarded", guarded.to_string().parse().unwrap());
-        response.extensions_mut().insert(Word::record());
+        response.extensions_mut().insert(Disposition::Record);
         response
     });
     let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(builder, &probe);
     for number in 1..=2 {
         let response = api.respond(keyed("K").0).await.unwrap();
-        assert!(response.extensions().get::<Word>().is_none());
+        assert!(response.extensions().get::<Disposition>().is_none());
         let answer = Answer::of(response).await;
         assert_eq!(answer.status, StatusCode::CREATED);
         assert_eq!(answer.header("x-run"), Some(&*number.to_string()));

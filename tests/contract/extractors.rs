@@ -12,7 +12,7 @@ use http_body_util::BodyExt as _;
 use serde::Deserialize;
 use tower::ServiceExt as _;
 use tower_idempotency::{
-    IdempotencyLayer, MemoryStore, Operation, Outcome, Scope, Word, axum::OrRelease,
+    Disposition, IdempotencyLayer, MemoryStore, Operation, Outcome, Scope, axum::OrRelease,
 };
 
 #[derive(Deserialize)]
@@ -224,13 +224,13 @@ async fn rule_51_a_bare_extractors_rejection_is_recorded() {
 async fn rule_53_a_rejections_own_word_and_effects_before_it_stay() {
     struct Refused;
     impl<S: Sync> axum::extract::FromRequestParts<S> for Refused {
-        type Rejection = (StatusCode, Word, &'static str);
+        type Rejection = (StatusCode, Disposition, &'static str);
 
         async fn from_request_parts(
             _: &mut http::request::Parts,
             _: &S,
         ) -> Result<Self, Self::Rejection> {
-            Err((StatusCode::BAD_REQUEST, Word::record(), "refused"))
+            Err((StatusCode::BAD_REQUEST, Disposition::Record, "refused"))
         }
     }
     let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))

@@ -247,7 +247,7 @@ proptest::proptest! {
             }
             response
         });
-        let kept = KeptHeaders::all_but_transient().cookies();
+        let kept = KeptHeaders::all_but_transient().with_cookies();
         let api = Api::new(required(memory()).kept_headers(kept), &probe);
         let replay = current_thread().block_on(async {
             api.send(keyed("K")).await;

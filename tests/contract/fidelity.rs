@@ -14,7 +14,8 @@ use tower_http::{
     request_id::{MakeRequestUuid, SetRequestIdLayer},
 };
 use tower_idempotency::{
-    Dispositions, DynStore, KeptHeaders, MemoryStore, Outcome, Store, store::RecordState,
+    Disposition, Dispositions, DynStore, KeptHeaders, MemoryStore, Outcome, Release, Store,
+    store::RecordState,
 };
 
 use crate::{
@@ -87,8 +88,8 @@ async fn rule_62_no_hop_by_hop_header_is_replayed_whatever_is_configured(place: 
     let insisting = all
         .iter()
         .cloned()
-        .fold(KeptHeaders::all_but_transient(), KeptHeaders::and);
-    let choosing = KeptHeaders::only(all).and("x-end-to-end".parse().unwrap());
+        .fold(KeptHeaders::all_but_transient(), KeptHeaders::with);
+    let choosing = KeptHeaders::only(all).with("x-end-to-end".parse().unwrap());
     let store = place.open().await;
     for (key, kept) in [
         ("K", KeptHeaders::default()),
@@ -160,8 +161,8 @@ async fn rule_64_a_replay_has_one_date_of_now_and_no_age() {
         "hello",
     );
     let insisting = KeptHeaders::all_but_transient()
-        .and(header::DATE)
-        .and(header::AGE);
+        .with(header::DATE)
+        .with(header::AGE);
     let server = Api::new(required(memory()).kept_headers(insisting), &probe)
         .serve()
         .await;
@@ -216,7 +217,7 @@ async fn rule_65_cookies_reach_the_first_client_and_never_the_store(place: &Plac
     for (key, kept_headers) in [
         (
             "L",
-            KeptHeaders::all_but_transient().and(header::SET_COOKIE),
+            KeptHeaders::all_but_transient().with(header::SET_COOKIE),
         ),
         ("M", KeptHeaders::only([header::SET_COOKIE])),
     ] {
@@ -235,7 +236,7 @@ async fn rule_65_cookies_reach_the_first_client_and_never_the_store(place: &Plac
                 .any(|bytes| bytes == b"s3cr3t")
         );
     }
-    let opted_in = KeptHeaders::all_but_transient().cookies();
+    let opted_in = KeptHeaders::all_but_transient().with_cookies();
     let api = Api::new(required(store).kept_headers(opted_in), &probe);
     api.send(keyed("N")).await;
     let replay = api.send(keyed("N")).await;
@@ -997,8 +998,8 @@ async fn an_allow_list_keeps_what_it_names_and_what_the_body_needs() {
     assert_eq!(
         replayed(
             KeptHeaders::all_but_transient()
-                .and(header::SERVER)
-                .but(header::LOCATION)
+                .with(header::SERVER)
+                .without(header::LOCATION)
         )
         .await,
         [
@@ -1014,7 +1015,8 @@ async fn an_allow_list_keeps_what_it_names_and_what_the_body_needs() {
 
 #[tokio::test]
 async fn presets_and_predicates_say_which_responses_are_recorded() {
-    use tower_idempotency::Disposition::{Record, Release, Unknown};
+    use tower_idempotency::Disposition::{Record, Unknown};
+    const RELEASE: Disposition = Disposition::Release(Release::SameRequest);
     let replays = async |dispositions: Dispositions, status: u16| {
         let probe = Probe::answering(move |run| {
             let mut response = run.created();
@@ -1026,7 +1028,7 @@ async fn presets_and_predicates_say_which_responses_are_recorded() {
         let retry = api.send(ask("/count").key("K")).await;
         match (retry.is_replay(), probe.runs()) {
             (true, 1) => Record,
-            (false, 2) => Release,
+            (false, 2) => RELEASE,
             _ => {
                 retry.assert_problem(409, "outcome-unknown");
                 Unknown
@@ -1035,14 +1037,14 @@ async fn presets_and_predicates_say_which_responses_are_recorded() {
     };
     for (status, standard, everything, success) in [
         (201, Record, Record, Record),
-        (303, Record, Record, Release),
-        (400, Record, Record, Release),
-        (401, Release, Record, Release),
+        (303, Record, Record, RELEASE),
+        (400, Record, Record, RELEASE),
+        (401, RELEASE, Record, RELEASE),
         (408, Unknown, Record, Unknown),
-        (429, Release, Record, Release),
-        (500, Release, Record, Release),
+        (429, RELEASE, Record, RELEASE),
+        (500, RELEASE, Record, RELEASE),
         (502, Unknown, Record, Unknown),
-        (503, Release, Record, Release),
+        (503, RELEASE, Record, RELEASE),
         (504, Unknown, Record, Unknown),
     ] {
         assert_eq!(
@@ -1063,11 +1065,11 @@ async fn presets_and_predicates_say_which_responses_are_recorded() {
     }
     let own = || {
         Dispositions::standard()
-            .status(StatusCode::BAD_REQUEST, Release)
+            .status(StatusCode::BAD_REQUEST, RELEASE)
             .status(StatusCode::BAD_GATEWAY, Record)
             .by(|response| response.headers.contains_key("x-never").then_some(Record))
     };
-    assert_eq!(replays(own(), 400).await, Release);
+    assert_eq!(replays(own(), 400).await, RELEASE);
     assert_eq!(replays(own(), 502).await, Record);
     assert_eq!(replays(own(), 201).await, Record);
     let by_header = Dispositions::everything()

@@ -124,7 +124,7 @@ async fn rule_68_trailers_pass_the_rules_of_headers(place: &Place) {
     // Set-Cookie is no trailer, even where cookies are kept.
     for (key, kept) in [
         ("K", KeptHeaders::all_but_transient()),
-        ("L", KeptHeaders::all_but_transient().cookies()),
+        ("L", KeptHeaders::all_but_transient().with_cookies()),
         ("M", KeptHeaders::only(["x-own".parse().unwrap()])),
     ] {
         let api = Api::new(required(store.clone()).kept_headers(kept), &probe);
@@ -165,8 +165,8 @@ async fn rule_62_an_operators_response_passes_the_rules_of_headers(place: &Place
     replays_the_kept_line(&Api::new(required(store.clone()), &probe), "K").await;
     // The settings of the layer decide about the rest.
     let kept = KeptHeaders::all_but_transient()
-        .cookies()
-        .but("x-own".parse().unwrap());
+        .with_cookies()
+        .without("x-own".parse().unwrap());
     let api = Api::new(required(store).kept_headers(kept), &probe);
     let replay = api.send(keyed("K")).await;
     assert_eq!(replay.header("set-cookie"), Some("session=s3cr3t"));

@@ -366,7 +366,7 @@ async fn f110_a_waiter_that_cannot_read_is_logged() {
     api.send(secret("K"))
         .await
         .assert_problem(409, "request-in-progress");
-    let events = log.all("record not readable, the request waits on");
+    let events = log.all("record not readable, the request goes on waiting");
     events[0].says("error", "as the test wants it");
 }
 
@@ -617,7 +617,7 @@ async fn f110_each_panic_of_the_application_is_logged() {
         ("`Dispositions::by`", |layer| {
             layer.dispositions(Dispositions::standard().by(|_| panic!("s3cr3t")))
         }),
-        ("`render`", |layer| layer.render(|_| panic!("s3cr3t"))),
+        ("`render`", |layer| layer.render(|_, _| panic!("s3cr3t"))),
     ];
     for (function, set) in functions {
         let log = Log::listen();
@@ -661,7 +661,7 @@ async fn f110_a_panic_of_handler_or_body_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_rendering_that_cannot_be_sent_is_logged() {
     let log = Log::listen();
-    let builder = required(memory()).render(|_| {
+    let builder = required(memory()).render(|_, _| {
         let mut response = Response::default();
         *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
         Some(response)
@@ -697,7 +697,7 @@ async fn f110_a_reconciler_that_fails_is_logged() {
         let asks = required(store).recovery(Recovery::Reconcile(reconciler(which)));
         let api = Api::new(asks, &Probe::statuses(&[504]));
         api.send(secret("K")).await.assert_live(504);
-        log.only("handler answered with a status or a word")
+        log.only("handler answered with a status or a disposition")
             .names_an_operation()
             .says("message", "`resolve`");
         api.send(secret("K"))

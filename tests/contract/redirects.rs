@@ -1,7 +1,7 @@
 //! Rules 50 and 52 for redirects: they say that nothing was done here.
 
 use http::{HeaderValue, StatusCode, header};
-use tower_idempotency::{Disposition, Dispositions};
+use tower_idempotency::{Disposition, Dispositions, Release};
 
 use crate::{
     api::{Api, ask, keyed, required},
@@ -46,7 +46,10 @@ async fn rule_52_a_client_follows_a_redirect_with_its_key(place: &Place) {
 #[tokio::test]
 async fn rule_52_a_redirect_that_a_table_releases_frees_the_key() {
     let probe = Probe::answering(move |run| moved(&run, 303));
-    let released = Dispositions::standard().status(StatusCode::SEE_OTHER, Disposition::Release);
+    let released = Dispositions::standard().status(
+        StatusCode::SEE_OTHER,
+        Disposition::Release(Release::AnyRequest),
+    );
     let api = Api::new(required(memory()).dispositions(released), &probe);
     api.send(ask("/old").key("K")).await.assert_live(303);
     api.send(ask("/new").key("K")).await.assert_run(2);

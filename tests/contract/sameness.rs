@@ -137,7 +137,7 @@ async fn rule_23_a_renderer_learns_what_differs() {
     let told = Arc::clone(&seen);
     let builder = required(memory())
         .fingerprint(Fingerprinting::custom("order/1", |_, body| body.to_vec()))
-        .render(move |rejection| {
+        .render(move |rejection, _| {
             let (compared, differs) = (rejection.compared(), rejection.differs());
             told.lock()
                 .unwrap()

@@ -471,7 +471,7 @@ async fn refusals_may_have_types_of_their_own_and_another_look() {
         .await;
     assert_eq!(refused.problem()["type"], "https://errors.test/key-missing");
 
-    let builder = required(memory()).render(|rejection| {
+    let builder = required(memory()).render(|rejection, _| {
         assert!(!rejection.detail().is_empty());
         (rejection.kind() == RejectionKind::KeyMissing).then(|| {
             let body = format!(

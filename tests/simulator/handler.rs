@@ -10,7 +10,7 @@ use http_body_util::{BodyExt as _, StreamBody, combinators::UnsyncBoxBody};
 use thiserror::Error;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
-use tower_idempotency::{Operation, RequestBody, Word};
+use tower_idempotency::{Disposition, Operation, Release, RequestBody};
 
 use crate::{
     history::Event,
@@ -195,7 +195,9 @@ async fn work(
     headers.append("x-attempt", HeaderValue::from(attempt));
     headers.append("link", HeaderValue::from_static("</c>"));
     if deed == Deed::ReleaseByWord {
-        response.extensions_mut().insert(Word::release());
+        response
+            .extensions_mut()
+            .insert(Disposition::Release(Release::AnyRequest));
     }
     Ok(response)
 }

@@ -98,7 +98,10 @@ async fn a_committed_response_that_the_handler_swallows_is_sent_all_the_same<S: 
                 Response::from_parts(parts, Body::from_stream(endless))
             }
             "release" => {
-                run.operation.release();
+                run.operation
+                    .set_disposition(tower_idempotency::Disposition::Release(
+                        tower_idempotency::Release::AnyRequest,
+                    ));
                 status(503)
             }
             key => unreachable!("{key}"),

@@ -5,7 +5,7 @@ use std::task::Poll;
 use axum::response::{IntoResponse as _, Response};
 use http::StatusCode;
 use tower_idempotency::{
-    CommitErrorKind, Outcome, Recovery, Word,
+    CommitErrorKind, Disposition, Outcome, Recovery,
     sqlx::{Connection as _, query, query_scalar, raw_sql},
     store::RecordState,
 };
@@ -127,12 +127,12 @@ async fn i11_a_success_after_a_failed_commit_and_other_effects_is_unknown<S: Sho
     let service = Service::new(&shop, async |run| {
         match run.operation.key().as_str() {
             "effects" => run.operation.effects_started(),
-            "operation" => run.operation.unknown(),
+            "operation" => run.operation.set_disposition(Disposition::Unknown),
             _ => {}
         }
         order_a_unicorn(&run).await;
         match run.operation.key().as_str() {
-            "response" => (Word::unknown(), status(200)).into_response(),
+            "response" => (Disposition::Unknown, status(200)).into_response(),
             _ => status(200),
         }
     });

@@ -4,7 +4,8 @@ use axum::response::IntoResponse as _;
 use http::StatusCode;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use tower_idempotency::{
-    Disposition, Dispositions, Outcome, Recovery, Word, sqlx::Connection as _, store::RecordState,
+    Disposition, Dispositions, Outcome, Recovery, Release, sqlx::Connection as _,
+    store::RecordState,
 };
 
 use crate::{
@@ -41,7 +42,7 @@ async fn f109_success_after_a_dropped_transaction_is_denied_and_unknown<S: Shop>
         drop(begin(&run).await);
         match run.operation.key().as_str() {
             "redirect" => (StatusCode::SEE_OTHER, [("location", "/orders/1")]).into_response(),
-            "word" => (Word::record(), status(200)).into_response(),
+            "word" => (Disposition::Record, status(200)).into_response(),
             _ => ordered("a pen"),
         }
     });
@@ -98,13 +99,16 @@ async fn f109_other_responses_after_a_dropped_transaction_stay<S: Shop>(shop: S)
         match run.operation.key().as_str() {
             "rejected" => status(409),
             "failed" => status(500),
-            "released" => (Word::release(), status(200)).into_response(),
+            "released" => (Disposition::Release(Release::AnyRequest), status(200)).into_response(),
             "table" => status(202),
             key => unreachable!("{key}"),
         }
     })
     .set(|layer| {
-        let accepted = Dispositions::standard().status(StatusCode::ACCEPTED, Disposition::Release);
+        let accepted = Dispositions::standard().status(
+            StatusCode::ACCEPTED,
+            Disposition::Release(Release::SameRequest),
+        );
         layer.dispositions(accepted)
     });
     for (key, code, outcome) in [

@@ -20,8 +20,9 @@ use super::{
     transaction::OperationTransaction,
 };
 use crate::{
-    Operation, StoreError, Word,
-    body::{Gathered, gather},
+    Operation, StoreError,
+    body::{self, read::Collected},
+    disposition::HandlerChoice,
     jitter::jittered,
     operation::{AsCommitted, Transacted},
     outcome::Notice,
@@ -279,7 +280,7 @@ async fn complete_and_commit<D: CommitBackend>(
     mut transaction: Transaction<'static, D::Database>,
     completion: &Completion,
 ) -> Result<(), CommitError> {
-    let timeout = operation.config().store_timeout;
+    let timeout = operation.settings().store_timeout;
     let completing = backend.complete(&mut transaction, operation, completion);
     let completed = match time::timeout(timeout, completing).await {
         Ok(completed) => completed,
@@ -324,8 +325,8 @@ async fn find_outcome<D: CommitBackend>(
     operation: &Operation,
     unknown: CommitError,
 ) -> Result<(), CommitError> {
-    let timeout = operation.config().store_timeout;
-    let warnings = &operation.config().warnings;
+    let timeout = operation.settings().store_timeout;
+    let warnings = &operation.settings().warnings;
     let end = Instant::now() + 2 * timeout;
     let mut pause = FIRST_PAUSE;
     while Instant::now() < end {
@@ -355,10 +356,10 @@ async fn find_outcome<D: CommitBackend>(
 /// Rolls back, and waits up to the store timeout for it, so that the locks of the
 /// transaction are free for the next one.
 async fn roll_back<DB: Database>(operation: &Operation, transaction: Transaction<'static, DB>) {
-    let timeout = operation.config().store_timeout;
+    let timeout = operation.settings().store_timeout;
     let rolled_back = time::timeout(timeout, transaction.rollback()).await;
     if !matches!(rolled_back, Ok(Ok(()))) {
-        let warnings = &operation.config().warnings;
+        let warnings = &operation.settings().warnings;
         warnings.warn(NOT_ROLLED_BACK, None, Some(operation.id()));
     }
 }
@@ -369,41 +370,40 @@ async fn collect<B>(response: Response<B>, operation: &Operation) -> Result<With
 where
     B: Body<Data = Bytes, Error: Send> + Send,
 {
-    let config = operation.config();
-    let (mut parts, body) = config.cleaned(response).into_parts();
-    let said = parts.extensions.remove::<Word>().unwrap_or_default();
-    let word = said.or(operation.word());
-    let (limit, within) = (config.max_response_body, config.response_body_timeout);
-    if config.goes_out_live(&parts) {
+    let settings = operation.settings();
+    let (mut parts, body) = settings.cleaned(response).into_parts();
+    let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
+    let (max, timeout) = (settings.max_body, settings.body_timeout);
+    if settings.is_streamed(&parts) {
         return Err(
             "its status is below 200, or its media type is one of `streamed_types`".to_owned(),
         );
     }
-    let data = match gather(pin!(body), limit, within).await {
-        Gathered::Whole {
+    let data = match body::read::collect(pin!(body), max, timeout).await {
+        Collected::Whole {
             data,
             trailers: None,
         } => data,
-        // A trailer cannot follow a body of known length, and must not be lost.
-        Gathered::Whole { .. } => return Err("it has trailers".to_owned()),
-        Gathered::Outgrown { .. } => {
+        // A trailer cannot follow a body of known length, and none is dropped silently.
+        Collected::Whole { .. } => return Err("it has trailers".to_owned()),
+        Collected::TooLarge { .. } => {
             return Err(format!(
-                "its body exceeds `max_response_body` ({limit} bytes)"
+                "its body exceeds `max_response_body` ({max} bytes)"
             ));
         }
-        Gathered::Late { .. } => {
+        Collected::TimedOut { .. } => {
             return Err(format!(
-                "its body took longer than `response_body_timeout` ({within:?})"
+                "its body took longer than `response_body_timeout` ({timeout:?})"
             ));
         }
-        Gathered::Broken { .. } => return Err("its body broke off".to_owned()),
+        Collected::Broken { .. } => return Err("its body broke off".to_owned()),
     };
     correct_length(&mut parts, Some(data.len() as u64));
-    let completion = config.completion(&parts, &data, None, word);
-    // A tombstone would commit the work without its response.
+    let completion = settings.completion(&parts, &data, None, choice.keep_for);
+    // A tombstone would be committed work without its answer.
     match completion.is_tombstone() {
         true => Err(format!(
-            "with its headers it exceeds `max_response_body` ({limit} bytes)"
+            "with its headers it exceeds `max_response_body` ({max} bytes)"
         )),
         false => Ok((Response::from_parts(parts, Full::new(data)), completion)),
     }

@@ -17,10 +17,10 @@ use sqlx::error::DatabaseError;
 use super::quoting_no_value;
 use crate::{
     Operation, OperationId, Rejection, StoreError,
-    config::Config,
     log::{self, Event, LogLimit, Warnings},
     operation::Transacted,
-    rejection::Renderer,
+    rejection::{Renderer, RequestHead},
+    response::ResponseSettings,
 };
 
 /// The error of a transaction that did not begin, or that was not committed or may not
@@ -142,7 +142,8 @@ pub struct CommitError {
 #[derive(Clone)]
 struct Origin {
     operation: OperationId,
-    config: Arc<Config>,
+    head: RequestHead,
+    settings: Arc<ResponseSettings>,
 }
 
 struct Failure {
@@ -210,7 +211,8 @@ impl CommitError {
     pub(crate) fn of_operation(mut self, operation: &Operation) -> Self {
         self.origin = Some(Origin {
             operation: operation.id(),
-            config: Arc::clone(operation.config()),
+            head: operation.head().clone(),
+            settings: Arc::clone(operation.settings()),
         });
         let error = self.clone();
         operation.transactions().keep_failure(move || error.log());
@@ -336,10 +338,20 @@ impl CommitError {
         self.log();
         let rejection = self.rejection();
         let response = match &self.origin {
-            Some(Origin { operation, config }) => config
-                .renderer
-                .render(&rejection.about(*operation), &config.warnings),
-            None => Renderer::standard().render(&rejection, &Warnings::default()),
+            Some(Origin {
+                operation,
+                head,
+                settings,
+            }) => {
+                let rejection = rejection.about(*operation);
+                settings
+                    .renderer
+                    .render(&rejection, head, &settings.warnings)
+            }
+            None => {
+                let head = RequestHead::default();
+                Renderer::standard().render(&rejection, &head, &Warnings::default())
+            }
         };
         response.map(Full::new)
     }

@@ -1,21 +1,20 @@
 //! Why a request was refused, as problem details (RFC 9457).
 
-use std::{
-    fmt,
-    panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
-    time::Duration,
-};
+mod kind;
+mod render;
 
-use bytes::Bytes;
-use http::{HeaderName, HeaderValue, Response, StatusCode, header};
+use std::{sync::Arc, time::Duration};
+
+use http::{HeaderName, StatusCode};
 use serde_json::json;
+
+pub use self::kind::RejectionKind;
+pub(crate) use self::render::{Renderer, RequestHead};
 
 use crate::{
     OperationId, RequestPart, StoreError, StoreErrorKind,
     body::error::BodyError,
     fingerprint::{BodyFault, Mismatch},
-    flow::read_body::LEAST_BYTES_PER_SECOND,
     key::KeyFault,
     log::Warnings,
 };
@@ -36,124 +35,8 @@ pub struct Rejection {
     warning: Option<&'static str>,
     cause: Option<StoreError>,
     mismatch: Option<Box<Mismatch>>,
-}
-
-/// The kinds of [`Rejection`]; each is one problem type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RejectionKind {
-    /// 400: the route requires a key and there is none.
-    KeyMissing,
-    /// 400: the header is not a key.
-    KeyInvalid,
-    /// 400: the UUIDv7 is older than the window, and has no record to answer from.
-    KeyStale,
-    /// 403: the caller has no scope.
-    CallerUnknown,
-    /// 413: the request's body is larger than this layer or an outer one allows.
-    BodyTooLarge,
-    /// 408: the request's body came more slowly than this layer or an outer one
-    /// allows.
-    BodyTimeout,
-    /// 400: the request's body could not be read to its end, or has no fingerprint.
-    BodyInvalid,
-    /// 422, unless set otherwise: the key belongs to another request.
-    KeyReused,
-    /// 409: the first request with this key is still running.
-    RequestInProgress,
-    /// 409: nobody knows whether the first request did its work; 503 for the
-    /// first request itself.
-    OutcomeUnknown,
-    /// 409: it is done, but its response was not kept.
-    ResponseNotReplayable,
-    /// 503: the store cannot answer.
-    StoreUnavailable,
-    /// 503: too many guarded requests are running here.
-    Overloaded,
-    /// 503: this process is shutting down.
-    Draining,
-    /// 500: the handler's transaction was rolled back, though it answered as if
-    /// it had been committed.
-    RolledBack,
-    /// 500: the handler panicked; the outcome is unknown.
-    HandlerPanicked,
-    /// 500: a function that the layer was built with panicked: the scope, a key's
-    /// validator, the fingerprint or another one.
-    CallbackPanicked,
-    /// 500: the layer runs outside a Tokio runtime.
-    RuntimeMissing,
-}
-
-impl RejectionKind {
-    /// The last segment of the problem type, and its name in metrics.
-    #[must_use]
-    pub fn slug(self) -> &'static str {
-        match self {
-            Self::KeyMissing => "key-missing",
-            Self::KeyInvalid => "key-invalid",
-            Self::KeyStale => "key-stale",
-            Self::CallerUnknown => "caller-unknown",
-            Self::BodyTooLarge => "body-too-large",
-            Self::BodyTimeout => "body-timeout",
-            Self::BodyInvalid => "body-invalid",
-            Self::KeyReused => "key-reused",
-            Self::RequestInProgress => "request-in-progress",
-            Self::OutcomeUnknown => "outcome-unknown",
-            Self::ResponseNotReplayable => "response-not-replayable",
-            Self::StoreUnavailable => "store-unavailable",
-            Self::Overloaded => "overloaded",
-            Self::Draining => "draining",
-            Self::RolledBack => "rolled-back",
-            Self::HandlerPanicked => "handler-panicked",
-            Self::CallbackPanicked => "callback-panicked",
-            Self::RuntimeMissing => "runtime-missing",
-        }
-    }
-
-    fn title(self) -> &'static str {
-        match self {
-            Self::KeyMissing => "An idempotency key is required",
-            Self::KeyInvalid => "The idempotency key is invalid",
-            Self::KeyStale => "The idempotency key is too old",
-            Self::CallerUnknown => "The caller is unknown",
-            Self::BodyTooLarge => "The request body is too large",
-            Self::BodyTimeout => "The request body came too slowly",
-            Self::BodyInvalid => "The request body cannot be used",
-            Self::KeyReused => "The idempotency key belongs to another request",
-            Self::RequestInProgress => "The request is still in progress",
-            Self::OutcomeUnknown => "The outcome is unknown",
-            Self::ResponseNotReplayable => "The response was not kept",
-            Self::StoreUnavailable => "The idempotency store is unavailable",
-            Self::Overloaded => "Too many requests are in progress",
-            Self::Draining => "The service is shutting down",
-            Self::RolledBack => "The transaction was rolled back",
-            Self::HandlerPanicked => "The handler failed",
-            Self::CallbackPanicked => "The request could not be handled",
-            Self::RuntimeMissing => "The service is not set up correctly",
-        }
-    }
-
-    fn status(self) -> StatusCode {
-        match self {
-            Self::KeyMissing | Self::KeyInvalid | Self::KeyStale | Self::BodyInvalid => {
-                StatusCode::BAD_REQUEST
-            }
-            Self::CallerUnknown => StatusCode::FORBIDDEN,
-            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Self::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
-            Self::RequestInProgress | Self::OutcomeUnknown | Self::ResponseNotReplayable => {
-                StatusCode::CONFLICT
-            }
-            Self::StoreUnavailable | Self::Overloaded | Self::Draining => {
-                StatusCode::SERVICE_UNAVAILABLE
-            }
-            Self::RolledBack
-            | Self::HandlerPanicked
-            | Self::CallbackPanicked
-            | Self::RuntimeMissing => StatusCode::INTERNAL_SERVER_ERROR,
-        }
-    }
+    /// What the problem type begins with.
+    types: Option<Arc<str>>,
 }
 
 impl Rejection {
@@ -221,7 +104,7 @@ impl Rejection {
     pub(crate) fn body_timeout(within: Duration) -> Self {
         Self::new(
             RejectionKind::BodyTimeout,
-            format!("The request body came too slowly: no byte for {} seconds, or fewer than {LEAST_BYTES_PER_SECOND} bytes a second. Nothing ran; the same key may be sent again.", within.as_secs_f64()),
+            format!("The request body came too slowly: no byte for {} seconds, or fewer than {MIN_BYTES_PER_SECOND} bytes a second. Nothing ran; the same key may be sent again.", within.as_secs_f64()),
         )
         .retry_after(1)
     }
@@ -479,6 +362,7 @@ impl Rejection {
             warning: None,
             cause: None,
             mismatch: None,
+            types: None,
         }
     }
 
@@ -504,6 +388,41 @@ impl Rejection {
     fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after = Some(seconds.max(1));
         self
+    }
+
+    /// Returns the `type` of the problem, such as
+    /// `urn:tower-idempotency:problem:key-reused`. It begins with what
+    /// [`problem_types`](crate::IdempotencyBuilder::problem_types) sets.
+    #[must_use]
+    pub fn problem_type(&self) -> String {
+        let base = self.types.as_deref().unwrap_or(render::PROBLEM_TYPES);
+        format!("{base}{}", self.kind.slug())
+    }
+
+    /// Returns the title of the problem, which is the same for all refusals of a kind.
+    #[must_use]
+    pub fn title(&self) -> &'static str {
+        self.kind.title()
+    }
+
+    /// Returns the problem details (RFC 9457) that the default renderer sends.
+    #[must_use]
+    pub fn to_json(&self) -> serde_json::Value {
+        let mut problem = json!({
+            "type": self.problem_type(),
+            "title": self.title(),
+            "status": self.status.as_u16(),
+            "detail": self.detail,
+            "retryable": self.retry_after.is_some(),
+        });
+        if let Some(seconds) = self.retry_after {
+            problem["retry_after"] = seconds.into();
+        }
+        if let Some(mismatch) = &self.mismatch {
+            problem["compared"] = names(&mismatch.compared).into();
+            problem["differs"] = names(&mismatch.differs).into();
+        }
+        problem
     }
 
     /// Which kind of refusal it is.
@@ -610,97 +529,6 @@ impl Callback {
     }
 }
 
-/// How refusals look.
-#[derive(Clone)]
-pub(crate) struct Renderer {
-    pub(crate) types: String,
-    pub(crate) documentation: Option<HeaderValue>,
-    pub(crate) custom: Option<CustomRenderer>,
-}
-
-pub(crate) type CustomRenderer = Arc<dyn Fn(&Rejection) -> Option<Response<Bytes>> + Send + Sync>;
-
-impl Renderer {
-    pub(crate) fn standard() -> Self {
-        Self {
-            types: PROBLEM_TYPES.to_owned(),
-            documentation: None,
-            custom: None,
-        }
-    }
-
-    pub(crate) fn render(&self, rejection: &Rejection, warnings: &Warnings) -> Response<Bytes> {
-        let custom = |render: &CustomRenderer| {
-            catch_unwind(AssertUnwindSafe(|| render(rejection))).unwrap_or_else(|_| {
-                let panicked = Rejection::renderer_panicked(rejection.retry_after);
-                panicked.log(warnings);
-                Some(self.problem(&panicked))
-            })
-        };
-        let mut response = self
-            .custom
-            .as_ref()
-            .and_then(custom)
-            .filter(|response| {
-                let is_final = is_final(response.status());
-                if !is_final {
-                    warnings.warn(UNFIT_RENDERING, None, rejection.operation);
-                }
-                is_final
-            })
-            .unwrap_or_else(|| self.problem(rejection));
-        let headers = response.headers_mut();
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(seconds) = rejection.retry_after {
-            headers.insert(header::RETRY_AFTER, seconds.into());
-        }
-        if let Some(link) = &self.documentation {
-            headers.append(header::LINK, link.clone());
-        }
-        response
-    }
-
-    fn problem(&self, rejection: &Rejection) -> Response<Bytes> {
-        let mut problem = json!({
-            "type": format!("{}{}", self.types, rejection.kind.slug()),
-            "title": rejection.kind.title(),
-            "status": rejection.status.as_u16(),
-            "detail": rejection.detail,
-            "retryable": rejection.retry_after.is_some(),
-        });
-        if let Some(seconds) = rejection.retry_after {
-            problem["retry_after"] = seconds.into();
-        }
-        if let Some(mismatch) = &rejection.mismatch {
-            problem["compared"] = names(&mismatch.compared).into();
-            problem["differs"] = names(&mismatch.differs).into();
-        }
-        let mut response = Response::new(problem.to_string().into());
-        *response.status_mut() = rejection.status;
-        response.headers_mut().insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
-        response
-    }
-}
-
-impl fmt::Debug for Renderer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Renderer")
-            .field("types", &self.types)
-            .field("documentation", &self.documentation)
-            .field("custom", &self.custom.is_some())
-            .finish()
-    }
-}
-
-/// An interim status breaks the connection, and 425 and 429 mean something else
-/// to generic clients: a custom rendering with one of them is not used.
-fn is_final(status: StatusCode) -> bool {
-    !status.is_informational() && !matches!(status.as_u16(), 425 | 429)
-}
-
 /// The parts of a request as programs read them.
 fn names(parts: &[RequestPart]) -> Vec<String> {
     parts.iter().map(ToString::to_string).collect()
@@ -731,6 +559,5 @@ fn spelled(name: &HeaderName) -> String {
         .join("-")
 }
 
-const UNFIT_RENDERING: &str = "response of `render` not used, since its status is below 200, or \
-    425 or 429: the refusal is sent as problem details";
-const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";
+/// The least average rate at which the body of a request has to arrive.
+pub(crate) const MIN_BYTES_PER_SECOND: u64 = 1 << 10;

@@ -1,0 +1,145 @@
+//! Reads a body up to a limit.
+
+use std::{
+    future::poll_fn,
+    mem,
+    ops::ControlFlow,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::Body;
+
+use crate::timeout::LazyTimeout;
+
+/// What was read of a body. The rest can still be read from it.
+pub(crate) enum Collected<E> {
+    Whole {
+        data: Bytes,
+        trailers: Option<HeaderMap>,
+    },
+    /// It has more bytes than the limit.
+    TooLarge {
+        read: Bytes,
+    },
+    /// It did not end within the timeout.
+    TimedOut {
+        read: Bytes,
+    },
+    Broken {
+        read: Bytes,
+        error: E,
+    },
+}
+
+/// Reads up to `max` bytes of a body.
+pub(crate) async fn collect<B: Body<Data = Bytes>>(
+    mut body: Pin<&mut B>,
+    max: usize,
+    timeout: Duration,
+) -> Collected<B::Error> {
+    if body.size_hint().lower() > max as u64 {
+        return Collected::TooLarge { read: Bytes::new() };
+    }
+    let mut reader = BodyReader::new(max);
+    let end = poll_fn(|cx| {
+        loop {
+            if let ControlFlow::Break(end) = ready!(reader.poll_frame(body.as_mut(), cx)) {
+                return Poll::Ready(end);
+            }
+        }
+    });
+    let end = LazyTimeout::after_two_polls(timeout, end).await;
+    let (read, trailers) = reader.into_parts();
+    match end {
+        Some(ReadEnd::Clean) => Collected::Whole {
+            data: read,
+            trailers,
+        },
+        Some(ReadEnd::TooLarge) => Collected::TooLarge { read },
+        Some(ReadEnd::Broken(error)) => Collected::Broken { read, error },
+        None => Collected::TimedOut { read },
+    }
+}
+
+/// What was read of a body so far.
+///
+/// A single frame is kept as it is. More frames are copied together, so that a body of
+/// many small frames takes no more memory than its bytes.
+pub(crate) struct BodyReader {
+    max: usize,
+    first: Bytes,
+    joined: BytesMut,
+    trailers: Option<HeaderMap>,
+}
+
+/// Why nothing more of a body is read.
+pub(crate) enum ReadEnd<E> {
+    Clean,
+    /// It has more bytes than the limit.
+    TooLarge,
+    Broken(E),
+}
+
+impl BodyReader {
+    pub(crate) fn new(max: usize) -> Self {
+        Self {
+            max,
+            first: Bytes::new(),
+            joined: BytesMut::new(),
+            trailers: None,
+        }
+    }
+
+    /// Reads one frame, and returns the length of its data.
+    pub(crate) fn poll_frame<B: Body<Data = Bytes>>(
+        &mut self,
+        body: Pin<&mut B>,
+        cx: &mut Context<'_>,
+    ) -> Poll<ControlFlow<ReadEnd<B::Error>, usize>> {
+        let frame = match ready!(body.poll_frame(cx)) {
+            None => return Poll::Ready(ControlFlow::Break(ReadEnd::Clean)),
+            Some(Err(error)) => return Poll::Ready(ControlFlow::Break(ReadEnd::Broken(error))),
+            Some(Ok(frame)) => frame,
+        };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(frame) => {
+                self.trailers = frame.into_trailers().ok();
+                return Poll::Ready(ControlFlow::Continue(0));
+            }
+        };
+        let length = data.len();
+        self.push(data);
+        Poll::Ready(match self.len() > self.max {
+            true => ControlFlow::Break(ReadEnd::TooLarge),
+            false => ControlFlow::Continue(length),
+        })
+    }
+
+    /// Returns how many bytes have been read.
+    pub(crate) fn len(&self) -> usize {
+        self.first.len() + self.joined.len()
+    }
+
+    /// Returns the data and the trailers.
+    pub(crate) fn into_parts(self) -> (Bytes, Option<HeaderMap>) {
+        let data = match self.joined.is_empty() {
+            true => self.first,
+            false => self.joined.freeze(),
+        };
+        (data, self.trailers)
+    }
+
+    fn push(&mut self, data: Bytes) {
+        if self.len() == 0 {
+            self.first = data;
+            return;
+        }
+        self.joined.extend_from_slice(&mem::take(&mut self.first));
+        self.joined.extend_from_slice(&data);
+    }
+}

@@ -1,0 +1,115 @@
+//! Decides what a record means for a request: the one place where the two are compared.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    time::Duration,
+};
+
+use bytes::Bytes;
+
+use super::request::KeyedRequest;
+use crate::{
+    OperationId, Recovery,
+    config::Config,
+    fingerprint::{Comparison, Mismatch},
+    store::{Grant, ReclaimAs, Record, RecordState, Release},
+};
+
+/// What a request may do about a record.
+pub(super) enum Decision {
+    /// The record is that of an earlier attempt of this very claim, whose answer was
+    /// lost.
+    Own(Grant),
+    Reclaim(ReclaimAs),
+    /// Its lease has lapsed: it is to be marked unknown.
+    MarkUnknown,
+    Answer(Answer),
+}
+
+/// What a record answers to a request that may not run.
+pub(super) enum Answer {
+    InProgress {
+        age: Duration,
+        lease_left: Duration,
+    },
+    Completed {
+        response: Bytes,
+    },
+    Unknown,
+    /// The record is another request's.
+    Mismatch(Box<Mismatch>),
+    /// The record was made with a form of fingerprint that is not known here.
+    UnknownScheme,
+    /// The function of an earlier fingerprint panicked.
+    FingerprintPanicked,
+}
+
+/// A record's answer, and the operation that the record stands for.
+pub(super) struct Answered {
+    pub(super) operation: OperationId,
+    pub(super) answer: Answer,
+}
+
+impl Answered {
+    pub(super) fn is_in_progress(&self) -> bool {
+        matches!(self.answer, Answer::InProgress { .. })
+    }
+}
+
+/// A mismatch goes before every state but "released for any request", as long as the
+/// record has not expired.
+pub(super) fn decide(request: &KeyedRequest, config: &Config, record: &Record) -> Decision {
+    let is_in_progress = matches!(record.state, RecordState::InProgress { .. });
+    if is_in_progress && record.token == request.claim.token {
+        return Decision::Own(Grant::new(record.operation, record.fence, record.attempt));
+    }
+    let has_expired = record.expires_in.is_none();
+    if has_expired && !is_in_progress {
+        return Decision::Reclaim(ReclaimAs::Expired);
+    }
+    let claim = &request.claim;
+    let fingerprinter = &config.fingerprinter;
+    let compared = catch_unwind(AssertUnwindSafe(|| {
+        let (recorded, own) = (&record.fingerprint, &claim.fingerprint);
+        fingerprinter.compare(recorded, own, &request.parts, &request.body)
+    }));
+    let Ok(compared) = compared else {
+        return Decision::Answer(Answer::FingerprintPanicked);
+    };
+    let is_free = matches!(record.state, RecordState::Released(Release::AnyRequest));
+    // A crashed claim keeps its key until it expires, whether it was swept or not.
+    let has_lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
+    let is_over = has_lapsed && has_expired;
+    match compared {
+        Comparison::Same => {}
+        _ if is_free => return Decision::Reclaim(ReclaimAs::Replace),
+        Comparison::SchemeUnknown if is_over => return Decision::MarkUnknown,
+        Comparison::SchemeUnknown => return Decision::Answer(Answer::UnknownScheme),
+        Comparison::Different(_) if is_over => return Decision::Reclaim(ReclaimAs::Expired),
+        Comparison::Different(mismatch) => {
+            return Decision::Answer(Answer::Mismatch(Box::new(mismatch)));
+        }
+    }
+    let reruns = matches!(config.recovery, Recovery::Rerun) && config.has_attempts_left(record);
+    match &record.state {
+        RecordState::Released(_) => Decision::Reclaim(ReclaimAs::Retry),
+        RecordState::Completed { response } => Decision::Answer(Answer::Completed {
+            response: response.clone(),
+        }),
+        RecordState::Unknown if reruns => Decision::Reclaim(ReclaimAs::Rerun),
+        RecordState::Unknown if matches!(config.recovery, Recovery::Reconcile(_)) => {
+            Decision::Reclaim(ReclaimAs::Reconcile)
+        }
+        RecordState::Unknown => Decision::Answer(Answer::Unknown),
+        RecordState::InProgress {
+            lease_left: Some(lease_left),
+        } => Decision::Answer(Answer::InProgress {
+            age: record.age,
+            lease_left: *lease_left,
+        }),
+        RecordState::InProgress { lease_left: None } if reruns => {
+            Decision::Reclaim(ReclaimAs::Takeover)
+        }
+        RecordState::InProgress { lease_left: None } => Decision::MarkUnknown,
+    }
+}

@@ -1,0 +1,101 @@
+//! A guarded request that has been read, on its way to its key.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, request};
+use tokio::time::Instant;
+
+use super::{
+    IsGuarded,
+    shared::Shared,
+    withdraw::{Hold, Withdrawal},
+};
+use crate::{
+    RecordName, Rejection, RequestBody, config::Config, fingerprint::BodyFault,
+    rejection::Callback, store::Claim,
+};
+
+pub(super) struct KeyedRequest {
+    pub(super) name: RecordName,
+    pub(super) claim: Claim,
+    /// From this moment on the key may start no run, if that is limited.
+    pub(super) stale_from: Option<Instant>,
+    /// Why the body cannot be compared, if it cannot.
+    pub(super) body_fault: Option<BodyFault>,
+    pub(super) parts: request::Parts,
+    pub(super) body: Bytes,
+    pub(super) trailers: Option<HeaderMap>,
+    /// What the claim's token may hold in the store although the request does not run.
+    pub(super) hold: Option<Hold>,
+}
+
+/// Why a request may not run, whatever the store says. It receives what the record
+/// answers without a run.
+#[derive(Clone, Copy)]
+pub(super) enum Ineligible {
+    /// Its key was made too long ago.
+    KeyStale,
+    BodyInvalid(BodyFault),
+}
+
+impl KeyedRequest {
+    /// Takes the fingerprint of a request. Fails if a function of the application panics.
+    pub(super) fn new(
+        config: &Config,
+        name: RecordName,
+        stale_from: Option<Instant>,
+        parts: request::Parts,
+        body: Bytes,
+        trailers: Option<HeaderMap>,
+    ) -> Result<Box<Self>, Rejection> {
+        let fingerprint = || config.fingerprinter.current(&parts, &body);
+        let (fingerprint, body_fault) = catch_unwind(AssertUnwindSafe(fingerprint))
+            .map_err(|_| Rejection::callback_panicked(Callback::Fingerprint))?;
+        Ok(Box::new(Self {
+            name,
+            claim: Claim::new(fingerprint, config.lease(), config.responses.retention),
+            stale_from,
+            body_fault,
+            parts,
+            body,
+            trailers,
+            hold: None,
+        }))
+    }
+
+    pub(super) fn ineligible(&self) -> Option<Ineligible> {
+        match self.body_fault {
+            Some(fault) => Some(Ineligible::BodyInvalid(fault)),
+            None => self.is_stale().then_some(Ineligible::KeyStale),
+        }
+    }
+
+    /// Whether the key may start no run any more.
+    pub(super) fn is_stale(&self) -> bool {
+        self.stale_from.is_some_and(|from| Instant::now() >= from)
+    }
+
+    /// Returns what undoes the claim, if the store may have it.
+    pub(super) fn withdrawal<S>(&self, shared: &Arc<Shared<S>>) -> Option<Withdrawal<S>> {
+        self.hold.map(|hold| Withdrawal {
+            shared: Arc::clone(shared),
+            name: self.name.clone(),
+            claim: Claim {
+                reads_response: false,
+                ..self.claim
+            },
+            hold,
+        })
+    }
+
+    /// Returns the request for the handler.
+    pub(super) fn into_http<B>(self) -> Request<RequestBody<B>> {
+        let mut parts = self.parts;
+        parts.extensions.insert(IsGuarded);
+        Request::from_parts(parts, RequestBody::buffered(self.body, self.trailers))
+    }
+}

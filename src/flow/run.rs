@@ -1,0 +1,136 @@
+//! Runs the handler.
+
+use std::{
+    any::Any,
+    future::poll_fn,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    task::Poll,
+};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use http::{Request, Response};
+use http_body::Body;
+use tower::Service;
+
+use super::{
+    Client,
+    finish::{finish, finish_cancelled},
+    heartbeat::Heartbeat,
+    limits::Permit,
+    owned::OwnedClaim,
+    reply::Reply,
+};
+use crate::{
+    Outcome, Rejection, RequestBody, ResponseBody, Store,
+    disposition::HandlerChoice,
+    policy::Disconnect,
+    rejection::RequestHead,
+    response::{ResponseSettings, mark_unrecorded},
+};
+
+/// A running request, until its outcome is recorded.
+pub(super) struct Run<S> {
+    pub(super) claim: OwnedClaim<S>,
+    pub(super) heartbeat: Heartbeat<S>,
+    pub(super) permit: Permit,
+}
+
+/// What became of a call to the handler.
+pub(super) type Called<R, E> = Result<Result<Response<R>, E>, Panicked>;
+
+/// The handler panicked.
+pub(super) struct Panicked;
+
+impl From<Box<dyn Any + Send>> for Panicked {
+    /// The panic's message may quote anything. Rust's panic hook prints it.
+    fn from(_: Box<dyn Any + Send>) -> Self {
+        Self
+    }
+}
+
+/// Runs the handler while heartbeats renew its lease, and records its outcome.
+pub(super) async fn run<I, S, B, R>(
+    claim: OwnedClaim<S>,
+    inner: I,
+    mut request: Request<RequestBody<B>>,
+    client: &Client,
+    permit: Permit,
+) -> Reply<R, I::Error>
+where
+    I: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    S: Store,
+    R: Body<Data = Bytes> + Send + 'static,
+    R::Error: Send,
+{
+    request.extensions_mut().insert(claim.operation.clone());
+    let heartbeat = claim.shared.heartbeats.start(&claim.operation).await;
+    let handler = call(inner, request);
+    let disconnect = claim.shared.config.disconnect;
+    let run = Run {
+        claim,
+        heartbeat,
+        permit,
+    };
+    match until_client_leaves(handler, client, disconnect).await {
+        Some(called) => finish(run, called).await,
+        None => finish_cancelled(run).await,
+    }
+}
+
+/// Runs the handler without a claim.
+pub(super) async fn run_unguarded<I, B, R>(
+    settings: &ResponseSettings,
+    head: &RequestHead,
+    inner: I,
+    request: Request<RequestBody<B>>,
+) -> Reply<R, I::Error>
+where
+    I: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    R: Body<Data = Bytes>,
+{
+    match call(inner, request).await {
+        Ok(Ok(response)) => {
+            let mut response = settings.cleaned(response).map(ResponseBody::streamed);
+            HandlerChoice::take_from(response.extensions_mut());
+            mark_unrecorded(&mut response);
+            Reply::new(Ok(response), Outcome::Unguarded, None)
+        }
+        Ok(Err(error)) => Reply::new(Err(error), Outcome::Unguarded, None),
+        Err(Panicked) => Reply::refuse(settings, head, &Rejection::handler_panicked()),
+    }
+}
+
+/// Calls the handler. A panic of `call` itself is caught too.
+///
+/// The future is boxed, so that its size does not count for the future around it.
+fn call<I, B, R>(
+    mut inner: I,
+    request: Request<RequestBody<B>>,
+) -> Pin<Box<impl Future<Output = Called<R, I::Error>>>>
+where
+    I: Service<Request<RequestBody<B>>, Response = Response<R>>,
+{
+    let called = catch_unwind(AssertUnwindSafe(|| inner.call(request)));
+    Box::pin(async move {
+        let response = AssertUnwindSafe(called?).catch_unwind().await?;
+        Ok(response)
+    })
+}
+
+/// Polls the handler to its end. With [`Disconnect::Cancel`], returns `None` once the
+/// client has left.
+async fn until_client_leaves<T>(
+    mut handler: Pin<Box<impl Future<Output = T>>>,
+    client: &Client,
+    disconnect: Disconnect,
+) -> Option<T> {
+    poll_fn(|cx| {
+        if disconnect == Disconnect::Cancel && client.has_left() {
+            return Poll::Ready(None);
+        }
+        handler.as_mut().poll(cx).map(Some)
+    })
+    .await
+}

@@ -1,0 +1,127 @@
+//! Renders refusals: as problem details (RFC 9457), or as a custom renderer has it.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use bytes::Bytes;
+use http::{HeaderValue, Response, StatusCode, header, request};
+
+use super::Rejection;
+use crate::log::Warnings;
+
+/// The settings for refusals.
+#[derive(Clone)]
+pub(crate) struct Renderer {
+    /// What the `type` of a problem begins with.
+    pub(crate) types: Arc<str>,
+    pub(crate) documentation: Option<HeaderValue>,
+    pub(crate) custom: Option<RenderFn>,
+}
+
+/// Returns `None` where the default is to be used.
+pub(crate) type RenderFn =
+    Arc<dyn Fn(&Rejection, &request::Parts) -> Option<Response<Bytes>> + Send + Sync>;
+
+/// What rendering a refusal needs of the request.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct RequestHead {
+    /// For a custom renderer only, since copying the parts takes time.
+    parts: Option<Arc<request::Parts>>,
+}
+
+impl RequestHead {
+    pub(crate) fn new(parts: &request::Parts, renderer: &Renderer) -> Self {
+        Self {
+            parts: renderer.custom.as_ref().map(|_| Arc::new(parts.clone())),
+        }
+    }
+}
+
+impl Renderer {
+    pub(crate) fn standard() -> Self {
+        Self {
+            types: PROBLEM_TYPES.into(),
+            documentation: None,
+            custom: None,
+        }
+    }
+
+    pub(crate) fn render(
+        &self,
+        rejection: &Rejection,
+        head: &RequestHead,
+        warnings: &Warnings,
+    ) -> Response<Bytes> {
+        let mut rejection = rejection.clone();
+        rejection.types = Some(Arc::clone(&self.types));
+        let mut response = self
+            .render_custom(&rejection, head, warnings)
+            .unwrap_or_else(|| problem(&rejection));
+        let headers = response.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(seconds) = rejection.retry_after {
+            headers.insert(header::RETRY_AFTER, seconds.into());
+        }
+        if let Some(link) = &self.documentation {
+            headers.append(header::LINK, link.clone());
+        }
+        response
+    }
+
+    fn render_custom(
+        &self,
+        rejection: &Rejection,
+        head: &RequestHead,
+        warnings: &Warnings,
+    ) -> Option<Response<Bytes>> {
+        let (Some(render), Some(parts)) = (&self.custom, &head.parts) else {
+            return None;
+        };
+        let rendered = catch_unwind(AssertUnwindSafe(|| render(rejection, parts)));
+        let Ok(rendered) = rendered else {
+            let mut panicked = Rejection::renderer_panicked(rejection.retry_after);
+            panicked.types.clone_from(&rejection.types);
+            panicked.log(warnings);
+            return Some(problem(&panicked));
+        };
+        let response = rendered?;
+        if !is_final(response.status()) {
+            warnings.warn(UNFIT, None, rejection.operation);
+            return None;
+        }
+        Some(response)
+    }
+}
+
+fn problem(rejection: &Rejection) -> Response<Bytes> {
+    let mut response = Response::new(rejection.to_json().to_string().into());
+    *response.status_mut() = rejection.status;
+    response.headers_mut().insert(
+        header::CONTENT_TYPE,
+        HeaderValue::from_static("application/problem+json"),
+    );
+    response
+}
+
+impl fmt::Debug for Renderer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renderer")
+            .field("types", &self.types)
+            .field("documentation", &self.documentation)
+            .field("custom", &self.custom.is_some())
+            .finish()
+    }
+}
+
+/// Whether a custom response can be sent. An interim status breaks the connection, and
+/// 425 and 429 mean something else to generic clients.
+fn is_final(status: StatusCode) -> bool {
+    !status.is_informational() && !matches!(status.as_u16(), 425 | 429)
+}
+
+pub(super) const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";
+const UNFIT: &str = "response of `render` not used, since its status is below 200, or 425 or 429: the \
+    refusal is sent as problem details";
