@@ -16,7 +16,7 @@ use tower_idempotency::{
     conformance::{Subject, promises},
     store::{
         Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-        RecordState, Release, Resolution, Transitioned,
+        RecordState, Release, Resolution, Transition, Transitioned,
     },
 };
 
@@ -113,79 +113,12 @@ impl Broken {
         record
     }
 
-    async fn seen(&self, name: &RecordName) -> Option<Record> {
-        self.inner().read(name).await.unwrap()
-    }
-}
-
-impl Store for Broken {
-    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
-        let name = &self.named(name);
-        self.names.lock().unwrap().push(name.clone());
-        let free = self.seen(name).await.is_none();
-        if self.has(Defect::ReadsThenClaims) {
-            tokio::task::yield_now().await;
-        }
-        Ok(match self.inner().claim(name, claim).await? {
-            Claimed::Occupied(record) if free && self.has(Defect::ReadsThenClaims) => {
-                Claimed::Acquired(Grant::new(claim.operation, record.fence, 1))
-            }
-            Claimed::Occupied(record) => Claimed::Occupied(self.shown(name, record)),
-            claimed => claimed,
-        })
-    }
-
-    async fn reclaim(
-        &self,
-        name: &RecordName,
-        mut seen: Fence,
-        mut reclaim_as: ReclaimAs,
-        claim: &Claim,
-    ) -> Result<Option<Grant>, StoreError> {
-        let name = &self.named(name);
-        let mut claim = *claim;
-        if let Some(record) = self.seen(name).await {
-            if self.has(Defect::ReclaimsWithAnyFence) {
-                seen = record.fence;
-            }
-            let live = matches!(
-                record.state,
-                RecordState::InProgress {
-                    lease_left: Some(_)
-                }
-            );
-            if self.has(Defect::TakesOverLiveLeases)
-                && live
-                && reclaim_as == ReclaimAs::Takeover
-                && seen == record.fence
-            {
-                let _ = self
-                    .release(name, record.token, Release::SameRequest)
-                    .await?;
-                reclaim_as = ReclaimAs::Retry;
-            }
-            if self.has(Defect::ReplacesWhatIsBound) && reclaim_as == ReclaimAs::Replace {
-                reclaim_as = ReclaimAs::Retry;
-                claim.operation = record.operation;
-            }
-        }
-        let grant = self.inner().reclaim(name, seen, reclaim_as, &claim).await?;
-        Ok(grant.map(|grant| {
-            if self.has(Defect::BeginsANewOperationForEachRetry) {
-                Grant::new(claim.operation, grant.fence, grant.attempt)
-            } else {
-                grant
-            }
-        }))
-    }
-
-    async fn renew(
+    async fn renews(
         &self,
         name: &RecordName,
         mut token: Token,
         lease: Duration,
     ) -> Result<Transitioned, StoreError> {
-        let name = &self.named(name);
         if let Some(record) = self.seen(name).await {
             if self.has(Defect::RenewsForAnybody) {
                 token = record.token;
@@ -198,14 +131,12 @@ impl Store for Broken {
         self.inner().renew(name, token, lease).await
     }
 
-    async fn complete(
+    async fn completes(
         &self,
         name: &RecordName,
         mut token: Token,
-        completion: &Completion,
+        mut completion: Completion,
     ) -> Result<Transitioned, StoreError> {
-        let name = &self.named(name);
-        let mut completion = completion.clone();
         match self.defect {
             Defect::ComparesTheTokenAMomentBefore => {
                 let mine = |record: &Record| record.token == token;
@@ -254,13 +185,12 @@ impl Store for Broken {
         Ok(settlement)
     }
 
-    async fn release(
+    async fn releases(
         &self,
         name: &RecordName,
         token: Token,
         release: Release,
     ) -> Result<Transitioned, StoreError> {
-        let name = &self.named(name);
         let settlement = self.inner().release(name, token, release).await?;
         if self.has(Defect::RemovesWhatIsReleased)
             && settlement == Transitioned::Applied
@@ -271,13 +201,12 @@ impl Store for Broken {
         Ok(settlement)
     }
 
-    async fn mark_unknown(
+    async fn marks(
         &self,
         name: &RecordName,
         mut marked_by: MarkedBy,
         retention: Duration,
     ) -> Result<Transitioned, StoreError> {
-        let name = &self.named(name);
         if let (MarkedBy::Lapsed(fence), Some(record)) = (marked_by, self.seen(name).await)
             && self.has(Defect::MarksLiveLeasesUnknown)
             && record.fence == fence
@@ -287,13 +216,12 @@ impl Store for Broken {
         self.inner().mark_unknown(name, marked_by, retention).await
     }
 
-    async fn resolve(
+    async fn resolves(
         &self,
         name: &RecordName,
         mut seen: Fence,
         resolution: &Resolution,
     ) -> Result<Transitioned, StoreError> {
-        let name = &self.named(name);
         if let Some(record) = self.seen(name).await
             && self.has(Defect::ResolvesWithAnyFence)
         {
@@ -306,9 +234,102 @@ impl Store for Broken {
             && let Resolution::Happened { response, at_least } = resolution
         {
             let completion = Completion::new(response.clone(), *at_least, *at_least);
-            return self.complete(name, record.token, &completion).await;
+            return self.completes(name, record.token, completion).await;
         }
         self.inner().resolve(name, seen, resolution).await
+    }
+
+    async fn seen(&self, name: &RecordName) -> Option<Record> {
+        self.inner().read(name).await.unwrap()
+    }
+}
+
+impl Store for Broken {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        let name = &self.named(name);
+        self.names.lock().unwrap().push(name.clone());
+        let free = self.seen(name).await.is_none();
+        if self.has(Defect::ReadsThenClaims) {
+            tokio::task::yield_now().await;
+        }
+        Ok(match self.inner().claim(name, claim).await? {
+            Claimed::Occupied(record) if free && self.has(Defect::ReadsThenClaims) => {
+                Claimed::Acquired(Grant {
+                    operation: claim.operation,
+                    fence: record.fence,
+                    attempt: 1,
+                })
+            }
+            Claimed::Occupied(record) => Claimed::Occupied(self.shown(name, record)),
+            claimed => claimed,
+        })
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        mut seen: Fence,
+        mut reclaim_as: ReclaimAs,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        let name = &self.named(name);
+        let mut claim = *claim;
+        if let Some(record) = self.seen(name).await {
+            if self.has(Defect::ReclaimsWithAnyFence) {
+                seen = record.fence;
+            }
+            let live = matches!(
+                record.state,
+                RecordState::InProgress {
+                    lease_left: Some(_)
+                }
+            );
+            if self.has(Defect::TakesOverLiveLeases)
+                && live
+                && reclaim_as == ReclaimAs::Takeover
+                && seen == record.fence
+            {
+                let _ = self
+                    .release(name, record.token, Release::SameRequest)
+                    .await?;
+                reclaim_as = ReclaimAs::Retry;
+            }
+            if self.has(Defect::ReplacesWhatIsBound) && reclaim_as == ReclaimAs::Replace {
+                reclaim_as = ReclaimAs::Retry;
+                claim.operation = record.operation;
+            }
+        }
+        let grant = self.inner().reclaim(name, seen, reclaim_as, &claim).await?;
+        Ok(grant.map(|grant| {
+            if self.has(Defect::BeginsANewOperationForEachRetry) {
+                Grant {
+                    operation: claim.operation,
+                    ..grant
+                }
+            } else {
+                grant
+            }
+        }))
+    }
+
+    async fn transition(
+        &self,
+        name: &RecordName,
+        transition: Transition<'_>,
+    ) -> Result<Transitioned, StoreError> {
+        let name = &self.named(name);
+        match transition {
+            Transition::Renew { token, lease } => self.renews(name, token, lease).await,
+            Transition::Complete { token, completion } => {
+                self.completes(name, token, completion.clone()).await
+            }
+            Transition::Release { token, release } => self.releases(name, token, release).await,
+            Transition::MarkUnknown {
+                marked_by,
+                retention,
+            } => self.marks(name, marked_by, retention).await,
+            Transition::Resolve { seen, resolution } => self.resolves(name, seen, resolution).await,
+        }
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {

@@ -76,10 +76,10 @@ mod racing {
 /// again before its answer arrives, and may be dropped in between.
 mod late {
     use tower_idempotency::{
-        Fence, RecordName, Store, StoreError, Token,
+        Fence, RecordName, Store, StoreError,
         store::{
-            Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-            Release, Resolution, Transitioned,
+            Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, Transition,
+            Transitioned,
         },
     };
 
@@ -110,49 +110,12 @@ mod late {
             late(self.0.reclaim(name, seen, reclaim_as, claim)).await
         }
 
-        async fn renew(
+        async fn transition(
             &self,
             name: &RecordName,
-            token: Token,
-            lease: Duration,
+            transition: Transition<'_>,
         ) -> Result<Transitioned, StoreError> {
-            late(self.0.renew(name, token, lease)).await
-        }
-
-        async fn complete(
-            &self,
-            name: &RecordName,
-            token: Token,
-            completion: &Completion,
-        ) -> Result<Transitioned, StoreError> {
-            late(self.0.complete(name, token, completion)).await
-        }
-
-        async fn release(
-            &self,
-            name: &RecordName,
-            token: Token,
-            release: Release,
-        ) -> Result<Transitioned, StoreError> {
-            late(self.0.release(name, token, release)).await
-        }
-
-        async fn mark_unknown(
-            &self,
-            name: &RecordName,
-            marked_by: MarkedBy,
-            retention: Duration,
-        ) -> Result<Transitioned, StoreError> {
-            late(self.0.mark_unknown(name, marked_by, retention)).await
-        }
-
-        async fn resolve(
-            &self,
-            name: &RecordName,
-            seen: Fence,
-            resolution: &Resolution,
-        ) -> Result<Transitioned, StoreError> {
-            late(self.0.resolve(name, seen, resolution)).await
+            late(self.0.transition(name, transition)).await
         }
 
         async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {

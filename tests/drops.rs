@@ -37,8 +37,8 @@ use tower_idempotency::{
     RecordName, Recovery, RejectionKind, RequestBody, ResponseBody, Scope, Store, StoreError,
     Token,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-        RecordState, Release, Resolution, Transitioned,
+        Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, RecordState, Transition,
+        Transitioned,
     },
 };
 
@@ -618,52 +618,12 @@ impl Store for Yielding {
             .await
     }
 
-    async fn renew(
+    async fn transition(
         &self,
         name: &RecordName,
-        token: Token,
-        lease: Duration,
+        transition: Transition<'_>,
     ) -> Result<Transitioned, StoreError> {
-        self.far_away(self.records.renew(name, token, lease)).await
-    }
-
-    async fn complete(
-        &self,
-        name: &RecordName,
-        token: Token,
-        completion: &Completion,
-    ) -> Result<Transitioned, StoreError> {
-        self.far_away(self.records.complete(name, token, completion))
-            .await
-    }
-
-    async fn release(
-        &self,
-        name: &RecordName,
-        token: Token,
-        release: Release,
-    ) -> Result<Transitioned, StoreError> {
-        self.far_away(self.records.release(name, token, release))
-            .await
-    }
-
-    async fn mark_unknown(
-        &self,
-        name: &RecordName,
-        marked_by: MarkedBy,
-        retention: Duration,
-    ) -> Result<Transitioned, StoreError> {
-        self.far_away(self.records.mark_unknown(name, marked_by, retention))
-            .await
-    }
-
-    async fn resolve(
-        &self,
-        name: &RecordName,
-        seen: Fence,
-        resolution: &Resolution,
-    ) -> Result<Transitioned, StoreError> {
-        self.far_away(self.records.resolve(name, seen, resolution))
+        self.far_away(self.records.transition(name, transition))
             .await
     }
 

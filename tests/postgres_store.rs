@@ -126,7 +126,7 @@ async fn each_transition_asks_for_its_own_guard() {
             Superseded
         );
         assert_eq!(
-            store.forget(&name, Fence::new(0)).await.unwrap(),
+            store.forget(&name, Fence::from(0)).await.unwrap(),
             Superseded
         );
 
@@ -311,7 +311,7 @@ async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
 async fn fences_grow_over_sweeping_forgetting_and_claiming_again() {
     with_store(async |store, _| {
         let name = name("caller", "key");
-        let mut last = Fence::new(0);
+        let mut last = Fence::from(0);
         for round in 0..30 {
             let claim = Claim::new(fingerprint(1), HOUR, Duration::ZERO);
             let grant = acquired(store.claim(&name, &claim).await);

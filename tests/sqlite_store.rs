@@ -104,7 +104,7 @@ async fn each_transition_asks_for_its_own_guard() {
         Superseded
     );
     assert_eq!(
-        store.forget(&name, Fence::new(0)).await.unwrap(),
+        store.forget(&name, Fence::from(0)).await.unwrap(),
         Superseded
     );
 
@@ -207,7 +207,7 @@ async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
 async fn fences_grow_over_sweeping_forgetting_and_reopening() {
     let file = File::new();
     let name = name("caller", "key");
-    let mut last = Fence::new(0);
+    let mut last = Fence::from(0);
     for round in 0..12 {
         let store = file.open().await;
         let claim = Claim::new(fingerprint(1), HOUR, Duration::ZERO);
@@ -438,7 +438,7 @@ async fn a_full_database_says_so_and_keeps_nothing_by_halves() {
 async fn two_stores_on_one_file_race_for_each_key() {
     let file = File::new();
     let (one, two) = tokio::join!(file.open(), file.open());
-    let mut last = Fence::new(0);
+    let mut last = Fence::from(0);
     for round in 0..100 {
         let name = name("caller", &round.to_string());
         let (here, there) = (hour(), hour());

@@ -139,7 +139,7 @@ impl<S: Subject> Trial<S> {
         );
         for call in Call::ALL {
             let settlement = call
-                .make(&self.store, &name, Token::random(), Fence::new(1))
+                .make(&self.store, &name, Token::random(), Fence::from(1))
                 .await;
             superseded(settlement, &format!("{call:?} without a record"));
         }
@@ -147,7 +147,7 @@ impl<S: Subject> Trial<S> {
             let claim = Claim::new(fingerprint(1), HOUR, HOUR);
             let reclaimed = self
                 .store
-                .reclaim(&name, Fence::new(1), reclaim_as, &claim)
+                .reclaim(&name, Fence::from(1), reclaim_as, &claim)
                 .await;
             assert_eq!(
                 good(reclaimed),

@@ -529,7 +529,7 @@ fn name(key: impl fmt::Display) -> RecordName {
 
 /// The fence after, which nobody was granted.
 fn beyond(fence: Fence) -> Fence {
-    Fence::new(fence.get() + 1)
+    Fence::from(fence.get() + 1)
 }
 
 #[track_caller]

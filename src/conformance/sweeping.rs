@@ -22,7 +22,11 @@ impl<S: Subject> Trial<S> {
         let purged = good(self.store.purge_expired(100, HOUR).await);
         assert_eq!(
             purged,
-            Purged::new(4, 1, 1),
+            Purged {
+                removed: 4,
+                removed_unknown: 1,
+                marked_unknown: 1
+            },
             "purge_expired: removed completed, unknown and released records, and marked one"
         );
         for (case, before) in cases {
@@ -92,7 +96,11 @@ impl<S: Subject> Trial<S> {
         let purged = good(self.store.purge_expired(10, S::SHORT).await);
         assert_eq!(
             purged,
-            Purged::new(0, 0, 1),
+            Purged {
+                removed: 0,
+                removed_unknown: 0,
+                marked_unknown: 1
+            },
             "purge_expired: a lapsed claim becomes unknown, and is not removed"
         );
         assert_eq!(
@@ -104,7 +112,11 @@ impl<S: Subject> Trial<S> {
         let purged = good(self.peer.purge_expired(10, S::SHORT).await);
         assert_eq!(
             purged,
-            Purged::new(1, 1, 0),
+            Purged {
+                removed: 1,
+                removed_unknown: 1,
+                marked_unknown: 0
+            },
             "purge_expired: an unknown record goes after its retention, and is counted as unknown"
         );
         assert!(
@@ -195,7 +207,11 @@ impl<S: Subject> Trial<S> {
         add(&mut sum, good(self.store.purge_expired(100, HOUR).await));
         assert_eq!(
             sum,
-            Purged::new(40, 20, 20),
+            Purged {
+                removed: 40,
+                removed_unknown: 20,
+                marked_unknown: 20
+            },
             "purge_expired: several sweeps count each record once"
         );
         for case in cases {

@@ -61,7 +61,11 @@ impl Answered {
 pub(super) fn decide(request: &KeyedRequest, config: &Config, record: &Record) -> Decision {
     let is_in_progress = matches!(record.state, RecordState::InProgress { .. });
     if is_in_progress && record.token == request.claim.token {
-        return Decision::Own(Grant::new(record.operation, record.fence, record.attempt));
+        return Decision::Own(Grant {
+            operation: record.operation,
+            fence: record.fence,
+            attempt: record.attempt,
+        });
     }
     let has_expired = record.expires_in.is_none();
     if has_expired && !is_in_progress {

@@ -3,10 +3,10 @@
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
-    Resolution, Store, StoreError, Transitioned,
+    Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, Store, StoreError, Transition,
+    Transitioned,
 };
-use crate::{Fence, RecordName, Token};
+use crate::{Fence, RecordName};
 
 /// Any store behind one type, for applications that choose it at run time.
 ///
@@ -46,71 +46,58 @@ impl fmt::Debug for DynStore {
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Declares the object-safe twin of [`Store`] and forwards both ways, so that
-/// each signature but that of `list` is written once.
-macro_rules! forward {
-    ($(fn $method:ident(&self $(, $argument:ident: $(&$lent:ident)? $($given:ident)?)*) -> $answer:ty;)*) => {
-        trait AnyStore: Send + Sync {
-            $(fn $method<'a>(
-                &'a self
-                $(, $argument: $(&'a $lent)? $($given)?)*
-            ) -> Answer<'a, $answer>;)*
-
-            fn list<'a>(
-                &'a self,
-                filter: Filter,
-                after: Option<&'a RecordName>,
-                limit: u32,
-            ) -> Answer<'a, Page>;
-        }
-
-        impl<S: Store> AnyStore for S {
-            $(fn $method<'a>(
-                &'a self
-                $(, $argument: $(&'a $lent)? $($given)?)*
-            ) -> Answer<'a, $answer> {
-                Box::pin(Store::$method(self $(, $argument)*))
-            })*
-
-            fn list<'a>(
-                &'a self,
-                filter: Filter,
-                after: Option<&'a RecordName>,
-                limit: u32,
-            ) -> Answer<'a, Page> {
-                Box::pin(Store::list(self, filter, after, limit))
-            }
-        }
-
-        impl Store for DynStore {
-            $(async fn $method(
-                &self
-                $(, $argument: $(&$lent)? $($given)?)*
-            ) -> Result<$answer, StoreError> {
-                self.0.$method($($argument),*).await
-            })*
-
-            async fn list(
-                &self,
-                filter: Filter,
-                after: Option<&RecordName>,
-                limit: u32,
-            ) -> Result<Page, StoreError> {
-                self.0.list(filter, after, limit).await
-            }
+/// Every method of [`Store`] without a default, its arguments with this lifetime.
+macro_rules! methods {
+    ($then:ident, $life:lifetime) => {
+        $then! {
+            $life;
+            fn claim(name: &$life RecordName, claim: &$life Claim) -> Claimed;
+            fn reclaim(
+                name: &$life RecordName,
+                seen: Fence,
+                reclaim_as: ReclaimAs,
+                claim: &$life Claim
+            ) -> Option<Grant>;
+            fn transition(name: &$life RecordName, transition: Transition<$life>) -> Transitioned;
+            fn read(name: &$life RecordName) -> Option<Record>;
+            fn list(filter: Filter, after: Option<&$life RecordName>, limit: u32) -> Page;
+            fn forget(name: &$life RecordName, seen: Fence) -> Transitioned;
+            fn purge_expired(limit: u32, unknown_retention: Duration) -> Purged;
         }
     };
 }
 
-forward! {
-    fn claim(&self, name: &RecordName, claim: &Claim) -> Claimed;
-    fn reclaim(&self, name: &RecordName, seen: Fence, reclaim_as: ReclaimAs, claim: &Claim) -> Option<Grant>;
-    fn renew(&self, name: &RecordName, token: Token, lease: Duration) -> Transitioned;
-    fn complete(&self, name: &RecordName, token: Token, completion: &Completion) -> Transitioned;
-    fn release(&self, name: &RecordName, token: Token, release: Release) -> Transitioned;
-    fn mark_unknown(&self, name: &RecordName, marked_by: MarkedBy, retention: Duration) -> Transitioned;
-    fn resolve(&self, name: &RecordName, seen: Fence, resolution: &Resolution) -> Transitioned;
-    fn read(&self, name: &RecordName) -> Option<Record>;
-    fn forget(&self, name: &RecordName, seen: Fence) -> Transitioned;
-    fn purge_expired(&self, limit: u32, unknown_retention: Duration) -> Purged;
+/// The object-safe twin of [`Store`].
+macro_rules! declare {
+    ($life:lifetime; $(fn $method:ident($($argument:ident: $given:ty),*) -> $answer:ty;)*) => {
+        trait AnyStore: Send + Sync {
+            $(fn $method<$life>(&$life self, $($argument: $given),*) -> Answer<$life, $answer>;)*
+        }
+
+        impl<S: Store> AnyStore for S {
+            $(fn $method<$life>(&$life self, $($argument: $given),*) -> Answer<$life, $answer> {
+                Box::pin(Store::$method(self, $($argument),*))
+            })*
+        }
+    };
 }
+
+macro_rules! forward {
+    ($life:lifetime; $(fn $method:ident($($argument:ident: $given:ty),*) -> $answer:ty;)*) => {
+        impl Store for DynStore {
+            $(async fn $method(&self, $($argument: $given),*) -> Result<$answer, StoreError> {
+                self.0.$method($($argument),*).await
+            })*
+        }
+
+        /// Shares the store.
+        impl<S: Store> Store for Arc<S> {
+            $(async fn $method(&self, $($argument: $given),*) -> Result<$answer, StoreError> {
+                S::$method(self, $($argument),*).await
+            })*
+        }
+    };
+}
+
+methods!(declare, 'a);
+methods!(forward, '_);

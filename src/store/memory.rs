@@ -12,14 +12,14 @@ use hashbrown::HashTable;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-    RecordState, Release, Resolution, Store, StoreError, Transitioned,
+    Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, RecordState, Store, StoreError,
+    Transition, Transitioned,
+    transition::{StoredRecord, Swept},
 };
 use crate::{
-    Fence, RecordName, Token,
+    Fence, RecordName,
     log::Warnings,
     outcome::Notice,
-    store::transition::{Due, Moment, Row, Sweep},
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 
@@ -80,7 +80,7 @@ struct Slot {
 
 struct Entry {
     name: RecordName,
-    row: Row,
+    record: StoredRecord,
 }
 
 impl MemoryStore {
@@ -124,12 +124,12 @@ impl MemoryStore {
 }
 
 impl Inner {
-    fn now(&self) -> Moment {
+    fn now(&self) -> Duration {
         self.start.elapsed()
     }
 
     fn next_fence(&self) -> Fence {
-        Fence::new(self.fences.fetch_add(1, Ordering::Relaxed))
+        Fence::from(self.fences.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The shard of a name, and the name's hash, whose other bits choose the
@@ -141,55 +141,6 @@ impl Inner {
 
     fn place(&self, hash: u64) -> usize {
         (hash >> 20) as usize % self.shards.len()
-    }
-
-    /// One transition of a record that may exist, under its lock.
-    fn transition(
-        &self,
-        name: &RecordName,
-        apply: impl FnOnce(&mut Row) -> Transitioned,
-    ) -> Transitioned {
-        let (shard, hash) = self.shard(name);
-        let mut table = shard.lock();
-        let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
-            return Transitioned::Superseded;
-        };
-        let settlement = apply(&mut slot.entry.row);
-        shard.lower(slot.entry.row.due());
-        settlement
-    }
-
-    /// One transition after which the record may keep a response: refused if
-    /// there is no room for it. A repeated or superseded call needs none, and
-    /// gets its answer from a full store too.
-    fn transition_that_keeps(
-        &self,
-        name: &RecordName,
-        apply: impl Fn(&mut Row) -> Transitioned,
-    ) -> Result<Transitioned, StoreError> {
-        let (shard, hash) = self.shard(name);
-        loop {
-            let mut table = shard.lock();
-            let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
-                return Ok(Transitioned::Superseded);
-            };
-            let row = &mut slot.entry.row;
-            let mut next = row.clone();
-            let settlement = apply(&mut next);
-            if take(
-                &self.bytes,
-                next.kept_bytes() - row.kept_bytes(),
-                self.most_bytes,
-            ) {
-                *row = next;
-                shard.lower(row.due());
-                return Ok(settlement);
-            }
-            drop(table);
-            if !self.make_room() {
-                return Err(StoreError::full("the bound on bytes of the memory store"));
-            }
-        }
     }
 
     /// Removes the expired records of one shard. Returns whether there were any.
@@ -204,16 +155,16 @@ impl Inner {
             if !shard.removal.is_past(now) {
                 continue;
             }
-            let removed = self.sweep(shard, |row| match row.due() {
-                Due::Removal(_) => {
-                    let swept = row.sweep(Duration::ZERO, now);
-                    if let Sweep::Due { unknown: true } = swept {
-                        let operation = Some(row.grant().operation);
-                        Notice::UnknownExpired.tell(&self.warnings, operation);
-                    }
-                    swept
+            let removed = self.sweep(shard, |record| {
+                if record.is_in_progress() {
+                    return Swept::Kept;
                 }
-                Due::Marking(_) => Sweep::Kept,
+                let swept = record.sweep(Duration::ZERO, now);
+                if let Swept::Remove { unknown: true } = swept {
+                    let operation = Some(record.grant().operation);
+                    Notice::UnknownExpired.tell(&self.warnings, operation);
+                }
+                swept
             });
             if removed > 0 {
                 self.emptied.store(index, Ordering::Relaxed);
@@ -225,21 +176,22 @@ impl Inner {
 
     /// Does with each record of a shard what `sweep` says. Returns how many records
     /// were removed.
-    fn sweep(&self, shard: &Shard, mut sweep: impl FnMut(&mut Row) -> Sweep) -> usize {
+    fn sweep(&self, shard: &Shard, mut sweep: impl FnMut(&mut StoredRecord) -> Swept) -> usize {
         let mut table = shard.lock();
-        let (mut removal, mut marking) = (Moment::MAX, Moment::MAX);
+        let (mut removal, mut marking) = (Duration::MAX, Duration::MAX);
         let (mut records, mut bytes) = (0, 0);
         table.retain(|Slot { entry, .. }| {
-            let row = &mut entry.row;
-            if let Sweep::Due { .. } = sweep(row) {
+            let record = &mut entry.record;
+            if let Swept::Remove { .. } = sweep(record) {
                 records += 1;
-                bytes += row.kept_bytes();
+                bytes += record.response_len();
                 return false;
             }
-            match row.due() {
-                Due::Removal(at) => removal = removal.min(at),
-                Due::Marking(at) => marking = marking.min(at),
-            }
+            let bound = match record.is_in_progress() {
+                true => &mut marking,
+                false => &mut removal,
+            };
+            *bound = record.sweep_after().min(*bound);
             true
         });
         shard.removal.set(removal);
@@ -262,31 +214,32 @@ impl Shard {
     }
 
     /// Under the lock of the table.
-    fn lower(&self, due: Due) {
-        match due {
-            Due::Removal(at) => self.removal.lower(at),
-            Due::Marking(at) => self.marking.lower(at),
-        }
+    fn lower(&self, record: &StoredRecord) {
+        let bound = match record.is_in_progress() {
+            true => &self.marking,
+            false => &self.removal,
+        };
+        bound.lower(record.sweep_after());
     }
 
-    fn is_due(&self, now: Moment) -> bool {
+    fn is_due(&self, now: Duration) -> bool {
         self.removal.is_past(now) || self.marking.is_past(now)
     }
 }
 
 impl Bound {
-    fn set(&self, at: Moment) {
+    fn set(&self, at: Duration) {
         self.0.store(nanos(at), Ordering::Relaxed);
     }
 
-    fn lower(&self, at: Moment) {
+    fn lower(&self, at: Duration) {
         let at = nanos(at);
         if at < self.0.load(Ordering::Relaxed) {
             self.0.store(at, Ordering::Relaxed);
         }
     }
 
-    fn is_past(&self, now: Moment) -> bool {
+    fn is_past(&self, now: Duration) -> bool {
         self.0.load(Ordering::Relaxed) < nanos(now)
     }
 }
@@ -297,7 +250,7 @@ impl Default for Bound {
     }
 }
 
-fn nanos(at: Moment) -> u64 {
+fn nanos(at: Duration) -> u64 {
     at.as_nanos().try_into().unwrap_or(u64::MAX)
 }
 
@@ -325,14 +278,14 @@ impl Store for MemoryStore {
             let mut table = shard.lock();
             let now = inner.now();
             if let Some(slot) = table.find(hash, |slot| slot.is(hash, name)) {
-                return Ok(Claimed::Occupied(slot.entry.row.snapshot(now)));
+                return Ok(Claimed::Occupied(slot.entry.record.read(now)));
             }
             if take(&inner.records, 1, inner.most_records) {
-                let row = Row::claimed(claim, inner.next_fence(), now);
-                let grant = row.grant();
-                shard.lower(row.due());
+                let record = StoredRecord::claimed(claim, inner.next_fence(), now);
+                let grant = record.grant();
+                shard.lower(&record);
                 let name = name.clone();
-                let entry = Box::new(Entry { name, row });
+                let entry = Box::new(Entry { name, record });
                 table.insert_unique(hash, Slot { hash, entry }, |slot| slot.hash);
                 return Ok(Claimed::Acquired(grant));
             }
@@ -357,65 +310,42 @@ impl Store for MemoryStore {
         let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
             return Ok(None);
         };
-        let row = &mut slot.entry.row;
-        let bytes = row.kept_bytes();
-        let grant = row.reclaim(seen, reclaim_as, claim, inner.next_fence(), inner.now());
-        shard.lower(row.due());
-        inner.give_back(0, bytes - row.kept_bytes());
+        let record = &mut slot.entry.record;
+        let bytes = record.response_len();
+        let grant = record.reclaim(seen, reclaim_as, claim, inner.next_fence(), inner.now());
+        shard.lower(record);
+        inner.give_back(0, bytes - record.response_len());
         Ok(grant)
     }
 
-    async fn renew(
+    async fn transition(
         &self,
         name: &RecordName,
-        token: Token,
-        lease: Duration,
+        transition: Transition<'_>,
     ) -> Result<Transitioned, StoreError> {
         let inner = &*self.inner;
-        Ok(inner.transition(name, |row| row.renew(token, lease, inner.now())))
-    }
-
-    async fn complete(
-        &self,
-        name: &RecordName,
-        token: Token,
-        completion: &Completion,
-    ) -> Result<Transitioned, StoreError> {
-        let inner = &*self.inner;
-        inner.transition_that_keeps(name, |row| row.complete(token, completion, inner.now()))
-    }
-
-    async fn release(
-        &self,
-        name: &RecordName,
-        token: Token,
-        release: Release,
-    ) -> Result<Transitioned, StoreError> {
-        Ok(self
-            .inner
-            .transition(name, |row| row.release(token, release)))
-    }
-
-    async fn mark_unknown(
-        &self,
-        name: &RecordName,
-        marked_by: MarkedBy,
-        retention: Duration,
-    ) -> Result<Transitioned, StoreError> {
-        let inner = &*self.inner;
-        Ok(inner.transition(name, |row| {
-            row.mark_unknown(marked_by, retention, inner.now())
-        }))
-    }
-
-    async fn resolve(
-        &self,
-        name: &RecordName,
-        seen: Fence,
-        resolution: &Resolution,
-    ) -> Result<Transitioned, StoreError> {
-        let inner = &*self.inner;
-        inner.transition_that_keeps(name, |row| row.resolve(seen, resolution, inner.now()))
+        let (shard, hash) = inner.shard(name);
+        loop {
+            let mut table = shard.lock();
+            let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) else {
+                return Ok(Transitioned::Superseded);
+            };
+            let record = &mut slot.entry.record;
+            let mut next = record.clone();
+            let transitioned = next.apply(transition, inner.now());
+            // A repeated or superseded call needs no room, and is answered by a full
+            // store too.
+            let more = next.response_len() - record.response_len();
+            if take(&inner.bytes, more, inner.most_bytes) {
+                *record = next;
+                shard.lower(record);
+                return Ok(transitioned);
+            }
+            drop(table);
+            if !inner.make_room() {
+                return Err(StoreError::full("the bound on bytes of the memory store"));
+            }
+        }
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -423,7 +353,7 @@ impl Store for MemoryStore {
         let (shard, hash) = inner.shard(name);
         let table = shard.lock();
         let slot = table.find(hash, |slot| slot.is(hash, name));
-        Ok(slot.map(|slot| slot.entry.row.snapshot(inner.now())))
+        Ok(slot.map(|slot| slot.entry.record.read(inner.now())))
     }
 
     /// In the order of the shards, and of the names in each.
@@ -445,7 +375,7 @@ impl Store for MemoryStore {
             let left = table.iter().map(|slot| &*slot.entry);
             let mut chosen: Vec<_> = left
                 .filter(|entry| is_left(&entry.name))
-                .map(|entry| (&entry.name, entry.row.snapshot(now)))
+                .map(|entry| (&entry.name, entry.record.read(now)))
                 .filter(|(_, record)| is_chosen(filter, record))
                 .collect();
             chosen.sort_unstable_by_key(|(name, _)| *name);
@@ -453,7 +383,7 @@ impl Store for MemoryStore {
                 records.push((name.clone(), record));
                 if records.len() == limit {
                     let next = Some(name.clone());
-                    return Ok(Page::new(records, next));
+                    return Ok(Page { records, next });
                 }
             }
             examined += table.len();
@@ -461,10 +391,13 @@ impl Store for MemoryStore {
                 && let Some(last) = table.iter().map(|slot| &slot.entry.name).max()
             {
                 let next = Some(last.clone());
-                return Ok(Page::new(records, next));
+                return Ok(Page { records, next });
             }
         }
-        Ok(Page::new(records, None))
+        Ok(Page {
+            records,
+            next: None,
+        })
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
@@ -472,9 +405,9 @@ impl Store for MemoryStore {
         let (shard, hash) = inner.shard(name);
         let mut table = shard.lock();
         match table.find_entry(hash, |slot| slot.is(hash, name)) {
-            Ok(found) if found.get().entry.row.fence() == seen => {
+            Ok(found) if found.get().entry.record.grant().fence == seen => {
                 let (slot, _) = found.remove();
-                inner.give_back(1, slot.entry.row.kept_bytes());
+                inner.give_back(1, slot.entry.record.response_len());
                 Ok(Transitioned::Applied)
             }
             _ => Ok(Transitioned::Superseded),
@@ -501,19 +434,12 @@ impl Store for MemoryStore {
             if mem::replace(&mut has_swept, true) {
                 yield_now().await;
             }
-            inner.sweep(shard, |row| {
+            inner.sweep(shard, |record| {
                 if purged.touched() >= u64::from(limit) {
-                    return Sweep::Kept;
+                    return Swept::Kept;
                 }
-                let swept = row.sweep(unknown_retention, now);
-                match swept {
-                    Sweep::Kept => {}
-                    Sweep::MarkedUnknown => purged.marked_unknown += 1,
-                    Sweep::Due { unknown } => {
-                        purged.removed += 1;
-                        purged.removed_unknown += u64::from(unknown);
-                    }
-                }
+                let swept = record.sweep(unknown_retention, now);
+                purged.add(swept);
                 swept
             });
         }

@@ -36,18 +36,18 @@
 //! # }
 //! ```
 
+mod types;
 mod error;
-mod memory;
-#[cfg(feature = "postgres")]
-mod postgres;
 mod dyn_store;
+mod sweep;
+pub mod transition;
+mod memory;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) mod sql;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-mod sweep;
-pub(crate) mod transition;
-mod types;
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub use self::{
     sweep::{SweepReport, Sweeper, SweeperHandle},
     types::{
         Claim, Claimed, Completion, Fence, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs,
-        Record, RecordState, Release, Resolution, Token, Transitioned,
+        Record, RecordState, Release, Resolution, Token, Transition, Transitioned,
     },
 };
 use crate::RecordName;
@@ -132,65 +132,15 @@ pub trait Store: Send + Sync + 'static {
         claim: &Claim,
     ) -> impl Future<Output = Result<Option<Grant>, StoreError>> + Send;
 
-    /// Extends the lease of the claim in progress with this token to `lease`
-    /// from now, even if it has lapsed.
-    fn renew(
-        &self,
-        name: &RecordName,
-        token: Token,
-        lease: Duration,
-    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
-
-    /// Keeps the response of the claim with this token, if it is the last one
-    /// granted and is in progress or unknown; a lapsed lease does not matter.
+    /// Makes one transition of the last claim of a record.
     ///
-    /// Durable when it returns. Completing again with the same token is
-    /// [`Transitioned::Applied`] and changes nothing.
-    fn complete(
+    /// The methods named like the variants of [`Transition`] make one each, and say
+    /// what is promised. [`StoredRecord::apply`](transition::StoredRecord::apply) is
+    /// all of them as a pure function.
+    fn transition(
         &self,
         name: &RecordName,
-        token: Token,
-        completion: &Completion,
-    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
-
-    /// Gives the claim in progress with this token back, so that a retry runs;
-    /// the record stays, for as long as its claim has set. Kept as
-    /// [`Release::SameRequest`] whatever was asked, if the record counts
-    /// [`takeovers`](Record::takeovers): a run before may have had its effect.
-    /// Releasing again with the same token is [`Transitioned::Applied`] and
-    /// changes nothing.
-    fn release(
-        &self,
-        name: &RecordName,
-        token: Token,
-        release: Release,
-    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
-
-    /// Marks a record in progress as unknown, for `retention` from now.
-    ///
-    /// By its owner at any time, or by anybody who saw its lease lapse. Marking
-    /// again is [`Transitioned::Applied`] and changes nothing.
-    fn mark_unknown(
-        &self,
-        name: &RecordName,
-        marked_by: MarkedBy,
-        retention: Duration,
-    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
-
-    /// Ends an unknown record that is still the one seen with the fence `seen`,
-    /// by the word of an operator, of a hook, or of a layer whose claim never ran;
-    /// expired or not.
-    ///
-    /// Once it [`Happened`](Resolution::Happened), the last claim's token is
-    /// good for nothing: an owner that was alive after all finds itself
-    /// superseded, and shows what was resolved.
-    ///
-    /// There is no token to show: where an answer got lost, read the record.
-    fn resolve(
-        &self,
-        name: &RecordName,
-        seen: Fence,
-        resolution: &Resolution,
+        transition: Transition<'_>,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
 
     /// The record as it is now, expired or not.
@@ -239,4 +189,79 @@ pub trait Store: Send + Sync + 'static {
         limit: u32,
         unknown_retention: Duration,
     ) -> impl Future<Output = Result<Purged, StoreError>> + Send;
+
+    /// Extends the lease of the claim in progress with this token to `lease`
+    /// from now, even if it has lapsed.
+    fn renew(
+        &self,
+        name: &RecordName,
+        token: Token,
+        lease: Duration,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        self.transition(name, Transition::Renew { token, lease })
+    }
+
+    /// Keeps the response of the claim with this token, if it is the last one
+    /// granted and is in progress or unknown; a lapsed lease does not matter.
+    ///
+    /// Durable when it returns. Completing again with the same token is
+    /// [`Transitioned::Applied`] and changes nothing.
+    fn complete(
+        &self,
+        name: &RecordName,
+        token: Token,
+        completion: &Completion,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        self.transition(name, Transition::Complete { token, completion })
+    }
+
+    /// Gives the claim in progress with this token back, so that a retry runs;
+    /// the record stays, for as long as its claim has set. Kept as
+    /// [`Release::SameRequest`] whatever was asked, if the record counts
+    /// [`takeovers`](Record::takeovers): a run before may have had its effect.
+    /// Releasing again with the same token is [`Transitioned::Applied`] and
+    /// changes nothing.
+    fn release(
+        &self,
+        name: &RecordName,
+        token: Token,
+        release: Release,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        self.transition(name, Transition::Release { token, release })
+    }
+
+    /// Marks a record in progress as unknown, for `retention` from now.
+    ///
+    /// By its owner at any time, or by anybody who saw its lease lapse. Marking
+    /// again is [`Transitioned::Applied`] and changes nothing.
+    fn mark_unknown(
+        &self,
+        name: &RecordName,
+        marked_by: MarkedBy,
+        retention: Duration,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        let mark = Transition::MarkUnknown {
+            marked_by,
+            retention,
+        };
+        self.transition(name, mark)
+    }
+
+    /// Ends an unknown record that is still the one seen with the fence `seen`,
+    /// by the word of an operator, of a hook, or of a layer whose claim never ran;
+    /// expired or not.
+    ///
+    /// Once it [`Happened`](Resolution::Happened), the last claim's token is
+    /// good for nothing: an owner that was alive after all finds itself
+    /// superseded, and shows what was resolved.
+    ///
+    /// There is no token to show: where an answer got lost, read the record.
+    fn resolve(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        resolution: &Resolution,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        self.transition(name, Transition::Resolve { seen, resolution })
+    }
 }

@@ -1,52 +1,81 @@
-//! The life of one record, as a pure function of its state and the time.
+//! The life of one record as a pure function of its state and the time.
 //!
-//! Each method is one transition with its guard. The memory store runs them
-//! under its lock; the SQL stores say the same in `WHERE` clauses.
+//! A [`StoredRecord`] is what a store keeps under a name. Its methods are the
+//! transitions of the [`Store`](super::Store) contract, with their guards. A store
+//! loads the record, calls one method, and keeps what the method has left, all in one
+//! atomic step: under a lock, or by a compare-and-swap that is tried again from the
+//! start if it fails.
+//!
+//! Nothing here reads a clock. Each method takes `now`, the time on the store's clock
+//! since an origin of its choice, such as 1970 or the start of the process. The origin
+//! must not change while there are records.
+//!
+//! ```
+//! use std::time::Duration;
+//! use tower_idempotency::{
+//!     Fence, Fingerprint,
+//!     store::{Claim, Completion, RecordState, Transition, Transitioned, transition::StoredRecord},
+//! };
+//!
+//! let hour = Duration::from_secs(3600);
+//! let claim = Claim::new(Fingerprint::from_bytes([0; Fingerprint::LENGTH]), hour, hour);
+//! let now = Duration::ZERO;
+//! let mut record = StoredRecord::claimed(&claim, Fence::from(1), now);
+//!
+//! let completion = Completion::new("the encoded response".into(), hour, hour);
+//! let complete = Transition::Complete { token: claim.token, completion: &completion };
+//! assert_eq!(record.apply(complete, now), Transitioned::Applied);
+//! assert!(matches!(record.read(now).state, RecordState::Completed { .. }));
+//! ```
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use bytes::Bytes;
 
-use crate::{
-    Fence, Fingerprint, OperationId, Token,
-    store::{
-        Claim, Completion, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution,
-        Transitioned,
-    },
+use super::{
+    Claim, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution, Transition,
+    Transitioned,
 };
+use crate::{Fence, Fingerprint, OperationId, Token};
 
-/// The token of a record that was resolved: an owner that was alive after all
-/// has lost it.
-pub(crate) const NOBODYS: Token = Token::from_bytes([0; 16]);
+/// The token of a record that was resolved as happened. No claim has it.
+pub(crate) const NO_OWNER: Token = Token::from_bytes([0; 16]);
 
-/// A moment on the store's clock, as the time since its start.
-pub(crate) type Moment = Duration;
-
-/// One record that exists.
-#[derive(Clone, Debug)]
-pub(crate) struct Row {
+/// A record as a store keeps it, with moments on the store's clock.
+///
+/// There is no value for an absent record: [`claimed`](Self::claimed) makes the
+/// first one of a name, and after [`Swept::Remove`] or a
+/// [`forget`](super::Store::forget) there is none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredRecord {
     operation: OperationId,
     fence: Fence,
     attempt: u32,
     takeovers: u32,
     fingerprint: Fingerprint,
     token: Token,
-    claimed_at: Moment,
-    expires_at: Moment,
+    claimed_at: Duration,
+    expires_at: Duration,
     state: State,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq)]
 enum State {
-    InProgress { lease_until: Moment },
+    InProgress { lease_until: Duration },
     Completed { response: Bytes },
     Unknown,
     Released(Release),
 }
 
-impl Row {
-    /// Absent → in progress.
-    pub(crate) fn claimed(claim: &Claim, fence: Fence, now: Moment) -> Self {
+impl StoredRecord {
+    /// The record of a first claim: in progress, attempt 1.
+    ///
+    /// Keep it only if the name has no record. `fence` must be larger than every
+    /// fence that this name ever had, also those of records that were removed. A
+    /// crash right after the record is kept leaves it in progress, and its lease
+    /// lapses.
+    #[must_use]
+    pub fn claimed(claim: &Claim, fence: Fence, now: Duration) -> Self {
         Self {
             operation: claim.operation,
             fence,
@@ -62,15 +91,19 @@ impl Row {
         }
     }
 
-    /// Lapsed, released or expired → in progress. `next` is the store's next
-    /// fence; the grant's is larger than the last one too.
-    pub(crate) fn reclaim(
+    /// Claims the record again. Returns `None`, and changes nothing, unless `seen`
+    /// is its fence and its state is the one that `reclaim_as` names.
+    ///
+    /// `next` is a fence of the store's that was drawn after the record was read. The
+    /// grant has this fence, or the one after the record's if that is larger. A crash
+    /// right after the record is kept leaves it in progress, and its lease lapses.
+    pub fn reclaim(
         &mut self,
         seen: Fence,
         reclaim_as: ReclaimAs,
         claim: &Claim,
         next: Fence,
-        now: Moment,
+        now: Duration,
     ) -> Option<Grant> {
         let expired = self.has_expired(now);
         let allowed = match (&self.state, reclaim_as) {
@@ -85,16 +118,16 @@ impl Row {
         if !allowed || self.fence != seen {
             return None;
         }
-        let fence = next.max(Fence::new(self.fence.get() + 1));
         let (operation, attempt, takeovers) = match reclaim_as {
             ReclaimAs::Takeover | ReclaimAs::Rerun => {
                 (self.operation, self.attempt + 1, self.takeovers + 1)
             }
             ReclaimAs::Reconcile => (self.operation, self.attempt, self.takeovers),
-            // An answer ends the row of unknown outcomes, and does not undo them.
+            // A release does not undo the run before it, whose outcome is unknown.
             ReclaimAs::Retry => (self.operation, self.attempt + 1, self.takeovers.min(1)),
             ReclaimAs::Replace | ReclaimAs::Expired => (claim.operation, 1, 0),
         };
+        let fence = next.max(Fence::from(self.fence.get() + 1));
         *self = Self {
             operation,
             attempt,
@@ -104,156 +137,151 @@ impl Row {
         Some(self.grant())
     }
 
-    pub(crate) fn renew(&mut self, token: Token, lease: Duration, now: Moment) -> Transitioned {
-        match &mut self.state {
-            State::InProgress { lease_until } if self.token == token => {
-                *lease_until = now.saturating_add(lease);
-                Transitioned::Applied
+    /// Makes one transition of the last claim.
+    ///
+    /// [`Superseded`](Transitioned::Superseded) if its token or fence is another, or
+    /// the record is in a state in which the transition is not allowed. The record is
+    /// then as it was. It is also as it was if the transition was made before: the
+    /// answer is [`Applied`](Transitioned::Applied), as the first one was.
+    pub fn apply(&mut self, transition: Transition<'_>, now: Duration) -> Transitioned {
+        let is_last_claim = match transition {
+            Transition::Renew { token, .. }
+            | Transition::Complete { token, .. }
+            | Transition::Release { token, .. }
+            | Transition::MarkUnknown {
+                marked_by: MarkedBy::Owner(token),
+                ..
+            } => self.token == token,
+            Transition::MarkUnknown {
+                marked_by: MarkedBy::Lapsed(seen),
+                ..
             }
-            _ => Transitioned::Superseded,
+            | Transition::Resolve { seen, .. } => self.fence == seen,
+        };
+        if !is_last_claim {
+            return Transitioned::Superseded;
         }
-    }
-
-    pub(crate) fn complete(
-        &mut self,
-        token: Token,
-        completion: &Completion,
-        now: Moment,
-    ) -> Transitioned {
-        match self.state {
-            _ if self.token != token => Transitioned::Superseded,
-            State::InProgress { .. } | State::Unknown => {
-                self.state = State::Completed {
-                    response: completion.response.clone(),
-                };
+        match (transition, &self.state) {
+            (Transition::Complete { .. }, State::Completed { .. })
+            | (Transition::Release { .. }, State::Released(_))
+            | (Transition::MarkUnknown { .. }, State::Unknown) => {}
+            (Transition::Renew { lease, .. }, State::InProgress { .. }) => {
+                let lease_until = now.saturating_add(lease);
+                self.state = State::InProgress { lease_until };
+            }
+            (
+                Transition::Complete { completion, .. },
+                State::InProgress { .. } | State::Unknown,
+            ) => {
                 self.expires_at = self
                     .claimed_at
                     .saturating_add(completion.retention)
                     .max(now.saturating_add(completion.at_least));
-                Transitioned::Applied
+                let response = completion.response.clone();
+                self.state = State::Completed { response };
             }
-            State::Completed { .. } => Transitioned::Applied,
-            State::Released(_) => Transitioned::Superseded,
-        }
-    }
-
-    pub(crate) fn release(&mut self, token: Token, release: Release) -> Transitioned {
-        match self.state {
-            _ if self.token != token => Transitioned::Superseded,
-            State::InProgress { .. } => {
+            (Transition::Release { release, .. }, State::InProgress { .. }) => {
                 self.state = State::Released(match self.takeovers {
                     0 => release,
                     // A run before may have had its effect: another request
                     // would repeat it under keys of its own.
                     _ => Release::SameRequest,
                 });
-                Transitioned::Applied
             }
-            State::Released(_) => Transitioned::Applied,
-            State::Completed { .. } | State::Unknown => Transitioned::Superseded,
+            (
+                Transition::MarkUnknown {
+                    marked_by,
+                    retention,
+                },
+                State::InProgress { .. },
+            ) if matches!(marked_by, MarkedBy::Owner(_)) || self.has_lapsed(now) => {
+                self.mark_unknown(retention, now);
+            }
+            (Transition::Resolve { resolution, .. }, State::Unknown) => match resolution {
+                Resolution::Happened { response, at_least } => {
+                    self.token = NO_OWNER;
+                    self.expires_at = self.expires_at.max(now.saturating_add(*at_least));
+                    let response = response.clone();
+                    self.state = State::Completed { response };
+                }
+                Resolution::DidNotHappen => {
+                    self.takeovers = 0;
+                    self.state = State::Released(Release::SameRequest);
+                }
+            },
+            _ => return Transitioned::Superseded,
         }
+        Transitioned::Applied
     }
 
-    pub(crate) fn mark_unknown(
-        &mut self,
-        marked_by: MarkedBy,
-        retention: Duration,
-        now: Moment,
-    ) -> Transitioned {
-        let known = match marked_by {
-            MarkedBy::Owner(token) => self.token == token,
-            MarkedBy::Lapsed(seen) => self.fence == seen,
-        };
-        let allowed = matches!(marked_by, MarkedBy::Owner(_)) || self.has_lapsed(now);
+    /// Does what a sweep does with the record, and returns what that is.
+    ///
+    /// Does nothing before [`sweep_after`](Self::sweep_after) has passed.
+    pub fn sweep(&mut self, unknown_retention: Duration, now: Duration) -> Swept {
         match self.state {
-            State::InProgress { .. } if known && allowed => {
-                self.state = State::Unknown;
-                self.expires_at = now.saturating_add(retention);
-                Transitioned::Applied
-            }
-            State::Unknown if known => Transitioned::Applied,
-            _ => Transitioned::Superseded,
-        }
-    }
-
-    pub(crate) fn resolve(
-        &mut self,
-        seen: Fence,
-        resolution: &Resolution,
-        now: Moment,
-    ) -> Transitioned {
-        match self.state {
-            State::Unknown if self.fence == seen => {
-                self.state = match resolution {
-                    Resolution::Happened { response, at_least } => {
-                        self.token = NOBODYS;
-                        self.expires_at = self.expires_at.max(now.saturating_add(*at_least));
-                        State::Completed {
-                            response: response.clone(),
-                        }
-                    }
-                    Resolution::DidNotHappen => {
-                        self.takeovers = 0;
-                        State::Released(Release::SameRequest)
-                    }
-                };
-                Transitioned::Applied
-            }
-            _ => Transitioned::Superseded,
-        }
-    }
-
-    /// What a sweep does with this record.
-    pub(crate) fn sweep(&mut self, unknown_retention: Duration, now: Moment) -> Sweep {
-        match self.state {
-            _ if !self.has_expired(now) => Sweep::Kept,
+            _ if !self.has_expired(now) => Swept::Kept,
             State::InProgress { .. } if self.has_lapsed(now) => {
-                self.state = State::Unknown;
-                self.expires_at = now.saturating_add(unknown_retention);
-                Sweep::MarkedUnknown
+                self.mark_unknown(unknown_retention, now);
+                Swept::MarkedUnknown
             }
-            State::InProgress { .. } => Sweep::Kept,
-            State::Unknown => Sweep::Due { unknown: true },
-            State::Completed { .. } | State::Released(_) => Sweep::Due { unknown: false },
+            State::InProgress { .. } => Swept::Kept,
+            State::Unknown => Swept::Remove { unknown: true },
+            State::Completed { .. } | State::Released(_) => Swept::Remove { unknown: false },
         }
     }
 
-    /// From when on a sweep has something to do with this record.
-    pub(crate) fn due(&self) -> Due {
+    /// The last moment at which a sweep has nothing to do with the record, if nothing
+    /// changes it: the key of an index for sweeps.
+    ///
+    /// A store that removes records by itself, for example by a time to live, must
+    /// not do so before a sweep has seen the record.
+    #[must_use]
+    pub fn sweep_after(&self) -> Duration {
         match self.state {
-            State::InProgress { lease_until } => Due::Marking(self.expires_at.max(lease_until)),
-            _ => Due::Removal(self.expires_at),
+            State::InProgress { lease_until } => self.expires_at.max(lease_until),
+            _ => self.expires_at,
         }
     }
 
-    pub(crate) fn fence(&self) -> Fence {
-        self.fence
+    /// Whether the last claim is in progress, lapsed or not.
+    #[must_use]
+    pub fn is_in_progress(&self) -> bool {
+        matches!(self.state, State::InProgress { .. })
     }
 
-    pub(crate) fn grant(&self) -> Grant {
-        Grant::new(self.operation, self.fence, self.attempt)
-    }
-
-    /// The bytes that a completed record keeps.
-    pub(crate) fn kept_bytes(&self) -> usize {
+    /// The length of the recorded response in bytes; 0 unless the record is completed.
+    #[must_use]
+    pub fn response_len(&self) -> usize {
         match &self.state {
             State::Completed { response } => response.len(),
             _ => 0,
         }
     }
 
-    pub(crate) fn snapshot(&self, now: Moment) -> Record {
-        let left = |until: Moment| (until >= now).then(|| until.saturating_sub(now));
-        Record::new(
-            self.operation,
-            self.fence,
-            self.attempt,
-            self.takeovers,
-            self.fingerprint,
-            self.token,
-            now.saturating_sub(self.claimed_at),
-            left(self.expires_at),
-            match &self.state {
+    /// What the last claim was granted.
+    #[must_use]
+    pub fn grant(&self) -> Grant {
+        Grant {
+            operation: self.operation,
+            fence: self.fence,
+            attempt: self.attempt,
+        }
+    }
+
+    /// The record as [`Store::read`](super::Store::read) shows it at `now`.
+    #[must_use]
+    pub fn read(&self, now: Duration) -> Record {
+        let left = |until: Duration| until.checked_sub(now);
+        Record {
+            operation: self.operation,
+            fence: self.fence,
+            attempt: self.attempt,
+            takeovers: self.takeovers,
+            fingerprint: self.fingerprint,
+            token: self.token,
+            age: now.saturating_sub(self.claimed_at),
+            expires_in: left(self.expires_at),
+            state: match &self.state {
                 State::InProgress { lease_until } => RecordState::InProgress {
                     lease_left: left(*lease_until),
                 },
@@ -263,57 +291,279 @@ impl Row {
                 State::Unknown => RecordState::Unknown,
                 State::Released(release) => RecordState::Released(*release),
             },
-        )
+        }
     }
 
-    fn has_expired(&self, now: Moment) -> bool {
+    fn mark_unknown(&mut self, retention: Duration, now: Duration) {
+        self.state = State::Unknown;
+        self.expires_at = now.saturating_add(retention);
+    }
+
+    fn has_expired(&self, now: Duration) -> bool {
         self.expires_at < now
     }
 
-    fn has_lapsed(&self, now: Moment) -> bool {
+    fn has_lapsed(&self, now: Duration) -> bool {
         matches!(self.state, State::InProgress { lease_until } if lease_until < now)
     }
 }
 
-/// When a sweep is due, and for what.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Due {
-    /// It becomes unknown after this moment.
-    Marking(Moment),
-    /// It is removed after this moment.
-    Removal(Moment),
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InProgress { lease_until } => f
+                .debug_struct("InProgress")
+                .field("lease_until", lease_until)
+                .finish(),
+            Self::Completed { response } => write!(f, "Completed({} bytes)", response.len()),
+            Self::Unknown => f.write_str("Unknown"),
+            Self::Released(release) => f.debug_tuple("Released").field(release).finish(),
+        }
+    }
 }
 
-/// What a sweep does with a record.
+/// What a sweep did with a record.
+///
+/// Exhaustive on purpose: a store removes the record or keeps it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sweep {
+pub enum Swept {
+    /// Nothing: it has not expired, or its owner has a live lease.
     Kept,
+    /// It had expired in progress, its lease has lapsed, and it is unknown now. Keep
+    /// it as it is now.
     MarkedUnknown,
-    Due { unknown: bool },
+    /// It has expired. Remove it.
+    Remove {
+        /// Whether its outcome was still unknown.
+        unknown: bool,
+    },
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::Completion;
+
+    /// Each call in each state: what the record becomes, `=` if it was so before and
+    /// stays, and `–` if the call is refused.
+    const TABLE: &str = "\
+| call | expired | live | lapsed | completed | unknown | released | free |
+|---|---|---|---|---|---|---|---|
+| `Renew` | either | live | live | – | – | – | – |
+| `Complete` | either | completed | completed | = | completed | – | – |
+| `Release(SameRequest)` | either | released | released | – | – | = | = |
+| `Release(AnyRequest)` | either | free | free | – | – | = | = |
+| `MarkUnknown(Owner)` | either | unknown | unknown | – | = | – | – |
+| `MarkUnknown(Lapsed)` | either | – | unknown | – | = | – | – |
+| `Resolve(Happened)` | either | – | – | – | completed | – | – |
+| `Resolve(DidNotHappen)` | either | – | – | – | released | – | – |
+| `Takeover` | either | – | live | – | – | – | – |
+| `Rerun` | no | – | – | – | live | – | – |
+| `Reconcile` | no | – | – | – | live | – | – |
+| `Retry` | no | – | – | – | – | live | live |
+| `Replace` | no | – | – | – | – | – | live |
+| `Expired` | yes | – | live | live | live | live | live |
+| sweep | yes | – | unknown | removed | removed | removed | removed |
+";
+
+    const STATES: [&str; 6] = ["live", "lapsed", "completed", "unknown", "released", "free"];
+    const NOW: Duration = Duration::from_secs(10);
+    const SHORT: Duration = Duration::from_secs(1);
+    const HOUR: Duration = Duration::from_secs(3600);
+    static LATE: Completion = Completion {
+        response: Bytes::from_static(b"late"),
+        retention: HOUR,
+        at_least: HOUR,
+    };
+    static FOUND: Resolution = Resolution::Happened {
+        response: Bytes::from_static(b"found"),
+        at_least: HOUR,
+    };
+
+    #[derive(Clone, Copy)]
+    enum Call {
+        Apply(fn(&Claim, Fence) -> Transition<'static>),
+        Reclaim(ReclaimAs),
+        Sweep,
+    }
 
     #[test]
-    fn what_is_kept_for_ever_is_kept() {
-        let for_ever = Duration::MAX;
+    fn each_call_in_each_state_does_as_documented() {
+        let calls: [(&str, Call); 15] = [
+            (
+                "`Renew`",
+                Call::Apply(|claim, _| Transition::Renew {
+                    token: claim.token,
+                    lease: HOUR,
+                }),
+            ),
+            (
+                "`Complete`",
+                Call::Apply(|claim, _| Transition::Complete {
+                    token: claim.token,
+                    completion: &LATE,
+                }),
+            ),
+            (
+                "`Release(SameRequest)`",
+                Call::Apply(|claim, _| release(claim, Release::SameRequest)),
+            ),
+            (
+                "`Release(AnyRequest)`",
+                Call::Apply(|claim, _| release(claim, Release::AnyRequest)),
+            ),
+            (
+                "`MarkUnknown(Owner)`",
+                Call::Apply(|claim, _| mark(MarkedBy::Owner(claim.token), HOUR)),
+            ),
+            (
+                "`MarkUnknown(Lapsed)`",
+                Call::Apply(|_, seen| mark(MarkedBy::Lapsed(seen), HOUR)),
+            ),
+            (
+                "`Resolve(Happened)`",
+                Call::Apply(|_, seen| Transition::Resolve {
+                    seen,
+                    resolution: &FOUND,
+                }),
+            ),
+            (
+                "`Resolve(DidNotHappen)`",
+                Call::Apply(|_, seen| Transition::Resolve {
+                    seen,
+                    resolution: &Resolution::DidNotHappen,
+                }),
+            ),
+            ("`Takeover`", Call::Reclaim(ReclaimAs::Takeover)),
+            ("`Rerun`", Call::Reclaim(ReclaimAs::Rerun)),
+            ("`Reconcile`", Call::Reclaim(ReclaimAs::Reconcile)),
+            ("`Retry`", Call::Reclaim(ReclaimAs::Retry)),
+            ("`Replace`", Call::Reclaim(ReclaimAs::Replace)),
+            ("`Expired`", Call::Reclaim(ReclaimAs::Expired)),
+            ("sweep", Call::Sweep),
+        ];
+        let mut table: Vec<String> = TABLE.lines().take(2).map(str::to_owned).collect();
+        for (name, call) in calls {
+            let live = STATES.map(|state| effect(call, state, HOUR));
+            let expired = STATES.map(|state| effect(call, state, SHORT));
+            let nothing = ["–"; 6];
+            let (when, effects) = match () {
+                () if live == expired => ("either", live),
+                () if expired == nothing => ("no", live),
+                () if live == nothing => ("yes", expired),
+                () => panic!("{name}: {live:?}, and expired {expired:?}"),
+            };
+            table.push(format!("| {name} | {when} | {} |", effects.join(" | ")));
+        }
+        assert_eq!(table.join("\n") + "\n", TABLE);
+    }
+
+    /// What a call makes of a record in this state. No call does anything with the
+    /// token or fence of another claim.
+    fn effect(call: Call, state: &'static str, retention: Duration) -> &'static str {
+        let (claim, before) = record(state, retention);
+        let seen = before.grant().fence;
+        let strange = Fence::from(seen.get() + 1);
+        let mut after = before.clone();
+        let applied = match call {
+            Call::Apply(transition) => {
+                let stranger = new_claim(HOUR, HOUR);
+                let refused = after.apply(transition(&stranger, strange), NOW);
+                assert_eq!((refused, &after), (Transitioned::Superseded, &before));
+                after.apply(transition(&claim, seen), NOW) == Transitioned::Applied
+            }
+            Call::Reclaim(reclaim_as) => {
+                let claim = new_claim(HOUR, HOUR);
+                let refused = after.reclaim(strange, reclaim_as, &claim, strange, NOW);
+                assert_eq!((refused, &after), (None, &before));
+                let granted = after.reclaim(seen, reclaim_as, &claim, Fence::from(0), NOW);
+                assert!(granted.is_none_or(|grant| grant.fence > seen));
+                granted.is_some()
+            }
+            Call::Sweep => match after.sweep(HOUR, NOW) {
+                Swept::Kept => false,
+                Swept::MarkedUnknown => true,
+                Swept::Remove { unknown } => {
+                    assert_eq!(unknown, state == "unknown");
+                    return "removed";
+                }
+            },
+        };
+        assert!(applied || after == before, "a refused call changes nothing");
+        match after.read(NOW).state {
+            _ if !applied => "–",
+            _ if after == before => "=",
+            RecordState::InProgress { lease_left } => match lease_left {
+                Some(_) => "live",
+                None => "lapsed",
+            },
+            RecordState::Completed { .. } => "completed",
+            RecordState::Unknown => "unknown",
+            RecordState::Released(Release::SameRequest) => "released",
+            RecordState::Released(Release::AnyRequest) => "free",
+        }
+    }
+
+    /// A record in this state at [`NOW`], and its last claim.
+    fn record(state: &str, retention: Duration) -> (Claim, StoredRecord) {
+        let lease = if state == "lapsed" { SHORT } else { HOUR };
+        let claim = new_claim(lease, retention);
+        let mut record = StoredRecord::claimed(&claim, Fence::from(7), Duration::ZERO);
+        let completion = Completion::new("kept".into(), retention, Duration::ZERO);
+        let transition = match state {
+            "completed" => Transition::Complete {
+                token: claim.token,
+                completion: &completion,
+            },
+            "unknown" => mark(MarkedBy::Owner(claim.token), retention),
+            "released" => release(&claim, Release::SameRequest),
+            "free" => release(&claim, Release::AnyRequest),
+            _ => return (claim, record),
+        };
+        let applied = record.apply(transition, Duration::ZERO);
+        assert_eq!(applied, Transitioned::Applied);
+        (claim, record)
+    }
+
+    fn new_claim(lease: Duration, retention: Duration) -> Claim {
         let fingerprint = Fingerprint::from_bytes([0; Fingerprint::LENGTH]);
-        let claim = Claim::new(fingerprint, for_ever, for_ever);
-        let now = Moment::from_secs(1);
-        let mut row = Row::claimed(&claim, Fence::new(1), now);
-        assert_eq!(row.renew(claim.token, for_ever, now), Transitioned::Applied);
-        let marked_by = MarkedBy::Owner(claim.token);
-        assert_eq!(
-            row.mark_unknown(marked_by, for_ever, now),
-            Transitioned::Applied
-        );
+        Claim::new(fingerprint, lease, retention)
+    }
+
+    fn release(claim: &Claim, release: Release) -> Transition<'static> {
+        Transition::Release {
+            token: claim.token,
+            release,
+        }
+    }
+
+    fn mark(marked_by: MarkedBy, retention: Duration) -> Transition<'static> {
+        Transition::MarkUnknown {
+            marked_by,
+            retention,
+        }
+    }
+
+    #[test]
+    fn durations_beyond_the_clock_are_kept() {
+        let for_ever = Duration::MAX;
+        let claim = new_claim(for_ever, for_ever);
+        let now = Duration::from_secs(1);
+        let mut record = StoredRecord::claimed(&claim, Fence::from(1), now);
         let completion = Completion::new(Bytes::new(), for_ever, for_ever);
-        assert_eq!(
-            row.complete(claim.token, &completion, now),
-            Transitioned::Applied
-        );
-        assert!(row.snapshot(now).expires_in.is_some());
+        for transition in [
+            Transition::Renew {
+                token: claim.token,
+                lease: for_ever,
+            },
+            mark(MarkedBy::Owner(claim.token), for_ever),
+            Transition::Complete {
+                token: claim.token,
+                completion: &completion,
+            },
+        ] {
+            assert_eq!(record.apply(transition, now), Transitioned::Applied);
+        }
+        assert!(record.read(now).expires_in.is_some());
     }
 }

@@ -5,6 +5,7 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use rand::RngExt as _;
 
+use super::transition::Swept;
 use crate::{Fingerprint, OperationId, RecordName};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
@@ -49,16 +50,16 @@ impl fmt::Debug for Token {
 pub struct Fence(u64);
 
 impl Fence {
-    /// The fence with this number.
-    #[must_use]
-    pub fn new(number: u64) -> Self {
-        Self(number)
-    }
-
     /// The number.
     #[must_use]
     pub fn get(self) -> u64 {
         self.0
+    }
+}
+
+impl From<u64> for Fence {
+    fn from(number: u64) -> Self {
+        Self(number)
     }
 }
 
@@ -114,9 +115,8 @@ pub enum Claimed {
     Vanished,
 }
 
-/// A claim that was granted.
+/// A claim that was granted. Stores make one with a literal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Grant {
     /// The operation: the claim's own, or that of the claims before it.
     pub operation: OperationId,
@@ -124,18 +124,6 @@ pub struct Grant {
     pub fence: Fence,
     /// Which try of the operation this is, from 1.
     pub attempt: u32,
-}
-
-impl Grant {
-    /// For the authors of stores.
-    #[must_use]
-    pub fn new(operation: OperationId, fence: Fence, attempt: u32) -> Self {
-        Self {
-            operation,
-            fence,
-            attempt,
-        }
-    }
 }
 
 /// In which state, and to what end, a record may be claimed again.
@@ -156,6 +144,52 @@ pub enum ReclaimAs {
     Replace,
     /// Expired, and not in progress with a live lease: a new operation.
     Expired,
+}
+
+/// A change of the record of the last claim, made by [`Store::transition`].
+///
+/// The methods of [`Store`] named like the variants say what each one promises.
+/// Exhaustive on purpose: a store that does not know one of them must not compile.
+///
+/// [`Store`]: super::Store
+/// [`Store::transition`]: super::Store::transition
+#[derive(Clone, Copy, Debug)]
+pub enum Transition<'a> {
+    /// See [`Store::renew`](super::Store::renew).
+    Renew {
+        /// The token of the claim.
+        token: Token,
+        /// How long the lease lasts from now.
+        lease: Duration,
+    },
+    /// See [`Store::complete`](super::Store::complete).
+    Complete {
+        /// The token of the claim.
+        token: Token,
+        /// What is kept, and for how long.
+        completion: &'a Completion,
+    },
+    /// See [`Store::release`](super::Store::release).
+    Release {
+        /// The token of the claim.
+        token: Token,
+        /// For whom the key is free.
+        release: Release,
+    },
+    /// See [`Store::mark_unknown`](super::Store::mark_unknown).
+    MarkUnknown {
+        /// The owner, or a caller that saw the lease lapse.
+        marked_by: MarkedBy,
+        /// How long the record is kept from now.
+        retention: Duration,
+    },
+    /// See [`Store::resolve`](super::Store::resolve).
+    Resolve {
+        /// The fence of the claim.
+        seen: Fence,
+        /// The outcome.
+        resolution: &'a Resolution,
+    },
 }
 
 /// Whether a transition was applied. To overlook a lost claim is a bug.
@@ -232,9 +266,9 @@ pub enum Resolution {
     DidNotHappen,
 }
 
-/// A record as the store saw it at one moment.
+/// A record as the store saw it at one moment. Stores make one with a literal, or
+/// from a [`StoredRecord`](super::transition::StoredRecord).
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub struct Record {
     /// The operation that the record stands for.
     pub operation: OperationId,
@@ -258,35 +292,6 @@ pub struct Record {
     pub expires_in: Option<Duration>,
     /// What became of the last claim.
     pub state: RecordState,
-}
-
-impl Record {
-    /// For the authors of stores.
-    #[must_use]
-    #[expect(clippy::too_many_arguments, reason = "one for each field")]
-    pub fn new(
-        operation: OperationId,
-        fence: Fence,
-        attempt: u32,
-        takeovers: u32,
-        fingerprint: Fingerprint,
-        token: Token,
-        age: Duration,
-        expires_in: Option<Duration>,
-        state: RecordState,
-    ) -> Self {
-        Self {
-            operation,
-            fence,
-            attempt,
-            takeovers,
-            fingerprint,
-            token,
-            age,
-            expires_in,
-            state,
-        }
-    }
 }
 
 /// What became of a record's last claim.
@@ -333,9 +338,8 @@ pub enum Filter {
     InProgressFor(Duration),
 }
 
-/// A page of a [list](Store::list).
+/// A page of a [list](super::Store::list). Stores make one with a literal.
 #[derive(Clone, Debug, Default)]
-#[non_exhaustive]
 pub struct Page {
     /// The records, in the order of the store. None of them has a response.
     pub records: Vec<(RecordName, Record)>,
@@ -343,17 +347,9 @@ pub struct Page {
     pub next: Option<RecordName>,
 }
 
-impl Page {
-    /// For the authors of stores.
-    #[must_use]
-    pub fn new(records: Vec<(RecordName, Record)>, next: Option<RecordName>) -> Self {
-        Self { records, next }
-    }
-}
-
-/// What one call of [`Store::purge_expired`] did.
+/// What one call of [`Store::purge_expired`](super::Store::purge_expired) did. Stores
+/// make one with a literal, or [add](Self::add) to an empty one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Purged {
     /// Records removed.
     pub removed: u64,
@@ -364,13 +360,15 @@ pub struct Purged {
 }
 
 impl Purged {
-    /// For the authors of stores.
-    #[must_use]
-    pub fn new(removed: u64, removed_unknown: u64, marked_unknown: u64) -> Self {
-        Self {
-            removed,
-            removed_unknown,
-            marked_unknown,
+    /// Counts one more record.
+    pub fn add(&mut self, swept: Swept) {
+        match swept {
+            Swept::Kept => {}
+            Swept::MarkedUnknown => self.marked_unknown += 1,
+            Swept::Remove { unknown } => {
+                self.removed += 1;
+                self.removed_unknown += u64::from(unknown);
+            }
         }
     }
 

@@ -8,10 +8,9 @@ use std::{
 };
 
 use tower_idempotency::{
-    Fence, RecordName, Store, StoreError, Token,
+    Fence, RecordName, Store, StoreError,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-        Release, Resolution, Transitioned,
+        Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, Transition, Transitioned,
     },
 };
 
@@ -240,53 +239,19 @@ impl<S: Store + Clone> Store for Faulty<S> {
         Self::under(fault, done).await
     }
 
-    async fn renew(
+    async fn transition(
         &self,
         name: &RecordName,
-        token: Token,
-        lease: Duration,
+        transition: Transition<'_>,
     ) -> Result<Transitioned, StoreError> {
-        self.around(Call::Renew, self.inner.renew(name, token, lease))
-            .await
-    }
-
-    async fn complete(
-        &self,
-        name: &RecordName,
-        token: Token,
-        completion: &Completion,
-    ) -> Result<Transitioned, StoreError> {
-        let done = self.inner.complete(name, token, completion);
-        self.around(Call::Complete, done).await
-    }
-
-    async fn release(
-        &self,
-        name: &RecordName,
-        token: Token,
-        release: Release,
-    ) -> Result<Transitioned, StoreError> {
-        self.around(Call::Release, self.inner.release(name, token, release))
-            .await
-    }
-
-    async fn mark_unknown(
-        &self,
-        name: &RecordName,
-        marked_by: MarkedBy,
-        retention: Duration,
-    ) -> Result<Transitioned, StoreError> {
-        let done = self.inner.mark_unknown(name, marked_by, retention);
-        self.around(Call::MarkUnknown, done).await
-    }
-
-    async fn resolve(
-        &self,
-        name: &RecordName,
-        seen: Fence,
-        resolution: &Resolution,
-    ) -> Result<Transitioned, StoreError> {
-        self.around(Call::Resolve, self.inner.resolve(name, seen, resolution))
+        let call = match transition {
+            Transition::Renew { .. } => Call::Renew,
+            Transition::Complete { .. } => Call::Complete,
+            Transition::Release { .. } => Call::Release,
+            Transition::MarkUnknown { .. } => Call::MarkUnknown,
+            Transition::Resolve { .. } => Call::Resolve,
+        };
+        self.around(call, self.inner.transition(name, transition))
             .await
     }
 

@@ -57,7 +57,7 @@ async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place
         .unwrap();
     let happened = happened(&RecordedResponse::new(found).unwrap());
     // Of another claim than the one that was seen, nothing is said.
-    let other = Fence::new(seen.get() + 1);
+    let other = Fence::from(seen.get() + 1);
     let resolved = store.resolve(&named("K"), other, &happened).await.unwrap();
     assert_eq!(resolved, Transitioned::Superseded);
     let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();

@@ -13,8 +13,6 @@
 //! `ORDERS=1000000 cargo test --release -p interleavings`. A failure prints
 //! its order, for `shuttle::replay`.
 
-#[path = "../../src/store/transition.rs"]
-mod transition;
 #[path = "../../src/flow/waiters.rs"]
 mod waiters;
 
@@ -22,11 +20,7 @@ mod waiters;
 #[expect(unreachable_pub, reason = "it is public where it belongs")]
 mod memory;
 
-mod store {
-    pub(crate) use tower_idempotency::store::*;
-
-    pub(crate) use crate::transition;
-}
+use tower_idempotency::store;
 
 mod sync {
     pub(crate) use shuttle::sync::{
@@ -71,15 +65,13 @@ use std::{env, time::Duration};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use shuttle::{check_pct, check_random, future::block_on, thread};
-use tower_idempotency::{
-    Fence, Fingerprint, Key, OperationId, RecordName, Scope, Store, StoreError, Token,
-};
+use tower_idempotency::{Fence, Fingerprint, Key, RecordName, Scope, Store, StoreError, Token};
 
 use self::{
     memory::MemoryStore,
     store::{
         Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-        RecordState, Release, Resolution, Transitioned,
+        RecordState, Release, Transition, Transitioned, transition,
     },
     sync::{Arc, AtomicUsize, Ordering},
     waiters::Waiters,

@@ -7,10 +7,9 @@
 //! says what happened. A host that is merely slow is one that does nothing for
 //! a while, so every zombie is in here.
 //!
-//! The transitions are not modelled: `src/store/transition.rs` is compiled into this
-//! test, and its [`Row`] is what the requests share. It needs nothing of the
-//! crate but public types, so nothing has to be exposed for it. What the
-//! requests do is modelled, in the order and with the decisions of the layer.
+//! The transitions are not modelled: the requests share a [`StoredRecord`] of the
+//! crate. What the requests do is modelled, in the order and with the decisions of
+//! the layer.
 //!
 //! Handlers come in two kinds. Those with *outside* effects have them in the
 //! middle of their run; those with *committed* effects have them in the
@@ -32,14 +31,6 @@
 //! requests, more faults (crashes, lost answers, late calls), more time, for
 //! as long as it takes.
 
-#[path = "../../src/store/transition.rs"]
-#[expect(dead_code, reason = "what the store does with it besides transitions")]
-mod transition;
-
-mod store {
-    pub(crate) use tower_idempotency::store::*;
-}
-
 use std::{
     env,
     hash::{Hash, Hasher},
@@ -49,13 +40,13 @@ use std::{
 
 use bytes::Bytes;
 use stateright::{Checker as _, HasDiscoveries, Model, Property};
-use tower_idempotency::{Fence, Fingerprint, OperationId, Token};
-
-use self::{
+use tower_idempotency::{
+    Fence, Fingerprint, OperationId, Token,
     store::{
-        Claim, Completion, MarkedBy, ReclaimAs, RecordState, Release, Resolution, Transitioned,
+        Claim, Completion, MarkedBy, ReclaimAs, RecordState, Release, Resolution, Transition,
+        Transitioned,
+        transition::{StoredRecord, Swept},
     },
-    transition::{Row, Sweep},
 };
 
 #[test]
@@ -239,7 +230,7 @@ struct Protocol {
 
 #[derive(Clone, Debug)]
 struct World {
-    row: Option<Row>,
+    row: Option<StoredRecord>,
     /// What is to know of the row, told relative to `now`.
     view: Option<View>,
     now: u8,
@@ -930,9 +921,9 @@ impl Protocol {
         }
         let mut fence = world.fence();
         if self.has(Bug::FencesStartAgain) {
-            fence = Fence::new(1);
+            fence = Fence::from(1);
         }
-        let row = Row::claimed(&brought(token, other), fence, world.now());
+        let row = StoredRecord::claimed(&brought(token, other), fence, world.now());
         world.grant(&row, token, other, None);
         world.row = Some(row);
         true
@@ -944,13 +935,13 @@ impl Protocol {
         let Some(mut row) = world.row.clone() else {
             return false;
         };
-        let mut seen = Fence::new(fence);
+        let mut seen = Fence::from(fence);
         if self.has(Bug::ReclaimsAnyFence) {
-            seen = row.fence();
+            seen = row.grant().fence;
         }
         let mut claim = brought(token, other);
         if self.has(Bug::KeepsTheToken) {
-            claim.token = row.snapshot(now).token;
+            claim.token = row.read(now).token;
         }
         let mut at = now;
         if self.has(Bug::TakesOverLive) && plan == Plan::Takeover {
@@ -971,9 +962,13 @@ impl Protocol {
         };
         let mut by = named(token);
         if self.has(Bug::AnybodyRenews) {
-            by = row.snapshot(now).token;
+            by = row.read(now).token;
         }
-        let renewed = row.renew(by, moment(LEASE), now);
+        let renew = Transition::Renew {
+            token: by,
+            lease: moment(LEASE),
+        };
+        let renewed = row.apply(renew, now);
         if renewed == Transitioned::Applied {
             world.ghost.lease_until = world.now + LEASE;
         }
@@ -990,7 +985,7 @@ impl Protocol {
                 let Some(row) = &mut world.row else {
                     return Transitioned::Superseded;
                 };
-                let settled = row.mark_unknown(MarkedBy::Owner(named(token)), moment(UNKNOWN), now);
+                let settled = row.apply(marked(MarkedBy::Owner(named(token))), now);
                 world.applied_for(token, settled)
             }
         }
@@ -1005,15 +1000,19 @@ impl Protocol {
         let before = view(row, now);
         let mut by = named(token);
         if self.has(Bug::AnybodyCompletes) {
-            by = row.snapshot(now).token;
+            by = row.read(now).token;
         }
         let completed = matches!(before.state, ViewState::Completed(_));
         if completed && token == last && self.has(Bug::CompletesAgain) {
             let other = before.other;
-            *row = Row::claimed(&brought(token, other), row.fence(), now);
+            *row = StoredRecord::claimed(&brought(token, other), row.grant().fence, now);
         }
         let completion = Completion::new(response(token), moment(RETENTION), moment(0));
-        let settled = row.complete(by, &completion, now);
+        let complete = Transition::Complete {
+            token: by,
+            completion: &completion,
+        };
+        let settled = row.apply(complete, now);
         let kept = view(row, now);
         // A completion that repeats commits nothing.
         let first = matches!(before.state, ViewState::InProgress(_) | ViewState::Unknown);
@@ -1033,13 +1032,17 @@ impl Protocol {
         let before = view(row, now);
         let mut by = named(token);
         if self.has(Bug::AnybodyReleases) {
-            by = row.snapshot(now).token;
+            by = row.read(now).token;
         }
         let unknown = before.state == ViewState::Unknown && before.token == token;
         let settled = if unknown && self.has(Bug::ReleasesUnknown) {
-            row.resolve(row.fence(), &Resolution::DidNotHappen, now)
+            let resolve = Transition::Resolve {
+                seen: row.grant().fence,
+                resolution: &Resolution::DidNotHappen,
+            };
+            row.apply(resolve, now)
         } else {
-            row.release(by, release)
+            row.apply(Transition::Release { token: by, release }, now)
         };
         world.applied_for(token, settled)
     }
@@ -1048,11 +1051,11 @@ impl Protocol {
         let now = world.now();
         let Some(row) = &mut world.row else { return };
         let leased = matches!(view(row, now).state, ViewState::InProgress(_));
-        let mut marked_by = MarkedBy::Lapsed(Fence::new(fence));
-        if self.has(Bug::MarksLive) && row.fence().get() == fence {
-            marked_by = MarkedBy::Owner(row.snapshot(now).token);
+        let mut marked_by = MarkedBy::Lapsed(Fence::from(fence));
+        if self.has(Bug::MarksLive) && row.grant().fence.get() == fence {
+            marked_by = MarkedBy::Owner(row.read(now).token);
         }
-        let marked = row.mark_unknown(marked_by, moment(UNKNOWN), now);
+        let marked = row.apply(marked(marked_by), now);
         if leased && marked == Transitioned::Applied {
             world.demand(world.ghost.lease_until < world.now, Broken::I3);
         }
@@ -1066,10 +1069,10 @@ impl Protocol {
         let lapsed = matches!(before.state, ViewState::InProgress(None));
         let expired = before.expires_in.is_none();
         let swept = row.sweep(moment(UNKNOWN), now);
-        let remove = matches!(swept, Sweep::Due { .. })
+        let remove = matches!(swept, Swept::Remove { .. })
             || (expired && leased && self.has(Bug::SweepsLeased))
             || (expired && lapsed && self.has(Bug::SweepsLapsed));
-        if swept == Sweep::MarkedUnknown || (remove && leased) {
+        if swept == Swept::MarkedUnknown || (remove && leased) {
             world.demand(world.ghost.lease_until < world.now, Broken::I3);
         }
         if remove {
@@ -1092,7 +1095,7 @@ impl World {
 
     /// The next of the store's sequence.
     fn fence(&self) -> Fence {
-        Fence::new(self.ghost.fence + 1)
+        Fence::from(self.ghost.fence + 1)
     }
 
     fn send_late(&mut self, late: Late) {
@@ -1152,12 +1155,16 @@ impl World {
         } else {
             Resolution::DidNotHappen
         };
-        let _ = row.resolve(row.fence(), &resolution, now);
+        let resolve = Transition::Resolve {
+            seen: row.grant().fence,
+            resolution: &resolution,
+        };
+        let _ = row.apply(resolve, now);
     }
 
     /// A claim was granted.
-    fn grant(&mut self, row: &Row, token: u8, other: bool, plan: Option<Plan>) {
-        let fence = row.fence().get();
+    fn grant(&mut self, row: &StoredRecord, token: u8, other: bool, plan: Option<Plan>) {
+        let fence = row.grant().fence.get();
         let used = self.has_granted(token);
         self.demand(!used, Broken::I1);
         self.demand(fence > self.ghost.fence, Broken::I2);
@@ -1271,7 +1278,7 @@ impl World {
         let sweeps = [LATER, LATER * 2].map(|now| row.sweep(moment(UNKNOWN), moment(now)));
         sweeps
             .iter()
-            .any(|swept| matches!(swept, Sweep::Due { .. }))
+            .any(|swept| matches!(swept, Swept::Remove { .. }))
     }
 
     fn demand(&mut self, holds: bool, otherwise: Broken) {
@@ -1314,8 +1321,8 @@ impl Broken {
     }
 }
 
-fn view(row: &Row, now: Duration) -> View {
-    let record = row.snapshot(now);
+fn view(row: &StoredRecord, now: Duration) -> View {
+    let record = row.read(now);
     View {
         token: record.token.as_bytes()[0],
         fence: record.fence.get(),
@@ -1333,6 +1340,13 @@ fn view(row: &Row, now: Duration) -> View {
             },
             state => unreachable!("{state:?}"),
         },
+    }
+}
+
+fn marked(marked_by: MarkedBy) -> Transition<'static> {
+    Transition::MarkUnknown {
+        marked_by,
+        retention: moment(UNKNOWN),
     }
 }
 

@@ -162,7 +162,7 @@ impl<'a, S: Store> Compared<'a, S> {
     }
 
     async fn fences(&self, name: &RecordName) -> (Fence, Fence) {
-        let fence = |record: Option<Record>| record.map_or(Fence::new(0), |record| record.fence);
+        let fence = |record: Option<Record>| record.map_or(Fence::from(0), |record| record.fence);
         (
             fence(self.store.read(name).await.unwrap()),
             fence(self.memory.read(name).await.unwrap()),
@@ -201,8 +201,8 @@ impl Granted {
     fn nobody() -> Self {
         Self {
             token: Token::random(),
-            ours: Fence::new(u64::MAX),
-            theirs: Fence::new(u64::MAX),
+            ours: Fence::from(u64::MAX),
+            theirs: Fence::from(u64::MAX),
         }
     }
 }

@@ -5,10 +5,10 @@ use std::{future::pending, sync::Arc, time::Duration};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower_idempotency::{
-    Fence, MemoryStore, RecordName, Store, StoreError, Token,
+    Fence, MemoryStore, RecordName, Store, StoreError,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-        Release, Resolution, Transitioned,
+        Claim, Claimed, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Transition,
+        Transitioned,
     },
 };
 
@@ -171,78 +171,70 @@ impl Store for Link {
         .await
     }
 
-    async fn renew(
+    /// A layer makes none of the operator's calls; the operator of the
+    /// simulation talks to the store itself.
+    async fn transition(
         &self,
         name: &RecordName,
-        token: Token,
-        lease: Duration,
+        transition: Transition<'_>,
     ) -> Result<Transitioned, StoreError> {
-        let call = Call::Renew {
-            token: self.world.token(token),
-            lease,
-        };
-        self.settling(name, call, move |records, name| async move {
-            records.renew(&name, token, lease).await
-        })
-        .await
-    }
-
-    async fn complete(
-        &self,
-        name: &RecordName,
-        token: Token,
-        completion: &Completion,
-    ) -> Result<Transitioned, StoreError> {
-        let call = Call::Complete {
-            token: self.world.token(token),
-            response: digest(&completion.response),
-            retention: completion.retention,
-            at_least: completion.at_least,
-            again: self.world.tries_again(token),
-        };
-        let completion = completion.clone();
-        self.settling(name, call, move |records, name| async move {
-            records.complete(&name, token, &completion).await
-        })
-        .await
-    }
-
-    async fn release(
-        &self,
-        name: &RecordName,
-        token: Token,
-        release: Release,
-    ) -> Result<Transitioned, StoreError> {
-        let call = Call::Release {
-            token: self.world.token(token),
-            release,
-        };
-        self.settling(name, call, move |records, name| async move {
-            records.release(&name, token, release).await
-        })
-        .await
-    }
-
-    async fn mark_unknown(
-        &self,
-        name: &RecordName,
-        marked_by: MarkedBy,
-        retention: Duration,
-    ) -> Result<Transitioned, StoreError> {
-        let call = match marked_by {
-            MarkedBy::Owner(token) => Call::MarkByOwner {
-                token: self.world.token(token),
+        let world = &self.world;
+        match transition {
+            Transition::Renew { token, lease } => {
+                let call = Call::Renew {
+                    token: world.token(token),
+                    lease,
+                };
+                self.settling(name, call, move |records, name| async move {
+                    records.renew(&name, token, lease).await
+                })
+                .await
+            }
+            Transition::Complete { token, completion } => {
+                let call = Call::Complete {
+                    token: world.token(token),
+                    response: digest(&completion.response),
+                    retention: completion.retention,
+                    at_least: completion.at_least,
+                    again: world.tries_again(token),
+                };
+                let completion = completion.clone();
+                self.settling(name, call, move |records, name| async move {
+                    records.complete(&name, token, &completion).await
+                })
+                .await
+            }
+            Transition::Release { token, release } => {
+                let call = Call::Release {
+                    token: world.token(token),
+                    release,
+                };
+                self.settling(name, call, move |records, name| async move {
+                    records.release(&name, token, release).await
+                })
+                .await
+            }
+            Transition::MarkUnknown {
+                marked_by,
                 retention,
-            },
-            MarkedBy::Lapsed(seen) => Call::MarkLapsed {
-                seen: seen.get(),
-                retention,
-            },
-        };
-        self.settling(name, call, move |records, name| async move {
-            records.mark_unknown(&name, marked_by, retention).await
-        })
-        .await
+            } => {
+                let call = match marked_by {
+                    MarkedBy::Owner(token) => Call::MarkByOwner {
+                        token: world.token(token),
+                        retention,
+                    },
+                    MarkedBy::Lapsed(seen) => Call::MarkLapsed {
+                        seen: seen.get(),
+                        retention,
+                    },
+                };
+                self.settling(name, call, move |records, name| async move {
+                    records.mark_unknown(&name, marked_by, retention).await
+                })
+                .await
+            }
+            Transition::Resolve { .. } => unreachable!("a layer resolves nothing"),
+        }
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -256,17 +248,6 @@ impl Store for Link {
             Ok(record)
         })
         .await
-    }
-
-    /// A layer makes none of the operator's calls; the operator of the
-    /// simulation talks to the store itself.
-    async fn resolve(
-        &self,
-        _: &RecordName,
-        _: Fence,
-        _: &Resolution,
-    ) -> Result<Transitioned, StoreError> {
-        unreachable!("a layer resolves nothing")
     }
 
     async fn list(&self, _: Filter, _: Option<&RecordName>, _: u32) -> Result<Page, StoreError> {

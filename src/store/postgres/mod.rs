@@ -33,8 +33,8 @@ use self::{
     statements::{Commits, Fenced, FencedAnswer, FencedCall, FencedTransition},
 };
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
-    Resolution, Store, StoreError, Transitioned, sql,
+    Claim, Claimed, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Store, StoreError,
+    Transition, Transitioned, sql,
     sql::batcher::Batcher,
     sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
     sql::reads::Reads,
@@ -196,7 +196,7 @@ impl PostgresStore {
         sql::detached(async move { connections.run(async |on| work(on).await).await }).await
     }
 
-    async fn change(
+    async fn transition_by_fence(
         &self,
         name: &RecordName,
         seen: Fence,
@@ -217,7 +217,7 @@ impl PostgresStore {
         }
     }
 
-    async fn transition(
+    async fn transition_by_owner(
         &self,
         name: &RecordName,
         token: Token,
@@ -277,62 +277,34 @@ impl Store for PostgresStore {
         }
     }
 
-    async fn renew(
+    async fn transition(
         &self,
         name: &RecordName,
-        token: Token,
-        lease: Duration,
+        transition: Transition<'_>,
     ) -> Result<Transitioned, StoreError> {
-        let renewal = OwnerTransition::Renew { lease };
-        self.transition(name, token, renewal).await
-    }
-
-    async fn complete(
-        &self,
-        name: &RecordName,
-        token: Token,
-        completion: &Completion,
-    ) -> Result<Transitioned, StoreError> {
-        let completion = OwnerTransition::Complete(completion.clone());
-        self.transition(name, token, completion).await
-    }
-
-    async fn release(
-        &self,
-        name: &RecordName,
-        token: Token,
-        release: Release,
-    ) -> Result<Transitioned, StoreError> {
-        let release = OwnerTransition::Release(release);
-        self.transition(name, token, release).await
-    }
-
-    async fn mark_unknown(
-        &self,
-        name: &RecordName,
-        marked_by: MarkedBy,
-        retention: Duration,
-    ) -> Result<Transitioned, StoreError> {
-        match marked_by {
-            MarkedBy::Owner(token) => {
-                let unknown = OwnerTransition::MarkUnknown { retention };
-                self.transition(name, token, unknown).await
+        let (token, transition) = match transition {
+            Transition::Renew { token, lease } => (token, OwnerTransition::Renew { lease }),
+            Transition::Complete { token, completion } => {
+                (token, OwnerTransition::Complete(completion.clone()))
             }
-            MarkedBy::Lapsed(seen) => {
+            Transition::Release { token, release } => (token, OwnerTransition::Release(release)),
+            Transition::MarkUnknown {
+                marked_by: MarkedBy::Owner(token),
+                retention,
+            } => (token, OwnerTransition::MarkUnknown { retention }),
+            Transition::MarkUnknown {
+                marked_by: MarkedBy::Lapsed(seen),
+                retention,
+            } => {
                 let transition = FencedTransition::MarkedUnknown(retention);
-                self.change(name, seen, transition).await
+                return self.transition_by_fence(name, seen, transition).await;
             }
-        }
-    }
-
-    async fn resolve(
-        &self,
-        name: &RecordName,
-        seen: Fence,
-        resolution: &Resolution,
-    ) -> Result<Transitioned, StoreError> {
-        let transition = FencedTransition::Resolved(resolution.clone());
-        self.change(name, seen, transition).await
+            Transition::Resolve { seen, resolution } => {
+                let transition = FencedTransition::Resolved(resolution.clone());
+                return self.transition_by_fence(name, seen, transition).await;
+            }
+        };
+        self.transition_by_owner(name, token, transition).await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -355,7 +327,8 @@ impl Store for PostgresStore {
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        self.change(name, seen, FencedTransition::Forgotten).await
+        self.transition_by_fence(name, seen, FencedTransition::Forgotten)
+            .await
     }
 
     async fn purge_expired(

@@ -9,7 +9,7 @@ use sqlx::{FromRow as _, Row as _, query, query_as, query_scalar};
 use super::{connections::Connections, failure, session::Session};
 use crate::{
     Fence, RecordName, Token,
-    store::transition::NOBODYS,
+    store::transition::NO_OWNER,
     store::{
         Claim, Filter, Grant, Page, Purged, ReclaimAs, Resolution, StoreError, Transitioned,
         sql::calls::Call,
@@ -169,7 +169,7 @@ async fn resolve(
         .bind(state)
         .bind(response)
         .bind(at_least)
-        .bind(NOBODYS.as_bytes().as_slice())
+        .bind(NO_OWNER.as_bytes().as_slice())
         .execute(&mut *on.connection)
         .await
         .map_err(failure)?;
@@ -323,11 +323,11 @@ pub(super) async fn purge_expired(
             .await
             .map_err(failure)?;
     let count = i64::unsigned_abs;
-    Ok(Purged::new(
-        count(removed),
-        count(removed_unknown),
-        count(marked_unknown),
-    ))
+    Ok(Purged {
+        removed: count(removed),
+        removed_unknown: count(removed_unknown),
+        marked_unknown: count(marked_unknown),
+    })
 }
 
 /// The guard of [`RECLAIM`]. 1: take over; 2: retry; 3: replace; 4: expired;

@@ -50,15 +50,11 @@ pub(crate) struct NamedColumns {
 
 impl GrantColumns {
     pub(crate) fn decode(self) -> Result<Grant, StoreError> {
-        Ok(Grant::new(
-            OperationId::from_bytes(exact(&self.operation, "operation")?),
-            self.fence()?,
-            number(self.attempt, "attempt")?,
-        ))
-    }
-
-    fn fence(&self) -> Result<Fence, StoreError> {
-        number(self.fence, "fence").map(Fence::new)
+        Ok(Grant {
+            operation: OperationId::from_bytes(exact(&self.operation, "operation")?),
+            fence: Fence::from(number::<u64>(self.fence, "fence")?),
+            attempt: number(self.attempt, "attempt")?,
+        })
     }
 }
 
@@ -84,18 +80,18 @@ impl RecordColumns {
             (IN_PROGRESS..=RELEASED_FREED, _) => return Err(StoreError::corrupt("response")),
             _ => return Err(StoreError::corrupt("state")),
         };
-        let record = Record::new(
-            grant.operation,
-            grant.fence,
-            grant.attempt,
-            number(self.takeovers, "takeovers")?,
-            Fingerprint::from_bytes(exact(&self.fingerprint, "fingerprint")?),
-            Token::from_bytes(exact(&self.token, "token")?),
+        let record = Record {
+            operation: grant.operation,
+            fence: grant.fence,
+            attempt: grant.attempt,
+            takeovers: number(self.takeovers, "takeovers")?,
+            fingerprint: Fingerprint::from_bytes(exact(&self.fingerprint, "fingerprint")?),
+            token: Token::from_bytes(exact(&self.token, "token")?),
             // A clock that was set back makes an age negative, not a record corrupt.
-            left(self.age).unwrap_or_default(),
-            left(self.expires_in),
+            age: left(self.age).unwrap_or_default(),
+            expires_in: left(self.expires_in),
             state,
-        );
+        };
         Ok(match large {
             Some(bytes) => Found::Large { record, bytes },
             None => Found::Whole(record),
@@ -202,7 +198,7 @@ pub(crate) fn page(
         Some((name, _)) if records.len() as i64 >= limit => Some(name.clone()),
         _ => last,
     };
-    Ok(Page::new(records, next))
+    Ok(Page { records, next })
 }
 
 /// As many records as a page may have.

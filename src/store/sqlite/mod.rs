@@ -24,8 +24,8 @@ use tokio::sync::Semaphore;
 use self::batches::{Looks, WriteCall, Writes, Written};
 pub use self::transaction::SqliteTransaction;
 use super::{
-    Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Release,
-    Resolution, Store, StoreError, Transitioned, sql,
+    Claim, Claimed, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Store, StoreError,
+    Transition, Transitioned, sql,
     sql::batcher::{Batcher, ConcurrentBatches},
     sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
     sql::reads::Reads,
@@ -179,7 +179,7 @@ impl SqliteStore {
         sql::detached(async move { write(&writer, async |on| work(on).await).await }).await
     }
 
-    async fn transition(
+    async fn transition_by_owner(
         &self,
         name: &RecordName,
         token: Token,
@@ -257,70 +257,46 @@ impl Store for SqliteStore {
         .await
     }
 
-    async fn renew(
+    async fn transition(
         &self,
         name: &RecordName,
-        token: Token,
-        lease: Duration,
+        transition: Transition<'_>,
     ) -> Result<Transitioned, StoreError> {
-        let renewal = OwnerTransition::Renew { lease };
-        self.transition(name, token, renewal).await
-    }
-
-    async fn complete(
-        &self,
-        name: &RecordName,
-        token: Token,
-        completion: &Completion,
-    ) -> Result<Transitioned, StoreError> {
-        let completion = OwnerTransition::Complete(completion.clone());
-        self.transition(name, token, completion).await
-    }
-
-    async fn release(
-        &self,
-        name: &RecordName,
-        token: Token,
-        release: Release,
-    ) -> Result<Transitioned, StoreError> {
-        let release = OwnerTransition::Release(release);
-        self.transition(name, token, release).await
-    }
-
-    async fn mark_unknown(
-        &self,
-        name: &RecordName,
-        marked_by: MarkedBy,
-        retention: Duration,
-    ) -> Result<Transitioned, StoreError> {
-        let seen = match marked_by {
-            MarkedBy::Owner(token) => {
-                let unknown = OwnerTransition::MarkUnknown { retention };
-                return self.transition(name, token, unknown).await;
+        let (token, transition) = match transition {
+            Transition::Renew { token, lease } => (token, OwnerTransition::Renew { lease }),
+            Transition::Complete { token, completion } => {
+                (token, OwnerTransition::Complete(completion.clone()))
             }
-            MarkedBy::Lapsed(seen) => seen,
+            Transition::Release { token, release } => (token, OwnerTransition::Release(release)),
+            Transition::MarkUnknown {
+                marked_by: MarkedBy::Owner(token),
+                retention,
+            } => (token, OwnerTransition::MarkUnknown { retention }),
+            Transition::MarkUnknown {
+                marked_by,
+                retention,
+            } => {
+                let name = name.clone();
+                return self
+                    .write(move |on| {
+                        Box::pin(async move {
+                            statements::mark_unknown(on, &name, marked_by, retention).await
+                        })
+                    })
+                    .await;
+            }
+            Transition::Resolve { seen, resolution } => {
+                let (name, resolution) = (name.clone(), resolution.clone());
+                return self
+                    .write(move |on| {
+                        Box::pin(
+                            async move { statements::resolve(on, &name, seen, &resolution).await },
+                        )
+                    })
+                    .await;
+            }
         };
-        let name = name.clone();
-        self.write(move |on| {
-            Box::pin(async move {
-                let lapsed = MarkedBy::Lapsed(seen);
-                statements::mark_unknown(on, &name, lapsed, retention).await
-            })
-        })
-        .await
-    }
-
-    async fn resolve(
-        &self,
-        name: &RecordName,
-        seen: Fence,
-        resolution: &Resolution,
-    ) -> Result<Transitioned, StoreError> {
-        let (name, resolution) = (name.clone(), resolution.clone());
-        self.write(move |on| {
-            Box::pin(async move { statements::resolve(on, &name, seen, &resolution).await })
-        })
-        .await
+        self.transition_by_owner(name, token, transition).await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {

@@ -9,7 +9,7 @@ use sqlx::{FromRow as _, Row as _, SqliteConnection, query, query_as, query_scal
 use super::failure;
 use crate::{
     Fence, RecordName, Token,
-    store::transition::NOBODYS,
+    store::transition::NO_OWNER,
     store::{
         Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Release,
         Resolution, StoreError, Transitioned,
@@ -198,7 +198,7 @@ pub(super) async fn resolve(
         .bind(state)
         .bind(response)
         .bind(at_least)
-        .bind(NOBODYS.as_bytes().as_slice())
+        .bind(NO_OWNER.as_bytes().as_slice())
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -290,11 +290,11 @@ pub(super) async fn purge_expired(
         .execute(connection)
         .await
         .map_err(failure)?;
-    Ok(Purged::new(
+    Ok(Purged {
         removed,
         removed_unknown,
-        marked.rows_affected(),
-    ))
+        marked_unknown: marked.rows_affected(),
+    })
 }
 
 /// The state of the record with this token, once no transaction can change it
