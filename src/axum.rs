@@ -174,33 +174,28 @@ impl IntoResponseParts for KeepFor {
 ///
 /// ```
 /// # use axum::{Router, body::Body, routing::post};
-/// # use http::Request;
 /// # use tower::ServiceExt;
 /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use axum::{
 ///     Json,
-///     extract::{FromRequest, rejection::JsonRejection},
+///     extract::{FromRequest, Request},
 ///     response::{IntoResponse, Response},
 /// };
 /// use http::StatusCode;
+/// use serde::de::DeserializeOwned;
 /// use tower_idempotency::{Disposition, Release};
 ///
-/// #[derive(FromRequest)]
-/// #[from_request(via(Json), rejection(Malformed))]
 /// struct AppJson<T>(T);
 ///
-/// struct Malformed(JsonRejection);
+/// impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for AppJson<T> {
+///     type Rejection = Response;
 ///
-/// impl From<JsonRejection> for Malformed {
-///     fn from(rejection: JsonRejection) -> Self {
-///         Self(rejection)
-///     }
-/// }
-///
-/// impl IntoResponse for Malformed {
-///     fn into_response(self) -> Response {
-///         let released = Disposition::Release(Release::AnyRequest);
-///         (StatusCode::BAD_REQUEST, released, self.0.body_text()).into_response()
+///     async fn from_request(request: Request, state: &S) -> Result<Self, Response> {
+///         let read = Json::from_request(request, state).await;
+///         read.map(|Json(value)| Self(value)).map_err(|rejection| {
+///             let released = Disposition::Release(Release::AnyRequest);
+///             (StatusCode::BAD_REQUEST, released, rejection.body_text()).into_response()
+///         })
 ///     }
 /// }
 ///
