@@ -367,10 +367,14 @@ mod tests {
     fn no_bytes_make_decoding_panic() {
         for seed in 0..2_000 {
             let mut rng = StdRng::seed_from_u64(seed);
-            let length = rng.random_range(0..100);
-            let bytes: Vec<u8> = rng.random_iter().take(length).collect();
-            let sealed = [&[0; PREFIX][..], &bytes].concat();
-            let _ = RecordedResponse::decode(seal(RESPONSE, sealed.as_slice().into()));
+            let mut damaged = response().encode().to_vec();
+            for _ in 0..rng.random_range(1..4) {
+                let place = rng.random_range(PREFIX..damaged.len());
+                damaged[place] = rng.random();
+            }
+            damaged.truncate(rng.random_range(PREFIX..=damaged.len()));
+            let _ = RecordedResponse::decode(seal(RESPONSE, damaged.as_slice().into()));
+            let bytes: Vec<u8> = rng.random_iter().take(100).collect();
             assert!(
                 RecordedResponse::decode(bytes.into()).is_err(),
                 "seed {seed}"

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use proptest::{collection::vec, prelude::*, sample::select};
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use super::{tokens::Tokens, *};
 
@@ -318,14 +318,25 @@ fn spell(value: &Value, choices: &[u8]) -> String {
     out
 }
 
-fn text() -> impl Strategy<Value = Vec<u16>> {
+/// A generator for each case, so that a failure can name its seed.
+fn cases() -> impl Iterator<Item = (u64, StdRng)> {
+    (0..2_000).map(|seed| (seed, StdRng::seed_from_u64(seed)))
+}
+
+fn select<T: Copy>(rng: &mut StdRng, from: &[T]) -> T {
+    from[rng.random_range(0..from.len())]
+}
+
+fn text(rng: &mut StdRng) -> Vec<u16> {
     const UNITS: &[u16] = &[
         0x61, 0x62, 0x30, 0x22, 0x5c, 0x2f, 0x0a, 0xe9, 0xd800, 0xd83d, 0xde00, 0xdfff,
     ];
-    vec(select(UNITS), 0..3)
+    let length = rng.random_range(0..3);
+    (0..length).map(|_| select(rng, UNITS)).collect()
 }
 
-fn value() -> impl Strategy<Value = Value> {
+/// A document in which no more than this many values contain each other.
+fn value(rng: &mut StdRng, depth: usize) -> Value {
     const WORDS: &[&str] = &[
         "null",
         "true",
@@ -340,30 +351,39 @@ fn value() -> impl Strategy<Value = Value> {
         "9007199254740993",
         "9007199254740992",
     ];
-    let leaf = prop_oneof![
-        select(WORDS).prop_map(|word| Value::Word(word.to_owned())),
-        text().prop_map(Value::Text),
-    ];
-    leaf.prop_recursive(4, 24, 4, |inner| {
-        prop_oneof![
-            vec(inner.clone().prop_map(Some), 0..4).prop_map(Value::Array),
-            vec((text(), inner), 0..4)
-                .prop_map(|members| Value::Object(members.into_iter().collect())),
-        ]
-    })
+    let kinds = if depth > 0 { 4 } else { 2 };
+    match rng.random_range(0..kinds) {
+        0 => Value::Word(select(rng, WORDS).to_owned()),
+        1 => Value::Text(text(rng)),
+        2 => {
+            let length = rng.random_range(0..4);
+            Value::Array((0..length).map(|_| Some(value(rng, depth - 1))).collect())
+        }
+        _ => {
+            let length = rng.random_range(0..4);
+            let members = (0..length).map(|_| (text(rng), value(rng, depth - 1)));
+            Value::Object(members.collect())
+        }
+    }
 }
 
-fn selection() -> impl Strategy<Value = Selection> {
+fn selection(rng: &mut StdRng) -> Selection {
     const POINTERS: &[&str] = &[
         "/a", "/b", "/", "/0", "/1", "/2", "/a/a", "/a/0", "/0/a", "/0/0", "/1/1", "/~1", "/é",
         "/\"", "/\\", "/a/b/a", "/0/1/0",
     ];
-    let pointers = || vec(select(POINTERS), 1..5);
-    prop_oneof![
-        Just(Selection::All),
-        pointers().prop_map(Selection::only),
-        pointers().prop_map(Selection::without),
-    ]
+    let length = rng.random_range(1..5);
+    let pointers: Vec<_> = (0..length).map(|_| select(rng, POINTERS)).collect();
+    match rng.random_range(0..3) {
+        0 => Selection::All,
+        1 => Selection::only(pointers),
+        _ => Selection::without(pointers),
+    }
+}
+
+fn choices(rng: &mut StdRng) -> Vec<u8> {
+    let length = rng.random_range(0..50);
+    rng.random_iter().take(length).collect()
 }
 
 fn same(selection: &Selection, one: &str, other: &str) -> bool {
@@ -371,60 +391,88 @@ fn same(selection: &Selection, one: &str, other: &str) -> bool {
     of(one) == of(other)
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2_000))]
-
-    #[test]
-    fn rule_25_spelling_does_not_count(
-        value in value(),
-        selection in selection(),
-        one: Vec<u8>,
-        other: Vec<u8>,
-    ) {
-        prop_assert!(same(&selection, &spell(&value, &one), &spell(&value, &other)));
-    }
-
-    #[test]
-    fn rule_25_two_documents_are_one_if_what_counts_is_equal(
-        one in value(),
-        other in value(),
-        selection in selection(),
-    ) {
-        let equal = chosen(one.clone(), &selection) == chosen(other.clone(), &selection);
-        prop_assert_eq!(same(&selection, &spell(&one, &[]), &spell(&other, &[])), equal);
-    }
-
-    #[test]
-    fn rule_25_a_changed_byte_counts_as_the_reference_has_it(
-        value in value(),
-        choices: Vec<u8>,
-        selection in selection(),
-        place: usize,
-        change in select(&b"{}[],:\"\\01-.eEuaDn \t/\x00\x1f\x7f\x80\xc3\xed"[..]),
-        length in 0_usize..2,
-    ) {
-        let before = spell(&value, &choices);
-        let mut after = before.clone().into_bytes();
-        let place = place % (after.len() + 1);
-        let end = (place + length).min(after.len());
-        after.splice(place..end, [change]);
-        let read = Reader::document(&after);
-        let digested = digest(&after, &selection);
-        prop_assert_eq!(digested.is_ok(), read.is_some(), "{:?}", String::from_utf8_lossy(&after));
-        if let (Ok(digested), Some(read)) = (digested, read) {
-            let equal = chosen(read, &selection) == chosen(value, &selection);
-            prop_assert_eq!(digested == digest(before.as_bytes(), &selection).unwrap(), equal);
-        }
-    }
-
-    #[test]
-    fn rule_25_any_text_is_accepted_as_the_reference_has_it(
-        text in vec(select(&b"{}[]:,\"\"\\u0d81eE+-. \n"[..]), 0..8),
-    ) {
-        let read = Reader::document(&text).is_some();
-        prop_assert_eq!(digest(&text, &Selection::All).is_ok(), read);
+#[test]
+fn rule_25_spelling_does_not_count() {
+    for (seed, mut rng) in cases() {
+        let (value, selection) = (value(&mut rng, DEPTH), selection(&mut rng));
+        let one = spell(&value, &choices(&mut rng));
+        let other = spell(&value, &choices(&mut rng));
+        assert!(same(&selection, &one, &other), "seed {seed}: {one} {other}");
     }
 }
+
+#[test]
+fn rule_25_two_documents_are_one_if_what_counts_is_equal() {
+    let mut pairs = [0, 0];
+    for (seed, mut rng) in cases() {
+        let one = value(&mut rng, DEPTH);
+        // Often nearly the same document.
+        let other = match (&one, rng.random()) {
+            (Value::Object(members), true) => {
+                let mut members = members.clone();
+                members.insert(text(&mut rng), value(&mut rng, 1));
+                Value::Object(members)
+            }
+            _ => value(&mut rng, DEPTH),
+        };
+        let selection = selection(&mut rng);
+        let (one_spelled, other_spelled) = (spell(&one, &[]), spell(&other, &[]));
+        let equal = chosen(one, &selection) == chosen(other, &selection);
+        pairs[usize::from(equal)] += 1;
+        assert_eq!(
+            same(&selection, &one_spelled, &other_spelled),
+            equal,
+            "seed {seed}: {one_spelled} {other_spelled}"
+        );
+    }
+    assert!(pairs.iter().all(|pairs| *pairs > 100), "{pairs:?}");
+}
+
+#[test]
+fn rule_25_a_changed_byte_counts_as_the_reference_has_it() {
+    let mut read = 0;
+    for (seed, mut rng) in cases() {
+        let (value, selection) = (value(&mut rng, DEPTH), selection(&mut rng));
+        let before = spell(&value, &choices(&mut rng));
+        let mut after = before.clone().into_bytes();
+        let place = rng.random_range(0..=after.len());
+        let end = (place + rng.random_range(0..2)).min(after.len());
+        let change = select(
+            &mut rng,
+            b"{}[],:\"\\01-.eEuaDn \t/\x00\x1f\x7f\x80\xc3\xed",
+        );
+        after.splice(place..end, [change]);
+        let expected = Reader::document(&after);
+        let digested = digest(&after, &selection);
+        let text = String::from_utf8_lossy(&after);
+        assert_eq!(digested.is_ok(), expected.is_some(), "seed {seed}: {text}");
+        if let (Ok(digested), Some(expected)) = (digested, expected) {
+            read += 1;
+            let equal = chosen(expected, &selection) == chosen(value, &selection);
+            let was = digest(before.as_bytes(), &selection).unwrap();
+            assert_eq!(digested == was, equal, "seed {seed}: {before} {text}");
+        }
+    }
+    assert!(read > 100, "{read}");
+}
+
+#[test]
+fn rule_25_any_text_is_accepted_as_the_reference_has_it() {
+    let mut accepted = 0;
+    for (seed, mut rng) in cases() {
+        let length = rng.random_range(0..8);
+        let text: Vec<u8> = (0..length)
+            .map(|_| select(&mut rng, b"{}[]:,\"\"\\u0d81eE+-. \n"))
+            .collect();
+        let is_read = Reader::document(&text).is_some();
+        accepted += u32::from(is_read);
+        let is_digested = digest(&text, &Selection::All).is_ok();
+        assert_eq!(is_digested, is_read, "seed {seed}: {}", text.escape_ascii());
+    }
+    assert!(accepted > 20, "{accepted}");
+}
+
+const DEPTH: usize = 4;
 
 #[test]
 fn rule_25_half_a_surrogate_pair_equals_itself_in_any_spelling() {
