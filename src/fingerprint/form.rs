@@ -10,7 +10,7 @@ use super::multipart;
 use super::{
     digest::{BodyFault, Digest, Framed, digest},
     json::{self, Selection},
-    layout::{BodyForm, Print},
+    layout::Print,
     media_type::MediaType,
 };
 
@@ -78,21 +78,21 @@ impl Form {
         headers: &HeaderMap,
         body: &Bytes,
         coding: &[u8],
-    ) -> (BodyForm, Result<Digest, BodyFault>) {
+    ) -> (u8, Result<Digest, BodyFault>) {
         let media_type = || sole_media_type(headers).filter(|_| coding.is_empty());
         if let Self::Json(selection) = self
             && !body.is_empty()
             && media_type().is_some_and(|media_type| media_type.is_json())
         {
-            return (BodyForm::Json, json::digest(body, selection));
+            return (b'j', json::digest(body, selection));
         }
         #[cfg(feature = "multipart")]
         if let Self::Multipart = self
             && let Some(media_type) = media_type().filter(MediaType::is_form)
         {
-            return (BodyForm::Multipart, multipart::digest(&media_type, body));
+            return (b'p', multipart::digest(&media_type, body));
         }
-        (BodyForm::Bytes, Ok(digest(body)))
+        (b'b', Ok(digest(body)))
     }
 
     /// Whether the record keeps this very body, compared in another form because

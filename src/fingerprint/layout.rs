@@ -1,6 +1,6 @@
 //! The bytes of a fingerprint.
 
-use std::fmt;
+use std::{fmt, ops::Range};
 
 use super::{
     digest::{Digest, Framed},
@@ -44,9 +44,7 @@ impl Fingerprint {
     }
 
     pub(super) fn scheme(&self) -> Scheme {
-        let mut id = [0; SOURCE];
-        id.copy_from_slice(&self.0[..SOURCE]);
-        Scheme(id)
+        Scheme(first(&self.0))
     }
 
     /// `None` if the byte is that of a later version.
@@ -60,15 +58,15 @@ impl Fingerprint {
     }
 
     pub(super) fn print(&self, place: Place) -> Print {
-        let mut print = [0; PRINT_LENGTH];
-        print.copy_from_slice(&self.0[place.start()..][..PRINT_LENGTH]);
-        print
+        first(&self.0[place.bytes()])
     }
 }
 
+/// Shows the scheme and its source, and nothing of the request.
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Fingerprint(..)")
+        let scheme = hex::encode(&self.0[..DIGEST_START]);
+        write!(f, "Fingerprint({scheme}..)")
     }
 }
 
@@ -82,56 +80,38 @@ pub(super) struct Scheme([u8; SOURCE]);
 
 impl Scheme {
     pub(super) fn new(digest: Digest) -> Self {
-        let mut id = [0; SOURCE];
-        id.copy_from_slice(&digest[..SOURCE]);
-        Self(id)
+        Self(first(&digest))
     }
 }
 
 /// Where the bytes of a part stand in a fingerprint.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    Method,
-    Path,
-    Query,
-    MediaType,
-    ContentEncoding,
-    Authority,
-    Body,
-    Header(usize),
-}
+pub(super) struct Place(usize);
 
 impl Place {
+    pub(super) const METHOD: Self = Self(0);
+    pub(super) const PATH: Self = Self(1);
+    pub(super) const QUERY: Self = Self(2);
+    pub(super) const MEDIA_TYPE: Self = Self(3);
+    pub(super) const CONTENT_ENCODING: Self = Self(4);
+    pub(super) const AUTHORITY: Self = Self(5);
+    pub(super) const BODY: Self = Self(6);
+
     /// The place of the chosen header with this index; some share one.
     pub(super) fn header(index: usize) -> Self {
-        Self::Header(index % HEADER_PLACES)
+        Self(HEADERS_START + index % HEADER_PLACES)
     }
 
-    fn start(self) -> usize {
-        let number = match self {
-            Self::Method => 0,
-            Self::Path => 1,
-            Self::Query => 2,
-            Self::MediaType => 3,
-            Self::ContentEncoding => 4,
-            Self::Authority => 5,
-            Self::Body => 6,
-            Self::Header(index) => HEADERS_START + index,
-        };
-        PRINTS_START + number * PRINT_LENGTH
+    fn bytes(self) -> Range<usize> {
+        let start = PRINTS_START + self.0 * PRINT_LENGTH;
+        start..start + PRINT_LENGTH
     }
 }
 
 pub(super) type Print = [u8; PRINT_LENGTH];
 
-/// The form in which a body is digested.
-#[derive(Clone, Copy)]
-pub(super) enum BodyForm {
-    Bytes = b'b' as isize,
-    Json = b'j' as isize,
-    #[cfg(feature = "multipart")]
-    Multipart = b'p' as isize,
-    Custom = b'c' as isize,
+fn first<const LENGTH: usize>(bytes: &[u8]) -> [u8; LENGTH] {
+    *bytes.first_chunk().expect("it is as long")
 }
 
 /// Makes a fingerprint, part by part.
@@ -176,14 +156,13 @@ impl Builder {
         self.whole.end();
     }
 
-    /// Adds the body, which comes last, by its digest in this form.
-    pub(super) fn body(&mut self, form: BodyForm, digest: &Digest) {
-        self.whole.write(&[form as u8]);
+    /// Adds the body, which comes last, by its digest. `form` tells digests of the
+    /// bytes from those of values and parts.
+    pub(super) fn body(&mut self, form: u8, digest: &Digest) {
+        self.whole.write(&[form]);
         self.whole.write(digest);
         // With a checksum, a reader of the store could solve for a secret in the body.
-        let mut print = [0; PRINT_LENGTH];
-        print.copy_from_slice(&digest[..PRINT_LENGTH]);
-        self.set(Place::Body, print);
+        self.set(Place::BODY, first(digest));
     }
 
     pub(super) fn build(mut self) -> Fingerprint {
@@ -192,7 +171,7 @@ impl Builder {
     }
 
     fn set(&mut self, place: Place, print: Print) {
-        self.fingerprint.0[place.start()..][..PRINT_LENGTH].copy_from_slice(&print);
+        self.fingerprint.0[place.bytes()].copy_from_slice(&print);
     }
 }
 

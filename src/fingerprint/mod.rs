@@ -325,6 +325,10 @@ mod tests {
             .authority();
         let (fingerprint, _) = identify(&settings, &parts, &body);
         assert_eq!(
+            format!("{fingerprint:?}"),
+            "Fingerprint(d69309599fa9c500..)"
+        );
+        assert_eq!(
             hex::encode(fingerprint.as_bytes()),
             concat!(
                 "d69309599fa9c500",

@@ -9,7 +9,7 @@ use super::{
     digest::{BodyFault, Framed, digest},
     form::Form,
     json::Selection,
-    layout::{BodyForm, Builder, Fingerprint, Place, Scheme},
+    layout::{Builder, Fingerprint, Place, Scheme},
     media_type,
     parts::{Mismatch, RequestPart},
     target::{Source, Target, authority},
@@ -290,7 +290,7 @@ impl Fingerprinting {
     ) -> (Fingerprint, Option<BodyFault>) {
         if let Form::Custom { identify, .. } = &self.form {
             let mut fingerprint = Builder::new(scheme, Source::Seen);
-            fingerprint.body(BodyForm::Custom, &digest(&identify(parts, body)));
+            fingerprint.body(b'c', &digest(&identify(parts, body)));
             return (fingerprint.build(), None);
         }
         let mut fingerprint = Builder::new(scheme, target.source);
@@ -301,16 +301,16 @@ impl Fingerprinting {
         let coding = media_type::coding(headers);
         let types = headers.get_all(header::CONTENT_TYPE).iter();
         let types = types.map(|line| self.form.media_type(line));
-        fingerprint.part(Place::Method, parts.method.as_str().as_bytes());
-        fingerprint.part(Place::Path, path.as_bytes());
-        fingerprint.list(Place::Query, query);
-        fingerprint.list(Place::MediaType, types);
-        fingerprint.part(Place::ContentEncoding, &coding);
+        fingerprint.part(Place::METHOD, parts.method.as_str().as_bytes());
+        fingerprint.part(Place::PATH, path.as_bytes());
+        fingerprint.list(Place::QUERY, query);
+        fingerprint.list(Place::MEDIA_TYPE, types);
+        fingerprint.part(Place::CONTENT_ENCODING, &coding);
         for (index, name) in self.headers.iter().enumerate() {
             fingerprint.list(Place::header(index), headers.get_all(name));
         }
         if self.authority {
-            fingerprint.list(Place::Authority, authority(target.uri, parts));
+            fingerprint.list(Place::AUTHORITY, authority(target.uri, headers));
         }
         let (form, digest) = self.form.digest(headers, body, &coding);
         let fault = match digest {
@@ -335,7 +335,7 @@ impl Fingerprinting {
         for (place, part) in self.compared() {
             let print = recorded.print(place);
             let is_same = print == current.print(place)
-                || (place == Place::Body && self.form.is_another_form(print, body));
+                || (place == Place::BODY && self.form.is_another_form(print, body));
             if !is_same {
                 mismatch.differs.push(part.clone());
             }
@@ -346,22 +346,22 @@ impl Fingerprinting {
 
     fn compared(&self) -> Vec<(Place, RequestPart)> {
         if let Form::Custom { .. } = self.form {
-            return vec![(Place::Body, RequestPart::Custom)];
+            return vec![(Place::BODY, RequestPart::Custom)];
         }
         let mut compared = vec![
-            (Place::Method, RequestPart::Method),
-            (Place::Path, RequestPart::Path),
-            (Place::Query, RequestPart::Query),
-            (Place::MediaType, RequestPart::MediaType),
-            (Place::ContentEncoding, RequestPart::ContentEncoding),
+            (Place::METHOD, RequestPart::Method),
+            (Place::PATH, RequestPart::Path),
+            (Place::QUERY, RequestPart::Query),
+            (Place::MEDIA_TYPE, RequestPart::MediaType),
+            (Place::CONTENT_ENCODING, RequestPart::ContentEncoding),
         ];
         for (index, name) in self.headers.iter().enumerate() {
             compared.push((Place::header(index), RequestPart::Header(name.clone())));
         }
         if self.authority {
-            compared.push((Place::Authority, RequestPart::Authority));
+            compared.push((Place::AUTHORITY, RequestPart::Authority));
         }
-        compared.push((Place::Body, RequestPart::Body));
+        compared.push((Place::BODY, RequestPart::Body));
         compared
     }
 }

@@ -1,6 +1,6 @@
 //! The request target: path, query and authority, and where they were read.
 
-use http::{Uri, header, request};
+use http::{HeaderMap, HeaderValue, Uri, header, request};
 
 /// Where the target of a fingerprint was read.
 ///
@@ -33,20 +33,12 @@ pub(super) struct Target<'r> {
 impl<'r> Target<'r> {
     /// The target that the client sent, as far as that can be read here.
     pub(super) fn of(parts: &'r request::Parts) -> Self {
-        match original(parts) {
-            None => Self {
-                source: Source::Seen,
-                uri: &parts.uri,
-            },
-            Some(uri) if uri.path_and_query() == parts.uri.path_and_query() => Self {
-                source: Source::Sent,
-                uri,
-            },
-            Some(uri) => Self {
-                source: Source::Restored,
-                uri,
-            },
-        }
+        let (source, uri) = match original(parts) {
+            None => (Source::Seen, &parts.uri),
+            Some(uri) if uri.path_and_query() == parts.uri.path_and_query() => (Source::Sent, uri),
+            Some(uri) => (Source::Restored, uri),
+        };
+        Self { source, uri }
     }
 
     /// The target to compare with one that was read in `source`; `None` if this
@@ -74,14 +66,15 @@ fn original(_: &request::Parts) -> Option<&Uri> {
 }
 
 /// The authority that the client sent; several if it sent several `Host` lines.
-pub(super) fn authority(uri: &Uri, parts: &request::Parts) -> Vec<Vec<u8>> {
-    if let Some(authority) = uri.authority() {
-        return vec![canonical_authority(authority.as_str().as_bytes())];
-    }
-    let lines = parts.headers.get_all(header::HOST).iter();
-    lines
-        .map(|line| canonical_authority(line.as_bytes()))
-        .collect()
+pub(super) fn authority<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> impl Iterator<Item = Vec<u8>> {
+    let sent = uri
+        .authority()
+        .map(|authority| authority.as_str().as_bytes());
+    let hosts = headers.get_all(header::HOST).iter();
+    let hosts = hosts
+        .map(HeaderValue::as_bytes)
+        .filter(move |_| sent.is_none());
+    sent.into_iter().chain(hosts).map(canonical_authority)
 }
 
 /// Host and port in lower case, without user information and without a port that

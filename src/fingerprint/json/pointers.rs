@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 
 /// A set of pointers; one that leads into another's value adds nothing to it.
-pub(in crate::fingerprint) struct Pointers {
+pub(crate) struct Pointers {
     spelled: Vec<String>,
     nodes: Vec<Branches>,
     count: usize,

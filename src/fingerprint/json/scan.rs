@@ -7,7 +7,7 @@ use super::{
     selection::Selection,
     tokens::{NOT_JSON, Tokens},
 };
-use crate::fingerprint::digest::{BodyFault, Digest, digest};
+use crate::fingerprint::digest::{BodyFault, Digest, Framed, digest};
 
 pub(super) struct Scan<'d> {
     /// With the canonical form so far.
@@ -90,17 +90,14 @@ impl<'d> Scan<'d> {
         if !self.only {
             return Ok(digest(&self.tokens.out));
         }
-        let mut chosen = Sha256::new();
+        let mut chosen = Framed::default();
         for value in &self.found {
             match value {
-                Some(digest) => {
-                    chosen.update(b"+");
-                    chosen.update(digest);
-                }
-                None => chosen.update(b"-"),
+                Some(digest) => chosen.field(digest),
+                None => chosen.end(),
             }
         }
-        Ok(chosen.finalize().into())
+        Ok(chosen.digest())
     }
 
     fn read(&mut self) -> Result<(), BodyFault> {
@@ -124,22 +121,17 @@ impl<'d> Scan<'d> {
                     (b',', true) => {
                         self.tokens.white_space();
                         self.name()?;
+                        break;
                     }
                     (b',', false) => {
                         self.tokens.white_space();
                         self.begin_element();
+                        break;
                     }
-                    (b'}', true) => {
-                        self.end_object()?;
-                        continue;
-                    }
-                    (b']', false) => {
-                        self.end_array();
-                        continue;
-                    }
+                    (b'}', true) => self.end_object()?,
+                    (b']', false) => self.end_array(),
                     _ => return Err(NOT_JSON),
                 }
-                break;
             }
         }
     }
@@ -152,22 +144,22 @@ impl<'d> Scan<'d> {
             b'{' => {
                 let members = Some(offset(self.members.len()));
                 self.begin_container(byte, members);
-                if self.tokens.takes(b'}') {
-                    return self.end_object().map(|()| false);
+                if !self.tokens.takes(b'}') {
+                    return self.name().map(|()| true);
                 }
-                self.name().map(|()| true)
+                self.end_object()?;
             }
             b'[' => {
                 self.begin_container(byte, None);
-                if self.tokens.takes(b']') {
-                    self.end_array();
-                    return Ok(false);
+                if !self.tokens.takes(b']') {
+                    self.begin_element();
+                    return Ok(true);
                 }
-                self.begin_element();
-                Ok(true)
+                self.end_array();
             }
-            _ => self.tokens.scalar(byte).map(|()| false),
+            _ => self.tokens.scalar(byte)?,
         }
+        Ok(false)
     }
 
     fn begin_container(&mut self, bracket: u8, members: Option<Offset>) {
@@ -183,11 +175,7 @@ impl<'d> Scan<'d> {
                 depth: self.open.len(),
                 node,
                 next: 0,
-                current: Current {
-                    start: 0,
-                    fate: Fate::Counts,
-                    inside: None,
-                },
+                current: self.current(None),
             });
         }
         self.tokens.out.push(bracket);
@@ -220,27 +208,24 @@ impl<'d> Scan<'d> {
             return Err(NOT_JSON);
         }
         self.tokens.white_space();
-        if let Some(pointers) = self.pointers
-            && let Some(node) = self.watched().map(|watched| watched.node)
-        {
+        if let Some((pointers, &mut Watched { node, .. })) = self.pointers.zip(self.watched()) {
             let child = pointers.member(node, &self.tokens.out[start..name_end]);
-            let current = self.current(child);
-            self.watched.last_mut().expect("it is there").current = current;
+            self.begin_value(child);
         }
         Ok(())
     }
 
     fn begin_element(&mut self) {
-        let Some(pointers) = self.pointers else {
-            return;
-        };
-        let Some(&mut Watched { node, next, .. }) = self.watched() else {
-            return;
-        };
-        let current = self.current(pointers.element(node, next));
-        let watched = self.watched.last_mut().expect("it is there");
-        watched.next += 1;
-        watched.current = current;
+        if let Some((pointers, watched)) = self.pointers.zip(self.watched()) {
+            let child = pointers.element(watched.node, watched.next);
+            watched.next += 1;
+            self.begin_value(child);
+        }
+    }
+
+    fn begin_value(&mut self, child: Option<Node>) {
+        let current = self.current(child);
+        self.watched.last_mut().expect("it is there").current = current;
     }
 
     /// What a pointer says about the value that begins here.
@@ -327,11 +312,7 @@ impl<'d> Scan<'d> {
     }
 
     fn end_watched(&mut self) -> bool {
-        let is_watched = self.watched().is_some();
-        if is_watched {
-            self.watched.pop();
-        }
-        is_watched
+        self.watched().is_some() && self.watched.pop().is_some()
     }
 }
 

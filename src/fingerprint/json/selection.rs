@@ -6,31 +6,27 @@ use super::pointers::Pointers;
 
 /// Which values of a document count.
 #[derive(Clone)]
-pub(in crate::fingerprint) enum Selection {
+pub(crate) enum Selection {
     All,
     Only(Arc<Pointers>),
     Without(Arc<Pointers>),
 }
 
 impl Selection {
-    pub(in crate::fingerprint) fn only<P: Into<String>>(
-        pointers: impl IntoIterator<Item = P>,
-    ) -> Self {
+    pub(crate) fn only<P: Into<String>>(pointers: impl IntoIterator<Item = P>) -> Self {
         Self::Only(Arc::new(Pointers::new(pointers)))
     }
 
-    pub(in crate::fingerprint) fn without<P: Into<String>>(
-        pointers: impl IntoIterator<Item = P>,
-    ) -> Self {
+    pub(crate) fn without<P: Into<String>>(pointers: impl IntoIterator<Item = P>) -> Self {
         Self::Without(Arc::new(Pointers::new(pointers)))
     }
 
-    pub(in crate::fingerprint) fn fault(&self) -> Option<&'static str> {
+    pub(crate) fn fault(&self) -> Option<&'static str> {
         self.pointers().and_then(Pointers::fault)
     }
 
     /// What kind of selection it is, and its pointers in order.
-    pub(in crate::fingerprint) fn spelled(&self) -> (&'static str, &[String]) {
+    pub(crate) fn spelled(&self) -> (&'static str, &[String]) {
         match self {
             Self::All => ("all", &[]),
             Self::Only(pointers) => ("only", pointers.spelled()),

@@ -56,8 +56,8 @@ impl<'d> Tokens<'d> {
     fn escape(&mut self) -> Result<(), BodyFault> {
         let character = match self.next()? {
             escaped @ (b'"' | b'\\') => {
-                self.out.extend_from_slice(&[b'\\', escaped]);
-                return Ok(());
+                self.out.push(b'\\');
+                escaped
             }
             b'/' => b'/',
             b'b' => 0x08,
@@ -75,7 +75,8 @@ impl<'d> Tokens<'d> {
     /// Half a surrogate pair is written as three bytes that no valid UTF-8 has,
     /// so that it equals itself and no other text.
     fn code_unit(&mut self) -> Result<(), BodyFault> {
-        let unit = self.four_digits()?;
+        let unit = hexadecimal(&self.text[self.at..]).ok_or(NOT_JSON)?;
+        self.at += "XXXX".len();
         let code = match (unit, self.low_half()) {
             (0xd800..=0xdbff, Some(low)) => {
                 self.at += r"\uXXXX".len();
@@ -86,9 +87,9 @@ impl<'d> Tokens<'d> {
         match char::from_u32(code) {
             Some(escaped @ ('"' | '\\')) => self.out.extend_from_slice(&[b'\\', escaped as u8]),
             Some(character) => {
-                let mut utf8 = [0; 4];
-                let encoded = character.encode_utf8(&mut utf8);
-                self.out.extend_from_slice(encoded.as_bytes());
+                let utf8 = &mut [0; 4];
+                self.out
+                    .extend_from_slice(character.encode_utf8(utf8).as_bytes());
             }
             None => self.out.extend_from_slice(&[
                 0xe0 | (code >> 12) as u8,
@@ -101,14 +102,8 @@ impl<'d> Tokens<'d> {
 
     /// The second half of a surrogate pair, if it comes next.
     fn low_half(&self) -> Option<u32> {
-        let digits = self.text[self.at..].strip_prefix(br"\u")?.get(..4)?;
+        let digits = self.text[self.at..].strip_prefix(br"\u")?;
         hexadecimal(digits).filter(|unit| matches!(unit, 0xdc00..=0xdfff))
-    }
-
-    fn four_digits(&mut self) -> Result<u32, BodyFault> {
-        let digits = self.text.get(self.at..self.at + 4).ok_or(NOT_JSON)?;
-        self.at += 4;
-        hexadecimal(digits).ok_or(NOT_JSON)
     }
 
     /// A number behind its first character. Its spelling is kept.
@@ -172,8 +167,9 @@ impl<'d> Tokens<'d> {
     }
 }
 
-fn hexadecimal(digits: &[u8]) -> Option<u32> {
-    digits.iter().try_fold(0, |number, &digit| {
+/// The number that the first four bytes spell.
+fn hexadecimal(text: &[u8]) -> Option<u32> {
+    text.get(..4)?.iter().try_fold(0, |number, &digit| {
         Some(number << 4 | char::from(digit).to_digit(16)?)
     })
 }
