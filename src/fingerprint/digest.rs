@@ -55,34 +55,37 @@ const LONG: u8 = 0xff;
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
     fn fields_do_not_run_into_one_another() {
-        let long = |length: usize| vec![END; length];
-        let lists = [
-            vec![],
-            vec![long(0)],
-            vec![long(0), long(0)],
-            vec![long(1)],
-            vec![long(1), long(0)],
-            vec![long(0), long(1)],
-            vec![long(253)],
-            vec![long(254)],
-            vec![long(255)],
-            vec![long(256)],
-            vec![long(253), long(1)],
-            vec![long(0x1_0000)],
+        let of = |length: usize| vec![END; length];
+        // If the length 254 had one byte, it would look like the end of a list.
+        let hidden = [&[252][..], &of(252), &[1]].concat();
+        let cases: [&[Vec<Vec<u8>>]; 11] = [
+            &[vec![]],
+            &[vec![], vec![]],
+            &[vec![of(0)]],
+            &[vec![of(0), of(0)]],
+            &[vec![of(0)], vec![of(0)]],
+            &[vec![of(1), of(0)]],
+            &[vec![of(0), of(1)]],
+            &[vec![of(255)]],
+            &[vec![of(256)]],
+            &[vec![hidden], vec![]],
+            &[vec![], vec![of(252), of(1)]],
         ];
-        let digests = lists.map(|list| {
+        let digests = cases.map(|lists| {
             let mut framed = Framed::default();
-            for field in &list {
-                framed.field(field);
+            for list in lists {
+                list.iter().for_each(|field| framed.field(field));
+                framed.end();
             }
-            framed.end();
             framed.digest()
         });
-        let distinct: std::collections::HashSet<_> = digests.iter().collect();
+        let distinct: HashSet<_> = digests.iter().collect();
         assert_eq!(distinct.len(), digests.len());
     }
 
