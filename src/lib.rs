@@ -9,9 +9,9 @@
 //!   arrive, at once or later, on one process or on many that share a store;
 //! - **every retry gets the recorded response**: status, headers, body and
 //!   trailers, marked `Idempotent-Replayed: true`;
-//! - **what is not known is said, not guessed**: a retry after a crash, a panic
-//!   or a timeout is told 409 `outcome-unknown` rather than run again, unless
-//!   the service chose [`Recovery::Rerun`];
+//! - **an unknown outcome is shown, not guessed**: a retry after a crash, a panic or a
+//!   timeout receives 409 `outcome-unknown` and does not run, unless the service chose
+//!   [`Recovery::Rerun`];
 //! - **the key belongs to its caller**, and to one request: another request
 //!   under the same key gets 422, another caller its own run.
 //!
@@ -21,16 +21,20 @@
 //! # The way of a request
 //!
 //! ```text
-//! key → scope → fingerprint → claim ─┬─ granted ──→ run → record → reply
-//!                                    ├─ completed ─→ replay
-//!                                    ├─ running ───→ wait, or 409
-//!                                    ├─ unknown ───→ 409 (or run again)
-//!                                    └─ other request → 422
+//! head → body → fingerprint → claim ─┬─ granted ───────→ run → record → answer
+//!                                    ├─ completed ─────→ replay
+//!                                    ├─ in progress ───→ wait, or 409
+//!                                    ├─ unknown ───────→ 409, or run again
+//!                                    └─ another request → 422
 //! ```
 //!
-//! The claim is one atomic step in the [`Store`]. From there the request runs
-//! on a task of its own, which goes on when the client leaves; a heartbeat keeps
-//! its lease; and its response is recorded *before* it is sent.
+//! The claim is one atomic transition in the [`Store`]. The handler is polled on its
+//! caller's task; if the client leaves, the request moves to a task of its own, in the
+//! tracing span of its caller, and runs to its end there. A heartbeat keeps its lease, and
+//! its response is recorded before it is sent.
+//!
+//! The [guides](guide) explain the [choices](guide::choosing) and
+//! [operation](guide::operating).
 //!
 //! # Example
 //!
@@ -131,13 +135,8 @@
 //!   `MapRequestBodyLayer::new(axum::body::Body::new)` between, since the layer
 //!   changes the type of the body.
 //! - With **hyper**, wrap the service in `hyper_util::service::TowerToHyperService`.
-//! - With **tonic**, guard unary calls only. Every gRPC answer has the HTTP
-//!   status 200, so errors are recorded too unless
-//!   [`Dispositions::by`] looks at `grpc-status`.
-//!
-//! A guarded handler is detached from its client: it begins where it is called,
-//! and from the first time that anything has to be waited for it goes on in a task
-//! of its own, in the caller's tracing span, but without its task-locals.
+//! - With **tonic**, guard unary calls only. Every gRPC response has the HTTP status 200,
+//!   so errors are recorded too, unless [`Dispositions::by`] looks at `grpc-status`.
 //!
 //! # Browsers
 //!
@@ -304,6 +303,8 @@ mod log;
 mod per_runtime;
 mod sync;
 
+#[cfg(any(doc, doctest))]
+pub mod guide;
 pub mod store;
 #[cfg(feature = "conformance")]
 pub mod conformance;

@@ -1,0 +1,11 @@
+//! Guides, for what is longer than an item's documentation.
+
+#[doc = include_str!("../docs/choosing.md")]
+pub mod choosing {}
+
+#[cfg(feature = "sqlite")]
+#[doc = include_str!("../docs/exactly-once.md")]
+pub mod exactly_once {}
+
+#[doc = include_str!("../docs/operating.md")]
+pub mod operating {}
