@@ -44,17 +44,18 @@ impl<S: Store> IdempotencyLayer<S> {
         }
     }
 
-    /// Refuses new guarded requests with 503, and waits until those that run
-    /// have ended and are recorded, for up to `grace` (25 s fits the 30 s that
-    /// most orchestrators give).
+    /// Refuses new guarded requests with 503, and waits until the running ones have ended
+    /// and are recorded.
+    ///
+    /// It waits for up to `grace`: 25 s fit the 30 s that most orchestrators give.
     ///
     /// A request whose body is still arriving has not run: it is refused once its
     /// body is complete.
     ///
-    /// Call it after the server has stopped accepting connections, and before
-    /// the runtime ends: a request whose client has left still runs on a task
-    /// that the server does not wait for. What has not ended by then is left to
-    /// its lease. Dropping the future stops the waiting alone.
+    /// Call it after the server has stopped accepting connections, and before the runtime
+    /// ends. A request whose client has left still runs, on a task for which the server does
+    /// not wait. A request that has not ended by then is left to its lease. Dropping the
+    /// future stops only the waiting.
     ///
     /// The server's own graceful shutdown and `drain` share one deadline: each
     /// with a time of its own may take twice as long as the orchestrator waits.

@@ -29,7 +29,7 @@
 //! ```
 //!
 //! The claim is one atomic transition in the [`Store`]. The handler is polled on its
-//! caller's task; if the client leaves, the request moves to a task of its own, in the
+//! caller's task. If the client leaves, the request moves to a task of its own, in the
 //! tracing span of its caller, and runs to its end there. A heartbeat keeps its lease, and
 //! its response is recorded before it is sent.
 //!
@@ -129,7 +129,7 @@
 //! # }
 //! ```
 //!
-//! - In **axum**, `Router::layer` and `MethodRouter::layer` take it as it is;
+//! - In **axum**, `Router::layer` and `MethodRouter::layer` take it directly;
 //!   `route_layer` keeps the 404s of unknown paths out. Inside one
 //!   `ServiceBuilder`, a `from_fn` middleware directly below needs
 //!   `MapRequestBodyLayer::new(axum::body::Body::new)` between, since the layer

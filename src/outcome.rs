@@ -19,7 +19,7 @@ pub enum Outcome {
     Recorded,
     /// The handler ran and its key is free again.
     Released,
-    /// The handler ran, or began to, and nobody knows what it did.
+    /// The handler ran, or began to, and its effects are not known.
     Unknown,
     /// The handler ran and its response goes out as it comes, too large or too
     /// slow to keep.

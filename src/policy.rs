@@ -15,8 +15,8 @@ pub(crate) enum Requirement {
     Optional,
 }
 
-/// What a retry gets when nobody knows whether the operation happened: after a
-/// panic, an error of the inner service, a broken response body, a dead process.
+/// What a retry receives while the outcome is unknown: after a panic, an error of the inner
+/// service, a broken response body, or the end of a process.
 ///
 /// A panic reaches the layer only if no layer inside catches it before. See
 /// [where the layer stands](crate#where-the-layer-stands).
@@ -32,12 +32,11 @@ pub enum Recovery {
     /// [`Operation::derive`](crate::Operation::derive) or otherwise harmless
     /// when repeated: a handler that charged and then crashed charges again.
     Rerun,
-    /// A hook is asked what became of it, and its word decides: replay, run
-    /// again, or 409 `outcome-unknown`.
+    /// Asks a hook, whose answer decides: replay, run again, or 409 `outcome-unknown`.
     Reconcile(Reconciler),
 }
 
-/// A hook that finds out what became of an operation, for
+/// A hook that finds out whether an operation happened, for
 /// [`Recovery::Reconcile`](crate::Recovery::Reconcile).
 ///
 /// It is asked with the operation itself, whose [`id`](Operation::id) and

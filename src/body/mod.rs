@@ -127,7 +127,7 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
         }
     }
 
-    /// Returns a body of what was read and then the rest, streamed. The receiver gets a
+    /// Returns a body of the read bytes and then the rest, streamed. The receiver gets a
     /// message at a clean end. It is closed without one if the body broke off or was
     /// dropped.
     ///
@@ -150,7 +150,7 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
         (Self { inner }, ended)
     }
 
-    /// Returns a body of what was read, and then the error that broke it.
+    /// Returns a body of the read bytes, and then the error that broke it.
     pub(crate) fn broken(read: Bytes, error: B::Error) -> Self {
         Self {
             inner: ResponseInner::Broken {
@@ -204,8 +204,8 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 if !read.is_empty() {
                     return Poll::Ready(Some(Ok(Frame::data(mem::take(read)))));
                 }
-                // Without a pause before the error, hyper discards what it has not sent
-                // yet, including the head of the response.
+                // Without a pause before the error, hyper discards unsent bytes,
+                // including the head of the response.
                 if !mem::replace(flushed, true) {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;

@@ -15,7 +15,7 @@ use http_body::Body;
 
 use crate::timeout::LazyTimeout;
 
-/// What was read of a body. The rest can still be read from it.
+/// A body that was read in part or in whole. The rest can still be read from it.
 pub(crate) enum Collected<E> {
     Whole {
         data: Bytes,
@@ -65,9 +65,9 @@ pub(crate) async fn collect<B: Body<Data = Bytes>>(
     }
 }
 
-/// What was read of a body so far.
+/// The part of a body that was read so far.
 ///
-/// A single frame is kept as it is. More frames are copied together, so that a body of
+/// A single frame is kept unchanged. More frames are copied together, so that a body of
 /// many small frames takes no more memory than its bytes.
 pub(crate) struct BodyReader {
     max: usize,

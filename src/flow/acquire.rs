@@ -121,7 +121,7 @@ fn runs_unguarded(config: &Config, kind: StoreErrorKind) -> bool {
     config.store_failure == StoreFailure::RunUnguarded && cannot_answer
 }
 
-/// Asks the hook what became of the operation.
+/// Asks the hook whether the operation happened.
 async fn ask<S: Store, E>(
     shared: &Arc<Shared<S>>,
     request: &mut KeyedRequest,

@@ -22,8 +22,7 @@ use crate::{
 pub(super) enum ClaimResult {
     /// The request may run.
     Granted(Granted),
-    /// The request may ask what became of the operation, and `may_run` if that did not
-    /// happen.
+    /// The request may ask whether the operation happened, and `may_run` if it did not.
     Reconcile { granted: Granted, may_run: bool },
     /// The request may not run, because of the record.
     Answered(Answered),

@@ -114,8 +114,8 @@ where
     }
 }
 
-/// Returns the response as it was committed, with the headers that are not kept; or
-/// `None` if it was changed on its way.
+/// Returns the committed response, with the headers that are not kept; or `None` if the
+/// response was changed on its way.
 async fn unchanged<R: Body<Data = Bytes>>(
     settings: &ResponseSettings,
     response: Response<R>,
@@ -340,7 +340,7 @@ where
 }
 
 /// Records the transition, and returns the answer. If the transition cannot be recorded
-/// in time, the answer is returned nevertheless, and recording goes on in the
+/// in time, the answer is returned nevertheless, and recording continues in the
 /// background. If another claim has superseded this one, the client receives that one's
 /// answer.
 async fn end<S, R, E>(

@@ -47,8 +47,8 @@ pub(crate) struct HeartbeatSettings {
 /// The leases of one runtime whose first heartbeat is not due yet.
 #[derive(Default)]
 struct Schedule {
-    /// Each with the time of its first heartbeat, in this order. What has ended keeps
-    /// nothing alive.
+    /// Each with the time of its first heartbeat, in this order. Weak, so that an ended
+    /// operation is freed.
     leases: VecDeque<(Instant, WeakOperation)>,
     /// How many of them have ended.
     ended: usize,
@@ -147,7 +147,7 @@ impl Schedule {
     }
 
     /// Most leases end in the order in which they began: two are looked at for each
-    /// that begins. Those behind one that goes on are forgotten together.
+    /// that begins. Those behind a long run are forgotten together.
     fn forget_ended(&mut self) {
         for _ in 0..2 {
             let front = self.leases.front();
@@ -218,9 +218,9 @@ async fn watch<S: Store>(heartbeats: Weak<Heartbeats<S>>, runtime: runtime::Id) 
 
 /// Renews a lease until it is superseded, or until `max_run_time` has passed.
 ///
-/// If it is not renewed for so long that the store may see it lapsed, the operation is
-/// told so, and the renewals go on: a lapsed lease that no other request has taken over
-/// is still its owner's.
+/// If the store may see the lease lapsed, because no renewal succeeded in time, the
+/// operation is told. The renewals continue: a lapsed lease that no other request has
+/// taken over is still its owner's.
 async fn renew<S: Store>(heartbeats: Arc<Heartbeats<S>>, operation: Operation) {
     let HeartbeatSettings {
         lease: length,

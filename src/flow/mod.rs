@@ -334,7 +334,7 @@ impl Client {
     }
 }
 
-/// Where a request goes on when its client has left: in the tracing span of its caller.
+/// Where a request continues when its client has left: in the tracing span of its caller.
 struct Background {
     runtime: Handle,
     #[cfg(feature = "tracing")]

@@ -1,4 +1,4 @@
-//! Asks a hook what became of an operation whose outcome is unknown.
+//! Asks a hook about an operation whose outcome is unknown.
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 

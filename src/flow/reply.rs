@@ -21,7 +21,7 @@ use crate::{
 /// What the client receives: a response, or the inner service's own error.
 pub(crate) type ServiceResult<R, E> = Result<Response<ResponseBody<R>>, E>;
 
-/// What the client receives, and what is logged of it.
+/// The result for the client, with its outcome for the log.
 pub(super) struct Reply<R: Body, E> {
     result: ServiceResult<R, E>,
     outcome: Outcome,

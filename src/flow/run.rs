@@ -37,7 +37,7 @@ pub(super) struct Run<S> {
     pub(super) permit: Permit,
 }
 
-/// What became of a call to the handler.
+/// The result of a call to the handler.
 pub(super) type Called<R, E> = Result<Result<Response<R>, E>, Panicked>;
 
 /// The handler panicked.

@@ -25,8 +25,8 @@ pub enum RejectionKind {
     KeyReused,
     /// 409: the first request with this key is still running.
     RequestInProgress,
-    /// 409: nobody knows whether the first request did its work; 503 for the
-    /// first request itself.
+    /// 409: the first request may or may not have done its work. 503 for the first request
+    /// itself.
     OutcomeUnknown,
     /// 409: it is done, but its response was not kept.
     ResponseNotReplayable,

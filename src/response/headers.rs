@@ -102,8 +102,8 @@ impl KeptHeaders {
         self
     }
 
-    /// Keeps `Set-Cookie`: whoever may replay a response receives its cookies,
-    /// and they are stored. Defaults to not.
+    /// Keeps `Set-Cookie`. The cookies are stored, and each replay sends them. Defaults to
+    /// leaving them out.
     pub fn with_cookies(mut self) -> Self {
         self.cookies = true;
         self

@@ -1,4 +1,4 @@
-//! How responses are recorded: what is kept of them, and for how long.
+//! How responses are recorded: their kept parts, and their retention.
 
 pub(crate) mod headers;
 pub(crate) mod recorded;
@@ -132,8 +132,7 @@ fn essence_is(value: &HeaderValue, media_type: &HeaderValue) -> bool {
         .eq_ignore_ascii_case(media_type.as_bytes())
 }
 
-/// hyper sends a handler's `Content-Length` as it is, even if it is wrong, and the
-/// connection breaks. A 304 describes another response's length.
+/// hyper sends a wrong `Content-Length` of a handler unchanged, and the connection breaks. A 304 describes another response's length.
 pub(crate) fn correct_length(parts: &mut response::Parts, length: Option<u64>) {
     let Some(length) = length else {
         return;
