@@ -25,57 +25,100 @@ use crate::{
 
 pub(crate) async fn measure(plan: Plan, report: &mut Report) {
     let url = postgres::database("driver_http").await;
-    for (name, least, keys) in [
-        ("fresh keys", 0.75, Keys::Fresh),
-        ("replays", 0.92, Keys::Recorded),
+    for (baseline, most, keys, name) in [
+        (
+            "bare",
+            7.0,
+            Keys::Fresh,
+            "fresh keys, more than the bare handler",
+        ),
+        (
+            "nothing",
+            2.0,
+            Keys::Recorded,
+            "replays, more than a handler that does nothing",
+        ),
     ] {
         // Each on a server of its own: replays are not to bear what a million fresh
         // keys have left in memory.
-        let bare = Server::start("bare", &url);
+        let baseline = Server::start(baseline, &url);
         let memory = Server::start("memory", &url);
+        let pairs = in_turns(plan, &baseline, &memory, 16, keys);
         report.add(Target::new(
-            format!("server on the memory store, 16 connections, against the bare handler, {name}: requests/s"),
-            Bound::AtLeast(least),
-            "×",
-            in_turns(plan, &bare, &memory, 16, keys),
+            format!("server on the memory store, 16 connections, {name}: processor time a request"),
+            Bound::AtMost(most),
+            "µs",
+            pairs
+                .iter()
+                .map(|(before, after)| (after.processor - before.processor) * 1e6)
+                .collect(),
         ));
+        let rates = Target::new(
+            format!("server on the memory store, 16 connections, {name}: requests/s"),
+            Bound::AtLeast(0.0),
+            "×",
+            pairs
+                .iter()
+                .map(|(before, after)| after.rate / before.rate)
+                .collect(),
+        );
+        report.tell(&rates);
     }
     let by_hand = Server::start("by-hand", &url);
     let store = Server::start("postgres", &url);
+    let pairs = in_turns(plan, &by_hand, &store, 64, Keys::Fresh);
     report.add(Target::new(
         "server on PostgreSQL, 64 connections, against two statements by hand: requests/s",
         Bound::AtLeast(2.5),
         "×",
-        in_turns(plan, &by_hand, &store, 64, Keys::Fresh),
+        pairs
+            .iter()
+            .map(|(before, after)| after.rate / before.rate)
+            .collect(),
     ));
 }
 
+/// What one load has measured.
+struct Measured {
+    /// Requests a second.
+    rate: f64,
+    /// Seconds of processor time of the server for each request.
+    processor: f64,
+}
+
+/// Loads the baseline and the layered server in turns.
 fn in_turns(
     plan: Plan,
     baseline: &Server,
     layered: &Server,
     connections: usize,
     keys: Keys,
-) -> Vec<f64> {
+) -> Vec<(Measured, Measured)> {
     if let Keys::Recorded = keys {
         // All of them, before anybody is in a hurry.
         layered.load(1, 1, keys);
     }
     let run = |server: &Server| {
+        let before = server.processor_time();
         let said = server.load(plan.length.as_secs().max(1), connections, keys);
+        let processor = server.processor_time() - before;
         assert!(!said.contains("Non-2xx"), "{said}");
         let rate = said
             .lines()
             .find_map(|line| line.strip_prefix("Requests/sec:"));
-        rate.expect("wrk says a rate")
-            .trim()
-            .parse::<f64>()
-            .unwrap()
+        let requests = said
+            .lines()
+            .find_map(|line| line.split_once(" requests in "));
+        let (requests, _) = requests.expect("wrk says how many requests");
+        Measured {
+            rate: rate.expect("wrk says a rate").trim().parse().unwrap(),
+            processor: processor / requests.trim().parse::<f64>().unwrap(),
+        }
     };
     (0..plan.pairs)
         .map(|_| {
             let before = run(baseline);
-            run(layered) / before
+            (before, run(layered))
         })
         .collect()
 }
@@ -85,6 +128,7 @@ pub(crate) async fn serve(kind: &str) {
     let payments = |handler| Router::new().route("/payments", handler);
     let router: Router = match kind {
         "bare" => payments(post(answer)),
+        "nothing" => payments(post(do_nothing)),
         "memory" => {
             let store = MemoryStore::bounded(50_000_000, 1 << 36);
             payments(post(answer)).layer(layer(store))
@@ -114,6 +158,13 @@ fn layer<S: Store>(store: S) -> IdempotencyLayer<S> {
 
 async fn answer(_: Bytes) -> Response {
     Response::new(Body::from(calls::response()))
+}
+
+/// Reads the request, and answers with a response of the same size that costs nothing to
+/// make: what a replay cannot do without.
+async fn do_nothing(_: Bytes) -> Response {
+    static RESPONSE: [u8; 512] = [7; 512];
+    Response::new(Body::from(Bytes::from_static(&RESPONSE)))
 }
 
 /// Without a fingerprint, a lease, a fence or a replay: what is written by hand.
@@ -161,6 +212,20 @@ impl Server {
         Self { child, address }
     }
 
+    /// The processor time of the server so far, in seconds.
+    fn processor_time(&self) -> f64 {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        // After the name in parentheses: utime and stime are the 12th and 13th.
+        let (_, fields) = stat.rsplit_once(')').unwrap();
+        let ticks: f64 = fields
+            .split_whitespace()
+            .skip(11)
+            .take(2)
+            .map(|ticks| ticks.parse::<f64>().unwrap())
+            .sum();
+        ticks / TICKS_PER_SECOND
+    }
+
     /// What wrk says.
     fn load(&self, seconds: u64, connections: usize, keys: Keys) -> String {
         let script = env::temp_dir().join(format!("driver-{}.lua", std::process::id()));
@@ -196,6 +261,9 @@ impl Server {
         said
     }
 }
+
+/// Linux reports processor times in hundredths of a second.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 /// So few that one caller records them all in a second.
 const RECORDED: usize = 1_000;

@@ -19,6 +19,7 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Report {
     targets: Vec<Target>,
+    information: Vec<String>,
     pub(crate) throughput: Vec<Curve>,
     /// The median time of a claim in seconds, by the records that are there.
     pub(crate) sizes: Vec<(u64, f64)>,
@@ -52,6 +53,13 @@ impl Report {
             target.verdict()
         );
         self.targets.push(target);
+    }
+
+    /// Says a number that has no target, for information.
+    pub(crate) fn tell(&mut self, measured: &Target) {
+        let line = format!("{}: {}", measured.name, measured.reached());
+        println!("{line}");
+        self.information.push(line);
     }
 
     pub(crate) fn is_short(&self) -> bool {
@@ -90,6 +98,9 @@ impl Report {
             if self.targets.iter().any(|target| is_short(&target)) {
                 let _ = writeln!(text, "\n**{of}.** {why}");
             }
+        }
+        for line in &self.information {
+            let _ = writeln!(text, "\nFor information: {line}.");
         }
         text += "\n## Claim and completion on PostgreSQL\n\n| in flight |";
         for curve in &self.throughput {

@@ -157,7 +157,7 @@ async fn f110_a_response_that_is_not_kept_is_logged_with_its_reason() {
             ("stream", "its media type is one of `streamed_types`"),
         ] {
             let log = Log::start();
-            let parts = ["transaction failed (response_not_kept)", reason];
+            let parts = ["transaction failed (response-not-kept)", reason];
             let answer = until_logged(&service, &log, key, &parts).await;
             answer.assert_problem(500, "rolled-back");
         }
