@@ -46,8 +46,8 @@ use crate::{
     log::{self, LogLimit},
 };
 
-/// 500 if the request is not guarded: the route has no layer, its method is not
-/// one of the guarded, or it came without a key. Extract `Option<Operation>`
+/// Rejects a request that is not guarded with 500: the route has no layer, the layer
+/// does not guard the method, or the request has no key. Extract `Option<Operation>`
 /// where that is expected.
 impl<S: Sync> FromRequestParts<S> for Operation {
     type Rejection = NotGuarded;
@@ -71,11 +71,11 @@ impl<S: Sync> OptionalFromRequestParts<S> for Operation {
     }
 }
 
-/// Why an [`Operation`] cannot be extracted.
+/// The rejection of the extractor [`Operation`]: the request is not guarded.
 #[derive(Clone, Copy, Debug)]
 pub struct NotGuarded(());
 
-/// Logs at WARN, at most once in 5 seconds, that the handler was not run.
+/// Responds with 500, and logs at WARN, at most once in 5 seconds.
 impl IntoResponse for NotGuarded {
     fn into_response(self) -> Response {
         static LIMIT: LogLimit = LogLimit::new();
@@ -116,19 +116,19 @@ impl IntoResponseParts for KeepFor {
     }
 }
 
-/// An extractor whose rejection releases the key, so that the corrected request
-/// may use it.
+/// An extractor whose rejection releases the key, so that a corrected request can
+/// use it.
 ///
-/// axum's extractors refuse a request before the handler runs: malformed JSON
-/// with 400, a wrong shape with 422, a query or a path that cannot be parsed with
-/// 400. The layer cannot tell that from a handler's own 400 or 422, and records
-/// it: a corrected request with the same key gets 422 `key-reused`. Inside of
-/// `OrRelease` the rejection is the same response with [`Disposition::Release`] for any
-/// request, which the client does not see. A disposition that the rejection has already
-/// stays. A handler's own 4xx is recorded as before.
+/// axum's extractors reject a request before the handler runs: malformed JSON with
+/// 400, JSON of another shape with 422, a query or a path that cannot be parsed with
+/// 400. The layer cannot tell such a response from one of the handler, and records it.
+/// A corrected request with the same key then receives 422 `key-reused`. `OrRelease`
+/// adds [`Disposition::Release`] for any request to the rejection, which the client does
+/// not see. It does not change a disposition that the rejection has. A 4xx of the
+/// handler is recorded as before.
 ///
-/// The key is not released if [`Operation::effects_started`] was called before, by
-/// a middleware inside of the layer.
+/// The key is not released if a middleware inside the layer has called
+/// [`Operation::effects_started`].
 ///
 /// ```
 /// # use axum::body::Body;
@@ -169,8 +169,8 @@ impl IntoResponseParts for KeepFor {
 /// # }
 /// ```
 ///
-/// An application with an extractor of its own, which renders rejections in its
-/// own format, adds [`Disposition::Release`] there instead, once for all handlers:
+/// An application with its own extractor, for its own format of rejections, adds
+/// [`Disposition::Release`] there, once for all handlers:
 ///
 /// ```
 /// # use axum::{Router, body::Body, routing::post};
@@ -271,8 +271,8 @@ impl IntoResponse for crate::Committed {
     }
 }
 
-/// As [`CommitError::into_http`](crate::CommitError::into_http): logs the error,
-/// and shows nothing of what the database said.
+/// Logs the error and shows no cause, as
+/// [`CommitError::into_http`](crate::CommitError::into_http) does.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl IntoResponse for crate::CommitError {
     fn into_response(self) -> Response {
