@@ -48,19 +48,19 @@ pub(crate) const NO_OWNER: Token = Token::from_bytes([0; 16]);
 /// [`forget`](super::Store::forget) there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRecord {
-    operation: OperationId,
-    fence: Fence,
-    attempt: u32,
-    takeovers: u32,
-    fingerprint: Fingerprint,
-    token: Token,
-    claimed_at: Duration,
-    expires_at: Duration,
-    state: State,
+    pub(crate) operation: OperationId,
+    pub(crate) fence: Fence,
+    pub(crate) attempt: u32,
+    pub(crate) takeovers: u32,
+    pub(crate) fingerprint: Fingerprint,
+    pub(crate) token: Token,
+    pub(crate) claimed_at: Duration,
+    pub(crate) expires_at: Duration,
+    pub(crate) state: State,
 }
 
 #[derive(Clone, PartialEq, Eq)]
-enum State {
+pub(crate) enum State {
     InProgress { lease_until: Duration },
     Completed { response: Bytes },
     Unknown,

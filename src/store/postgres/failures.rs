@@ -1,22 +1,12 @@
 //! What an error of the database means, and what to do about it.
 
-use std::{
-    borrow::Cow,
-    error,
-    fmt::{self, Write as _},
-    io,
-    time::Duration,
-};
+use std::{borrow::Cow, error, fmt, io, time::Duration};
 
-use sqlx::{
-    Error,
-    error::DatabaseError,
-    postgres::{PgConnectOptions, PgDatabaseError},
-};
+use sqlx::{Error, error::DatabaseError, postgres::PgConnectOptions};
 
 use crate::store::{
     StoreError,
-    sql::{self, single::RECORD_LOCKED},
+    sql::{self, error::postgres_error, single::RECORD_LOCKED},
 };
 
 pub(super) fn failure(error: Error) -> StoreError {
@@ -93,38 +83,11 @@ fn answered(error: &dyn DatabaseError) -> StoreError {
 
 /// What the server said, and a remedy if there is one.
 fn said(error: &dyn DatabaseError, code: &str) -> StoreError {
-    let said = quoting_no_value(error);
+    let said = postgres_error(error);
     StoreError::unavailable(match remedy(code, error.message()) {
         Some(remedy) => format!("{said}: {remedy}"),
         None => said,
     })
-}
-
-/// What the server said of an error. If its message may quote a value, the
-/// SQLSTATE stands for it, with the names of the table, column and constraint.
-pub(in crate::store) fn quoting_no_value(error: &dyn DatabaseError) -> String {
-    let code = error.code().unwrap_or_default();
-    // These speak of the server, the schema and other transactions.
-    let quotes_none = [
-        "08", "25", "26", "28", "3D", "3F", "40", "42", "53", "55", "57",
-    ];
-    if is_of(&code, &quotes_none) {
-        return format!("{} (SQLSTATE {code})", error.message());
-    }
-    let mut said = format!("SQLSTATE {code}");
-    let column = error
-        .try_downcast_ref::<PgDatabaseError>()
-        .and_then(PgDatabaseError::column);
-    for (what, name) in [
-        ("table", error.table()),
-        ("column", column),
-        ("constraint", error.constraint()),
-    ] {
-        if let Some(name) = name {
-            let _ = write!(said, ", {what} {name}");
-        }
-    }
-    said
 }
 
 fn is_of(code: &str, classes: &[&str]) -> bool {

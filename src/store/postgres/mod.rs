@@ -21,7 +21,6 @@ use std::{fmt, sync::Arc, time::Duration};
 use futures_util::future::BoxFuture;
 use sqlx::{PgPool, SqlStr, postgres::PgConnectOptions};
 
-pub(super) use self::failures::quoting_no_value;
 pub use self::{builder::PostgresStoreBuilder, transaction::PostgresTransaction};
 use self::{
     claims::Claims,

@@ -290,7 +290,7 @@ pub(super) async fn list(
         .bind(key)
         .bind(limit);
     if let Some(older) = older {
-        asked = asked.bind(older).bind(sql::MOST_EXAMINED);
+        asked = asked.bind(older).bind(sql::MAX_EXAMINED);
     }
     let rows = asked
         .fetch_all(&mut *on.connection)

@@ -8,9 +8,13 @@ use std::{
 
 use tokio::sync::oneshot;
 
+#[cfg(feature = "postgres")]
+use super::{columns, parameters};
+#[cfg(feature = "sqlite")]
+use crate::store::{MarkedBy, Transition};
 use crate::{
     RecordName, StoreError, Token,
-    store::{Claim, Completion, Release, sql},
+    store::{Claim, Completion, Release},
 };
 
 /// A call that may share a batch with others.
@@ -173,7 +177,28 @@ impl Call for TransitionCall {
 }
 
 impl TransitionCall {
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn transition(&self) -> Transition<'_> {
+        let token = self.token;
+        match &self.transition {
+            OwnerTransition::Renew { lease } => Transition::Renew {
+                token,
+                lease: *lease,
+            },
+            OwnerTransition::Complete(completion) => Transition::Complete { token, completion },
+            OwnerTransition::Release(release) => Transition::Release {
+                token,
+                release: *release,
+            },
+            OwnerTransition::MarkUnknown { retention } => Transition::MarkUnknown {
+                marked_by: MarkedBy::Owner(token),
+                retention: *retention,
+            },
+        }
+    }
+
     /// Returns whether the call would delay the others of its batch.
+    #[cfg(feature = "postgres")]
     pub(crate) fn is_large(&self) -> bool {
         self.transition.response().map_or(0, <[u8]>::len) > SMALL_RESPONSE
     }
@@ -181,12 +206,13 @@ impl TransitionCall {
 
 impl OwnerTransition {
     /// Returns the record's next state.
+    #[cfg(feature = "postgres")]
     pub(crate) fn state(&self) -> i64 {
         match self {
-            Self::Renew { .. } => sql::IN_PROGRESS,
-            Self::Complete(_) => sql::COMPLETED,
-            Self::Release(release) => sql::released(*release),
-            Self::MarkUnknown { .. } => sql::UNKNOWN,
+            Self::Renew { .. } => columns::IN_PROGRESS,
+            Self::Complete(_) => columns::COMPLETED,
+            Self::Release(release) => columns::released(*release),
+            Self::MarkUnknown { .. } => columns::UNKNOWN,
         }
     }
 
@@ -195,17 +221,20 @@ impl OwnerTransition {
     pub(crate) fn applied_states(&self) -> &'static [i64] {
         match self {
             Self::Renew { .. } => &[],
-            Self::Complete(_) => &[sql::COMPLETED],
-            Self::Release(_) => &[sql::RELEASED_BOUND, sql::RELEASED_FREED],
-            Self::MarkUnknown { .. } => &[sql::UNKNOWN],
+            Self::Complete(_) => &[columns::COMPLETED],
+            Self::Release(_) => &[
+                columns::RELEASED_SAME_REQUEST,
+                columns::RELEASED_ANY_REQUEST,
+            ],
+            Self::MarkUnknown { .. } => &[columns::UNKNOWN],
         }
     }
 
     /// Returns whether the transition is allowed in `state`.
     #[cfg(feature = "postgres")]
     pub(crate) fn is_allowed_in(&self, state: i64) -> bool {
-        let is_late = state == sql::UNKNOWN && matches!(self, Self::Complete(_));
-        state == sql::IN_PROGRESS || is_late
+        let is_late = state == columns::UNKNOWN && matches!(self, Self::Complete(_));
+        state == columns::IN_PROGRESS || is_late
     }
 
     pub(crate) fn response(&self) -> Option<&[u8]> {
@@ -217,8 +246,9 @@ impl OwnerTransition {
 
     /// Returns the new duration of the lease or of the record, and the least time
     /// that a completed record is kept, in microseconds.
+    #[cfg(feature = "postgres")]
     pub(crate) fn durations(&self) -> (i64, i64) {
-        let micros = sql::micros;
+        let micros = parameters::micros;
         match self {
             Self::Renew { lease } => (micros(*lease), 0),
             Self::Complete(completion) => {

@@ -14,7 +14,9 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use sqlx::error::DatabaseError;
 
-use super::quoting_no_value;
+use super::error::without_values;
+#[cfg(feature = "sqlite")]
+use super::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
 use crate::{
     Operation, OperationId, Rejection, StoreError,
     log::{self, Event, LogLimit, Warnings},
@@ -387,7 +389,7 @@ impl CommitError {
     fn cause(&self) -> Option<String> {
         let cause = self.get_ref()?;
         Some(match self.sqlx_error() {
-            Some(error) => quoting_no_value(error).into_owned(),
+            Some(error) => without_values(error).into_owned(),
             None => cause.to_string(),
         })
     }
@@ -519,12 +521,8 @@ fn is_unavailable(error: &dyn DatabaseError) -> bool {
             .any(|class| code.starts_with(class));
     }
     #[cfg(feature = "sqlite")]
-    if let Some(code) = error
-        .try_downcast_ref::<sqlx::sqlite::SqliteError>()
-        .and_then(|error| error.code()?.parse::<u32>().ok())
-    {
-        // SQLITE_BUSY and SQLITE_LOCKED, and their extended codes.
-        return matches!(code & 0xff, 5 | 6);
+    if let Some(code) = sqlite_code(error) {
+        return matches!(code, SQLITE_BUSY | SQLITE_LOCKED);
     }
     let _ = error;
     false

@@ -5,6 +5,7 @@
 //! which carries about 1 MiB. So large responses delay neither claims nor other
 //! reads.
 
+pub(crate) use super::columns::Found;
 use super::{
     batcher::{Batch, Batcher},
     calls::{ReadCall, SMALL_RESPONSE},
@@ -14,17 +15,6 @@ use crate::{
     RecordName, StoreError,
     store::{Claim, Claimed, Record, RecordState},
 };
-
-/// A record that a statement found.
-#[derive(Clone)]
-pub(crate) enum Found {
-    Whole(Record),
-    /// A completed record without its response, which is longer than asked for.
-    Large {
-        record: Record,
-        bytes: usize,
-    },
-}
 
 /// The answer to a claim, which lacks a large response.
 #[derive(Clone)]

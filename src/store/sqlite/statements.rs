@@ -1,226 +1,194 @@
-//! Each transition as one statement, keyed by the record's name, with its guard
-//! in the `WHERE` clause. All of them run inside a transaction that holds the
-//! write lock, or only read.
+//! The statements.
+//!
+//! A record is loaded, changed by its state machine, and stored. The store's clock is
+//! the host's, in microseconds since 1970.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
-use sqlx::{FromRow as _, Row as _, SqliteConnection, query, query_as, query_scalar};
+use serde::Serialize;
+use sqlx::{Error, FromRow as _, Row as _, SqliteConnection, query, query_as, query_scalar};
 
-use super::failure;
+use super::error::failure;
 use crate::{
-    Fence, RecordName, Token,
-    store::transition::NO_OWNER,
+    Fence, RecordName,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Release,
-        Resolution, StoreError, Transitioned,
-        sql::calls::SMALL_RESPONSE,
-        sql::reads::{ClaimAnswer, Found},
-        sql::{self, GrantColumns, NamedColumns, RecordColumns, micros},
+        Filter, Page, Purged, StoreError, Transitioned,
+        sql::columns::{LoadedRecord, NamedColumns, RecordColumns, UNKNOWN, name, state_number},
+        sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
+        transition::{State, StoredRecord},
     },
 };
 
-pub(super) async fn claim(
+/// Returns the time on the store's clock.
+pub(super) fn now() -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    // The columns have no nanoseconds.
+    Duration::from_micros(column(now.unwrap_or_default()).unsigned_abs())
+}
+
+/// Loads a record. Leaves out a response that is longer than `max_response`.
+pub(super) async fn load(
     connection: &mut SqliteConnection,
     name: &RecordName,
-    claim: &Claim,
-) -> Result<ClaimAnswer, StoreError> {
-    let granted: Option<GrantColumns> = query_as(CLAIM)
+    max_response: usize,
+) -> Result<Option<RecordColumns>, Error> {
+    query_as(LOAD)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
-        .bind(claim.operation.as_bytes().as_slice())
-        .bind(claim.token.as_bytes().as_slice())
-        .bind(claim.fingerprint.as_bytes().as_slice())
-        .bind(micros(claim.lease))
-        .bind(micros(claim.retention))
-        .fetch_optional(&mut *connection)
+        .bind(length(max_response))
+        .fetch_optional(connection)
         .await
-        .map_err(failure)?;
-    if let Some(granted) = granted {
-        let grant = counted(connection, granted).await?;
-        return Ok(ClaimAnswer::Claimed(Claimed::Acquired(grant)));
-    }
-    // Nobody else writes meanwhile, so a missing record is not the reason.
-    read(connection, name, SMALL_RESPONSE)
-        .await?
-        .map(ClaimAnswer::from)
-        .ok_or(StoreError::corrupt("the last fence"))
 }
 
-pub(super) async fn reclaim(
+pub(super) type Loaded = Result<Option<LoadedRecord>, StoreError>;
+
+/// Loads records, each as [`load`] does.
+pub(super) async fn load_all(
+    connection: &mut SqliteConnection,
+    names: &[(&RecordName, usize)],
+) -> Result<Vec<Loaded>, StoreError> {
+    let mut loaded: Vec<Loaded> = names.iter().map(|_| Ok(None)).collect();
+    if !go_together(names.iter().map(|(name, _)| *name)) {
+        for ((name, max_response), loaded) in names.iter().zip(&mut loaded) {
+            let columns = load(connection, name, *max_response).await;
+            *loaded = decode(columns.map_err(failure)?);
+        }
+        return Ok(loaded);
+    }
+    let asked = names.iter().map(|(name, max_response)| {
+        let max_response = length(*max_response);
+        (name.scope().as_str(), name.key().as_str(), max_response)
+    });
+    let rows = query(LOAD_ALL)
+        .bind(json(&asked.collect::<Vec<_>>())?)
+        .fetch_all(connection)
+        .await
+        .map_err(failure)?;
+    for row in &rows {
+        let position: i64 = row.try_get("position").map_err(failure)?;
+        let position = usize::try_from(position).ok();
+        if let Some(loaded) = position.and_then(|position| loaded.get_mut(position)) {
+            *loaded = RecordColumns::from_row(row)
+                .map_err(failure)
+                .and_then(|columns| decode(Some(columns)));
+        }
+    }
+    Ok(loaded)
+}
+
+/// The moments of loaded columns are relative to 1970.
+pub(super) fn decode(columns: Option<RecordColumns>) -> Loaded {
+    columns.map(|columns| columns.load(0)).transpose()
+}
+
+/// Inserts a record, or updates the record with its name.
+pub(super) async fn store(
     connection: &mut SqliteConnection,
     name: &RecordName,
-    seen: Fence,
-    reclaim_as: ReclaimAs,
-    claim: &Claim,
-) -> Result<Option<Grant>, StoreError> {
-    let granted: Option<GrantColumns> = query_as(RECLAIM)
+    record: &StoredRecord,
+) -> Result<(), Error> {
+    let stored = query(STORE)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
-        .bind(claim.operation.as_bytes().as_slice())
-        .bind(claim.token.as_bytes().as_slice())
-        .bind(claim.fingerprint.as_bytes().as_slice())
-        .bind(micros(claim.lease))
-        .bind(micros(claim.retention))
-        .bind(sql::fence(seen))
-        .bind(sql::reclaim_as(reclaim_as))
-        .fetch_optional(&mut *connection)
-        .await
-        .map_err(failure)?;
-    match granted {
-        Some(granted) => counted(connection, granted).await.map(Some),
-        None => Ok(None),
-    }
+        .bind(state_number(&record.state))
+        .bind(i64::from(record.attempt))
+        .bind(i64::from(record.takeovers))
+        .bind(fence(record.fence))
+        .bind(column(record.claimed_at))
+        .bind(column(lease_until(record)))
+        .bind(column(record.expires_at))
+        .bind(record.operation.as_bytes().as_slice())
+        .bind(record.token.as_bytes().as_slice())
+        .bind(record.fingerprint.as_bytes().as_slice())
+        .bind(response(record))
+        .execute(connection);
+    stored.await.map(|_| ())
 }
 
-/// The grant, once its fence is the last one of the file.
-async fn counted(
+/// Stores records, each as [`store`] does.
+pub(super) async fn store_all(
     connection: &mut SqliteConnection,
-    granted: GrantColumns,
-) -> Result<Grant, StoreError> {
-    let grant = granted.decode()?;
-    count_fence(connection, sql::fence(grant.fence)).await?;
-    Ok(grant)
-}
-
-pub(super) async fn count_fence(
-    connection: &mut SqliteConnection,
-    fence: i64,
+    records: &[(&RecordName, StoredRecord)],
 ) -> Result<(), StoreError> {
-    let done = query(COUNT_FENCE)
-        .bind(fence)
+    if !go_together(records.iter().map(|(name, _)| *name)) {
+        for (name, record) in records {
+            let stored = store(connection, name, record).await;
+            stored.map_err(failure)?;
+        }
+        return Ok(());
+    }
+    // JSON has no bytes.
+    let records = records.iter().map(|(name, record)| {
+        (
+            name.scope().as_str(),
+            name.key().as_str(),
+            state_number(&record.state),
+            record.attempt,
+            record.takeovers,
+            fence(record.fence),
+            column(record.claimed_at),
+            column(lease_until(record)),
+            column(record.expires_at),
+            hex::encode(record.operation.as_bytes()),
+            hex::encode(record.token.as_bytes()),
+            hex::encode(record.fingerprint.as_bytes()),
+            response(record).map(hex::encode),
+        )
+    });
+    query(STORE_ALL)
+        .bind(json(&records.collect::<Vec<_>>())?)
         .execute(connection)
         .await
         .map_err(failure)?;
-    match done.rows_affected() {
-        0 => Err(StoreError::corrupt("the last fence")),
-        _ => Ok(()),
+    Ok(())
+}
+
+/// Returns whether one statement makes several calls. SQLite cuts a text in JSON off
+/// at a NUL, which would make it another name.
+fn go_together<'n>(names: impl ExactSizeIterator<Item = &'n RecordName>) -> bool {
+    let has_nul = |name: &RecordName| {
+        name.scope().as_str().contains('\0') || name.key().as_str().contains('\0')
+    };
+    names.len() > 1 && !names.into_iter().any(has_nul)
+}
+
+fn json(values: &impl Serialize) -> Result<String, StoreError> {
+    serde_json::to_string(values).map_err(StoreError::unavailable)
+}
+
+/// The lease of a record that has none is not read.
+fn lease_until(record: &StoredRecord) -> Duration {
+    match record.state {
+        State::InProgress { lease_until } => lease_until,
+        _ => record.claimed_at,
     }
 }
 
-pub(super) async fn renew(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    token: Token,
-    lease: Duration,
-) -> Result<Transitioned, StoreError> {
-    let done = query(RENEW)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(micros(lease))
-        .execute(connection)
-        .await
-        .map_err(failure)?;
-    Ok(match done.rows_affected() {
-        0 => Transitioned::Superseded,
-        _ => Transitioned::Applied,
-    })
-}
-
-pub(super) async fn complete(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    token: Token,
-    completion: &Completion,
-) -> Result<Transitioned, StoreError> {
-    let done = query(COMPLETE)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(&completion.response[..])
-        .bind(micros(completion.retention))
-        .bind(micros(completion.at_least))
-        .execute(&mut *connection)
-        .await
-        .map_err(failure)?;
-    if done.rows_affected() > 0 {
-        return Ok(Transitioned::Applied);
+fn response(record: &StoredRecord) -> Option<&[u8]> {
+    match &record.state {
+        State::Completed { response } => Some(response),
+        _ => None,
     }
-    let state = state(connection, name, MarkedBy::Owner(token)).await?;
-    sql::repeated(state, &[sql::COMPLETED])
 }
 
-pub(super) async fn release(
+/// Returns the first of `number` new fences, each larger than `last` and than every
+/// fence before.
+pub(super) async fn new_fences(
     connection: &mut SqliteConnection,
-    name: &RecordName,
-    token: Token,
-    release: Release,
-) -> Result<Transitioned, StoreError> {
-    let done = query(RELEASE)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .bind(sql::released(release))
-        .execute(&mut *connection)
-        .await
-        .map_err(failure)?;
-    if done.rows_affected() > 0 {
-        return Ok(Transitioned::Applied);
-    }
-    let state = state(connection, name, MarkedBy::Owner(token)).await?;
-    sql::repeated(state, &[sql::RELEASED_BOUND, sql::RELEASED_FREED])
-}
-
-pub(super) async fn mark_unknown(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    marked_by: MarkedBy,
-    retention: Duration,
-) -> Result<Transitioned, StoreError> {
-    let (token, fence) = witnessed(marked_by);
-    let done = query(MARK_UNKNOWN)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token)
-        .bind(fence)
-        .bind(micros(retention))
-        .execute(&mut *connection)
-        .await
-        .map_err(failure)?;
-    if done.rows_affected() > 0 {
-        return Ok(Transitioned::Applied);
-    }
-    let state = state(connection, name, marked_by).await?;
-    sql::repeated(state, &[sql::UNKNOWN])
-}
-
-pub(super) async fn resolve(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    seen: Fence,
-    resolution: &Resolution,
-) -> Result<Transitioned, StoreError> {
-    let (state, response, at_least) = sql::resolved(resolution);
-    let done = query(RESOLVE)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(sql::fence(seen))
-        .bind(state)
-        .bind(response)
-        .bind(at_least)
-        .bind(NO_OWNER.as_bytes().as_slice())
-        .execute(connection)
-        .await
-        .map_err(failure)?;
-    Ok(match done.rows_affected() {
-        0 => Transitioned::Superseded,
-        _ => Transitioned::Applied,
-    })
-}
-
-pub(super) async fn read(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    most_bytes: usize,
-) -> Result<Option<Found>, StoreError> {
-    let columns: Option<RecordColumns> = query_as(READ)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(i64::try_from(most_bytes).unwrap_or(i64::MAX))
+    number: usize,
+    last: Fence,
+) -> Result<Fence, StoreError> {
+    let newest: Option<i64> = query_scalar(NEW_FENCES)
+        .bind(length(number))
+        .bind(fence(last))
         .fetch_optional(connection)
         .await
         .map_err(failure)?;
-    columns.map(RecordColumns::decode).transpose()
+    let first = newest.and_then(|newest| newest.checked_sub(length(number)));
+    let first = first.and_then(|before| u64::try_from(before + 1).ok());
+    first
+        .map(Fence::from)
+        .ok_or(StoreError::corrupt("the last fence"))
 }
 
 pub(super) async fn list(
@@ -229,29 +197,34 @@ pub(super) async fn list(
     after: Option<&RecordName>,
     limit: u32,
 ) -> Result<Page, StoreError> {
-    let (scope, key) = sql::first_name(after, '\0');
-    let limit = sql::page_limit(limit);
-    let asked = match filter {
-        Filter::Unknown => query(LIST_UNKNOWN).bind(scope).bind(key).bind(limit),
-        Filter::InProgressFor(least) => query(LIST_IN_PROGRESS)
+    let (scope, key) = first_name(after, '\0');
+    let (limit, now) = (page_limit(limit), now());
+    let found = match filter {
+        Filter::Unknown => query(LIST_UNKNOWN)
+            .bind(column(now))
+            .bind(scope)
+            .bind(key)
+            .bind(limit),
+        Filter::InProgressFor(age) => query(LIST_IN_PROGRESS)
+            .bind(column(now))
             .bind(scope)
             .bind(key)
             .bind(limit)
-            .bind(micros(least))
-            .bind(sql::MOST_EXAMINED),
+            .bind(column(now.saturating_sub(age)))
+            .bind(MAX_EXAMINED),
     };
-    let rows = asked.fetch_all(connection).await.map_err(failure)?;
+    let rows = found.fetch_all(connection).await.map_err(failure)?;
     let (mut found, mut last) = (Vec::new(), None);
     for row in &rows {
-        if row.try_get("is_last").map_err(failure)? {
-            last = Some(sql::name(row).map_err(failure)?);
-        } else {
-            found.push(NamedColumns::from_row(row).map_err(failure)?);
+        match row.try_get("is_last").map_err(failure)? {
+            true => last = Some(name(row).map_err(failure)?),
+            false => found.push(NamedColumns::from_row(row).map_err(failure)?),
         }
     }
-    sql::page(found, limit, last)
+    page(found, limit, last)
 }
 
+/// Removes a record, also one that cannot be decoded.
 pub(super) async fn forget(
     connection: &mut SqliteConnection,
     name: &RecordName,
@@ -260,7 +233,7 @@ pub(super) async fn forget(
     let done = query(FORGET)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
-        .bind(sql::fence(seen))
+        .bind(fence(seen))
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -275,18 +248,21 @@ pub(super) async fn purge_expired(
     limit: u32,
     unknown_retention: Duration,
 ) -> Result<Purged, StoreError> {
+    let now = now();
     let removed: Vec<i64> = query_scalar(REMOVE_EXPIRED)
+        .bind(column(now))
         .bind(i64::from(limit))
         .fetch_all(&mut *connection)
         .await
         .map_err(failure)?;
-    let removed_unknown = removed.iter().filter(|state| **state == sql::UNKNOWN);
-    let (removed, removed_unknown) = (removed.len() as u64, removed_unknown.count() as u64);
-    // After the removal, so that nothing is marked and removed in one sweep.
+    let removed_unknown = removed.iter().filter(|state| **state == UNKNOWN).count() as u64;
+    let removed = removed.len() as u64;
+    // After the removal, so that no record is marked and removed in one sweep.
     let left = u64::from(limit).saturating_sub(removed);
     let marked = query(MARK_EXPIRED)
+        .bind(column(now))
         .bind(left.cast_signed())
-        .bind(micros(unknown_retention))
+        .bind(column(now.saturating_add(unknown_retention)))
         .execute(connection)
         .await
         .map_err(failure)?;
@@ -297,173 +273,100 @@ pub(super) async fn purge_expired(
     })
 }
 
-/// The state of the record with this token, once no transaction can change it
-/// any more.
-pub(super) async fn settled(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    token: Token,
-) -> Result<Option<i64>, StoreError> {
-    query_scalar(SETTLED)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token.as_bytes().as_slice())
-        .fetch_optional(connection)
-        .await
-        .map_err(failure)
+/// Returns the microseconds of a moment or an age.
+fn column(moment: Duration) -> i64 {
+    moment.as_micros().try_into().unwrap_or(i64::MAX)
 }
 
-async fn state(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    marked_by: MarkedBy,
-) -> Result<Option<i64>, StoreError> {
-    let (token, fence) = witnessed(marked_by);
-    query_scalar(STATE)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(token)
-        .bind(fence)
-        .fetch_optional(connection)
-        .await
-        .map_err(failure)
+/// Returns the fence as a column has it. A fence that is too large for the column
+/// becomes one that no record has.
+fn fence(fence: Fence) -> i64 {
+    fence.get().try_into().unwrap_or(-1)
 }
 
-/// How a statement finds the record of a marked_by: by its token, or by its fence.
-fn witnessed(marked_by: MarkedBy) -> (Option<Vec<u8>>, Option<i64>) {
-    match marked_by {
-        MarkedBy::Owner(token) => (Some(token.as_bytes().to_vec()), None),
-        MarkedBy::Lapsed(seen) => (None, Some(sql::fence(seen))),
-    }
+fn length(bytes: usize) -> i64 {
+    bytes.try_into().unwrap_or(i64::MAX)
 }
 
-/// `clock` is the host's, in microseconds, and the same all over a statement.
-/// SQLite's own steps are milliseconds; rounding undoes what a floating-point
-/// second makes of them.
-const CLAIM: &str = "
+macro_rules! loaded {
+    ($max_response:literal) => {
+        concat!(
+            "operation, fence, attempt, state, takeovers, fingerprint, token,
+       -claimed_at AS age, expires_at AS expires_in, lease_until AS lease_left,
+       iif(length(response) <= ",
+            $max_response,
+            ", response, NULL) AS response, length(response) AS bytes"
+        )
+    };
+}
+
+const LOAD: &str = concat!(
+    "
+SELECT ",
+    loaded!("?3"),
+    "
+FROM idempotency_records
+WHERE scope = ?1 AND key = ?2"
+);
+
+/// `CROSS JOIN` leads from the names to the records.
+const LOAD_ALL: &str = concat!(
+    "
+SELECT asked.key AS position, ",
+    loaded!("asked.value ->> 2"),
+    "
+FROM json_each(?1) AS asked CROSS JOIN idempotency_records AS record
+WHERE record.scope = asked.value ->> 0 AND record.key = asked.value ->> 1"
+);
+
+macro_rules! stored {
+    ($values:literal) => {
+        concat!(
+            "
 INSERT INTO idempotency_records
-    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
-     claimed_at, lease_until, expires_at)
-SELECT ?1, ?2, ?3, ?4, ?5, 1, 1, 0, fences.last + 1,
-       clock.now, clock.now + ?6, clock.now + ?7
-FROM idempotency_fences AS fences,
-     (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE NOT EXISTS (SELECT 1 FROM idempotency_records WHERE scope = ?1 AND key = ?2)
-RETURNING operation, fence, attempt";
+    (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until, expires_at,
+     operation, token, fingerprint, response)
+",
+            $values,
+            "
+ON CONFLICT (scope, key) DO UPDATE
+SET state = excluded.state,
+    attempt = excluded.attempt,
+    takeovers = excluded.takeovers,
+    fence = excluded.fence,
+    claimed_at = excluded.claimed_at,
+    lease_until = excluded.lease_until,
+    expires_at = excluded.expires_at,
+    operation = excluded.operation,
+    token = excluded.token,
+    fingerprint = excluded.fingerprint,
+    response = excluded.response"
+        )
+    };
+}
 
-const COUNT_FENCE: &str = "
-UPDATE idempotency_fences SET last = ?1 WHERE last < ?1";
+const STORE: &str = stored!("VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13)");
 
-/// 1: take over; 2: retry; 3: replace; 4: expired; 5: rerun; 6: reconcile.
-const RECLAIM: &str = "
-UPDATE idempotency_records AS record
-SET operation = CASE WHEN ?9 IN (1, 2, 5, 6) THEN record.operation ELSE ?3 END,
-    attempt = CASE
-        WHEN ?9 IN (1, 2, 5) THEN record.attempt + 1
-        WHEN ?9 = 6 THEN record.attempt
-        ELSE 1 END,
-    takeovers = CASE
-        WHEN ?9 IN (1, 5) THEN record.takeovers + 1
-        WHEN ?9 = 2 THEN min(record.takeovers, 1)
-        WHEN ?9 = 6 THEN record.takeovers
-        ELSE 0 END,
-    fence = max(fences.last, record.fence) + 1,
-    token = ?4,
-    fingerprint = ?5,
-    state = 1,
-    response = NULL,
-    claimed_at = clock.now,
-    lease_until = clock.now + ?6,
-    expires_at = clock.now + ?7
-FROM idempotency_fences AS fences,
-     (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE record.scope = ?1 AND record.key = ?2 AND record.fence = ?8
-  AND CASE ?9
-      WHEN 1 THEN record.state = 1 AND record.lease_until < clock.now
-      WHEN 2 THEN record.state IN (4, 5) AND record.expires_at >= clock.now
-      WHEN 3 THEN record.state = 5 AND record.expires_at >= clock.now
-      WHEN 4 THEN record.expires_at < clock.now
-          AND (record.state <> 1 OR record.lease_until < clock.now)
-      WHEN 5 THEN record.state = 3 AND record.expires_at >= clock.now
-      WHEN 6 THEN record.state = 3 AND record.expires_at >= clock.now
-      END
-RETURNING operation, fence, attempt";
+const STORE_ALL: &str = stored!(
+    "SELECT value ->> 0, value ->> 1, value ->> 2, value ->> 3, value ->> 4, value ->> 5,
+       value ->> 6, value ->> 7, value ->> 8, unhex(value ->> 9), unhex(value ->> 10),
+       unhex(value ->> 11), unhex(value ->> 12)
+FROM json_each(?1)
+WHERE true"
+);
 
-const RENEW: &str = "
-UPDATE idempotency_records
-SET lease_until = clock.now + ?4
-FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state = 1";
-
-/// Only an open claim: one that was completed already, even by this token, must
-/// not take further writes with it.
-pub(super) const COMPLETE: &str = "
-UPDATE idempotency_records
-SET state = 2,
-    response = ?4,
-    expires_at = max(claimed_at + ?5, clock.now + ?6)
-FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state IN (1, 3)";
-
-/// 4: for the same request only, as ever after a run whose outcome is unknown.
-const RELEASE: &str = "
-UPDATE idempotency_records
-SET state = iif(takeovers = 0, ?4, 4)
-WHERE scope = ?1 AND key = ?2 AND token = ?3 AND state = 1";
-
-/// Of the token and the fence one is NULL, and equal to nothing.
-const MARK_UNKNOWN: &str = "
-UPDATE idempotency_records
-SET state = 3,
-    expires_at = clock.now + ?5
-FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE scope = ?1 AND key = ?2 AND state = 1
-  AND (token = ?3 OR (fence = ?4 AND lease_until < clock.now))";
-
-const RESOLVE: &str = "
-UPDATE idempotency_records
-SET state = ?4,
-    response = ?5,
-    token = iif(?4 = 2, ?7, token),
-    takeovers = iif(?4 = 2, takeovers, 0),
-    expires_at = iif(?4 = 2, max(expires_at, clock.now + ?6), expires_at)
-FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE scope = ?1 AND key = ?2 AND fence = ?3 AND state = 3";
-
-const SETTLED: &str = "
-SELECT state
-FROM idempotency_records
-WHERE scope = ?1 AND key = ?2 AND token = ?3";
-
-const STATE: &str = "
-SELECT state
-FROM idempotency_records
-WHERE scope = ?1 AND key = ?2 AND (token = ?3 OR fence = ?4)";
-
-/// The length of a response is known without reading it.
-const READ: &str = "
-SELECT operation, fence, attempt, state, takeovers, fingerprint, token,
-       clock.now - claimed_at AS age,
-       expires_at - clock.now AS expires_in,
-       lease_until - clock.now AS lease_left,
-       iif(length(response) <= ?3, response, NULL) AS response,
-       length(response) AS bytes
-FROM idempotency_records, (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
-WHERE scope = ?1 AND key = ?2";
+const NEW_FENCES: &str = "
+UPDATE idempotency_fences
+SET last = max(last, ?2) + ?1
+RETURNING last";
 
 macro_rules! listed {
     () => {
         "scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
-       clock.now - claimed_at AS age,
-       expires_at - clock.now AS expires_in,
-       lease_until - clock.now AS lease_left,
+       ?1 - claimed_at AS age,
+       expires_at - ?1 AS expires_in,
+       lease_until - ?1 AS lease_left,
        NULL AS response, NULL AS bytes"
-    };
-}
-
-macro_rules! clock {
-    () => {
-        "(SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock"
     };
 }
 
@@ -473,40 +376,36 @@ const LIST_UNKNOWN: &str = concat!(
 SELECT ",
     listed!(),
     ", false AS is_last
-FROM idempotency_records, ",
-    clock!(),
-    "
-WHERE state = 3 AND (scope, key) >= (?1, ?2)
+FROM idempotency_records
+WHERE state = 3 /* unknown */ AND (scope, key) >= (?2, ?3)
 ORDER BY scope, key
-LIMIT ?3"
+LIMIT ?4"
 );
 
-/// Looks at no more than `?5` records, by the primary key. If it reaches that limit,
-/// it names the last one.
+/// Examines up to `?6` records, by the primary key. If it reaches that limit, it
+/// returns the name of the last one.
 const LIST_IN_PROGRESS: &str = concat!(
     "
 WITH examined AS MATERIALIZED (
     SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
            claimed_at, expires_at, lease_until
     FROM idempotency_records
-    WHERE (scope, key) >= (?1, ?2)
+    WHERE (scope, key) >= (?2, ?3)
     ORDER BY scope, key
-    LIMIT ?5
+    LIMIT ?6
 ), found AS (
     SELECT ",
     listed!(),
     ", false AS is_last
-    FROM examined, ",
-    clock!(),
-    "
-    WHERE state = 1 AND claimed_at < clock.now - ?4
+    FROM examined
+    WHERE state = 1 /* in progress */ AND claimed_at < ?5
     ORDER BY scope, key
-    LIMIT ?3
+    LIMIT ?4
 ), last AS (
     SELECT scope, key
     FROM examined
     ORDER BY scope, key
-    LIMIT 1 OFFSET ?5 - 1
+    LIMIT 1 OFFSET ?6 - 1
 )
 SELECT * FROM found
 UNION ALL
@@ -523,20 +422,17 @@ DELETE FROM idempotency_records
 WHERE rowid IN (
     SELECT rowid
     FROM idempotency_records
-    WHERE expires_at < CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000
-      AND state <> 1
+    WHERE expires_at < ?1 AND state <> 1 /* in progress */
     ORDER BY expires_at
-    LIMIT ?1)
+    LIMIT ?2)
 RETURNING state";
 
 const MARK_EXPIRED: &str = "
 UPDATE idempotency_records
-SET state = 3,
-    expires_at = clock.now + ?2
-FROM (SELECT CAST(round(unixepoch('subsec') * 1000) AS INTEGER) * 1000 AS now) AS clock
+SET state = 3 /* unknown */, expires_at = ?3
 WHERE rowid IN (
     SELECT rowid
     FROM idempotency_records
-    WHERE expires_at < clock.now AND state = 1 AND lease_until < clock.now
+    WHERE expires_at < ?1 AND state = 1 /* in progress */ AND lease_until < ?1
     ORDER BY expires_at
-    LIMIT ?1)";
+    LIMIT ?2)";

@@ -1,15 +1,23 @@
 //! The handler's own transaction, which completes its record and commits both.
 
-use sqlx::{Connection as _, Sqlite, Transaction, error::DatabaseError, query};
+use sqlx::{Connection as _, Sqlite, Transaction, query};
 
-use super::{SqliteStore, statements};
+use super::{
+    SqliteStore,
+    error::{CONSTRAINT, failure},
+    statements::{decode, load, now, store},
+    writer::BEGIN,
+};
 use crate::{
-    Operation, StoreError,
+    Operation, StoreError, Token,
     store::{
-        Completion, Transitioned, sql,
+        Completion, Transition, Transitioned,
         sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
         sql::commit_error::{CommitError, CommitErrorKind},
+        sql::detached,
+        sql::error::sqlite_code,
         sql::transaction::OperationTransaction,
+        transition::{State, StoredRecord},
     },
 };
 
@@ -18,8 +26,8 @@ impl SqliteStore {
     /// be ended by [`commit`](Self::commit) or
     /// [`rollback`](OperationTransaction::rollback). It can write from its start.
     ///
-    /// **While it is open nobody else writes to the file**, and claims wait: do
-    /// nothing slow in it. Dropped, it is rolled back, as after a crash. A
+    /// **While it is open, nothing else can write to the file**, and claims wait: do
+    /// nothing slow in it. If it is dropped, it is rolled back, as after a crash. A
     /// dropped call leaves no transaction behind.
     ///
     /// # Errors
@@ -39,18 +47,17 @@ impl SqliteStore {
     /// Commits `transaction` together with `response`: after a crash at any
     /// moment, either both are there or neither is.
     ///
-    /// The response is written as the last statement, and COMMIT is run by a
-    /// task that goes on when the caller is dropped. A transaction from another
-    /// pool is accepted if it is on the store's file and could write from its
-    /// start. One that has ended before, by a statement of the handler's own or
-    /// by SQLite itself (`OR ROLLBACK`, a full disk), records nothing. An example
-    /// is at [`OperationTransaction`].
+    /// The last statements write the response. A task executes COMMIT, and completes it
+    /// if the caller is dropped. A transaction from another pool is accepted if it is
+    /// on the store's file and could write from its start. A transaction that has ended
+    /// before, by a statement of the handler or by SQLite (`OR ROLLBACK`, a full disk),
+    /// records nothing. An example is at [`OperationTransaction`].
     ///
     /// # Errors
     ///
-    /// A [`CommitError`], whose kind says what is known. Return it, or the
-    /// handler's own response to it; if the handler answers as if it had been
-    /// committed, the client gets 500 `rolled-back`.
+    /// A [`CommitError`], whose kind tells whether the transaction was committed. Return
+    /// it, or a response of the application to it. If the handler returns a success
+    /// instead, the client receives 500 `rolled-back`.
     pub fn commit(
         &self,
         operation: &Operation,
@@ -61,8 +68,7 @@ impl SqliteStore {
     }
 }
 
-/// A transaction that [`SqliteStore::begin`] began, on a connection of sqlx for
-/// SQLite.
+/// A transaction of [`SqliteStore::begin`], on a connection of sqlx for SQLite.
 pub type SqliteTransaction = OperationTransaction<Sqlite>;
 
 impl CommitBackend for SqliteStore {
@@ -77,44 +83,62 @@ impl CommitBackend for SqliteStore {
         if !transaction.is_in_transaction() || has_ended(transaction).await? {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
         }
-        let done = query(statements::COMPLETE)
-            .bind(operation.name().scope().as_str())
-            .bind(operation.name().key().as_str())
-            .bind(operation.token().as_bytes().as_slice())
-            .bind(&completion.response[..])
-            .bind(sql::micros(completion.retention))
-            .bind(sql::micros(completion.at_least))
-            .execute(&mut **transaction)
-            .await
-            .map_err(refused)?;
-        Ok(match done.rows_affected() {
-            0 => Transitioned::Superseded,
-            _ => Transitioned::Applied,
-        })
+        let (name, token) = (operation.name(), operation.token());
+        let columns = load(transaction, name, 0).await.map_err(refused)?;
+        let loaded = decode(columns)
+            .map_err(|error| CommitError::caused(CommitErrorKind::Aborted, error))?;
+        let Some(mut record) = loaded.map(|loaded| loaded.record) else {
+            return Ok(Transitioned::Superseded);
+        };
+        // The claim must be open: a record that this token completed before must not
+        // commit other writes.
+        if status(Some(&record), token) != ClaimStatus::Open {
+            return Ok(Transitioned::Superseded);
+        }
+        let transitioned = record.apply(Transition::Complete { token, completion }, now());
+        let stored = store(transaction, name, &record).await;
+        stored.map_err(refused)?;
+        Ok(transitioned)
     }
 
     fn is_abort(error: &sqlx::Error) -> bool {
-        // SQLITE_CONSTRAINT and what extends it: a deferred constraint.
-        let code = error.as_database_error().and_then(DatabaseError::code);
-        code.and_then(|code| code.parse::<u32>().ok())
-            .is_some_and(|code| code & 0xff == 19)
+        // A deferred constraint.
+        error.as_database_error().and_then(sqlite_code) == Some(CONSTRAINT)
     }
 
     async fn claim_status(&self, operation: &Operation) -> Result<ClaimStatus, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
-        // A writer has waited for the end of every other.
-        let settled = self
-            .write(move |on| Box::pin(async move { statements::settled(on, &name, token).await }))
-            .await?;
-        sql::claim_status(settled)
+        let writer = self.writer.clone();
+        // Once this has the write lock, every other transaction has ended.
+        detached(async move {
+            let read = writer.write(async |on| {
+                let columns = load(on, &name, 0).await.map_err(failure)?;
+                decode(columns)
+            });
+            let loaded = read.await?;
+            let record = loaded.as_ref().map(|loaded| &loaded.record);
+            Ok(status(record, token))
+        })
+        .await
     }
 }
 
-/// Whether SQLite has rolled the transaction back on its own, as it does for
-/// `OR ROLLBACK`, a full disk and others. Each statement would commit on its
-/// own then, while sqlx goes on counting the transaction as open.
+fn status(record: Option<&StoredRecord>, token: Token) -> ClaimStatus {
+    match record {
+        Some(record) if record.token == token => match record.state {
+            State::InProgress { .. } | State::Unknown => ClaimStatus::Open,
+            State::Completed { .. } => ClaimStatus::Completed,
+            State::Released(_) => ClaimStatus::Superseded,
+        },
+        _ => ClaimStatus::Superseded,
+    }
+}
+
+/// Returns whether SQLite has rolled the transaction back by itself, as it does for
+/// `OR ROLLBACK` or a full disk. sqlx does not notice it, and each later statement
+/// would commit by itself.
 async fn has_ended(transaction: &mut Transaction<'static, Sqlite>) -> Result<bool, CommitError> {
-    // Refused, and without any effect, inside of a transaction only.
+    // Fails in a transaction, without an effect.
     match query("BEGIN").execute(&mut **transaction).await {
         Ok(_) => Ok(true),
         Err(error) if is_nested(&error) => Ok(false),
@@ -128,16 +152,14 @@ fn is_nested(error: &sqlx::Error) -> bool {
         .is_some_and(|error| error.message().contains("within a transaction"))
 }
 
-/// A statement that failed before COMMIT was run.
+/// The error of a statement that failed before COMMIT.
 fn refused(error: sqlx::Error) -> CommitError {
-    let absent = error
+    let is_missing = error
         .as_database_error()
         .is_some_and(|error| error.message().starts_with("no such table"));
-    let kind = match absent {
+    let kind = match is_missing {
         true => CommitErrorKind::OtherDatabase,
         false => CommitErrorKind::Aborted,
     };
     CommitError::caused(kind, error)
 }
-
-const BEGIN: &str = "BEGIN IMMEDIATE";

@@ -1,0 +1,49 @@
+//! Pages of lists.
+
+use super::columns::NamedColumns;
+use crate::{
+    RecordName,
+    store::{Page, StoreError},
+};
+
+/// Returns the smallest name after `after`, as its scope and its key.
+///
+/// `least` is the smallest character that a text of the database can have: appended
+/// to a key, it makes the next key.
+pub(crate) fn first_name(after: Option<&RecordName>, least: char) -> (String, String) {
+    let Some(after) = after else {
+        return (String::new(), String::new());
+    };
+    let mut key = after.key().as_str().to_owned();
+    key.push(least);
+    (after.scope().as_str().to_owned(), key)
+}
+
+/// Makes a page of the records that were found. A full page has `limit` of them.
+///
+/// `last` is the name of the last record examined, if the statement examined as many
+/// as it may.
+pub(crate) fn page(
+    found: Vec<NamedColumns>,
+    limit: i64,
+    last: Option<RecordName>,
+) -> Result<Page, StoreError> {
+    let records = found.into_iter().map(NamedColumns::decode);
+    let mut records: Vec<_> = records.collect::<Result<_, _>>()?;
+    records.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    let next = match records.last() {
+        Some((name, _)) if records.len() as i64 >= limit => Some(name.clone()),
+        _ => last,
+    };
+    Ok(Page { records, next })
+}
+
+/// Returns how many records a page has at most.
+pub(crate) fn page_limit(limit: u32) -> i64 {
+    limit.clamp(1, MAX_PAGE).into()
+}
+
+/// How many records a statement examines for a page.
+pub(crate) const MAX_EXAMINED: i64 = 2_000;
+
+const MAX_PAGE: u32 = 1_000;
