@@ -287,7 +287,6 @@ mod key;
 mod scope;
 mod fingerprint;
 mod operation;
-mod lease;
 mod disposition;
 mod response;
 mod outcome;

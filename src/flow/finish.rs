@@ -1,6 +1,7 @@
 //! Finishes a run: its outcome is recorded, and only then the client is answered.
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
 };
@@ -11,9 +12,10 @@ use http::{Response, StatusCode, response};
 use http_body::Body;
 
 use super::{
-    owned::Transition,
+    heartbeat::Heartbeat,
+    limits::Permit,
+    owned::{OwnedClaim, Transition},
     reply::{Reply, ServiceResult},
-    run::{Called, Panicked, Run},
     spawn,
 };
 use crate::{
@@ -25,6 +27,26 @@ use crate::{
     response::{ResponseSettings, correct_length, declared_length},
     store::{Release, Transitioned},
 };
+
+/// A running request, until its outcome is recorded.
+pub(super) struct Run<S> {
+    pub(super) claim: OwnedClaim<S>,
+    pub(super) heartbeat: Heartbeat<S>,
+    pub(super) permit: Permit,
+}
+
+/// The result of a call to the handler.
+pub(super) type Called<R, E> = Result<Result<Response<R>, E>, Panicked>;
+
+/// The handler panicked.
+pub(super) struct Panicked;
+
+impl From<Box<dyn Any + Send>> for Panicked {
+    /// The panic's message may quote anything. Rust's panic hook prints it.
+    fn from(_: Box<dyn Any + Send>) -> Self {
+        Self
+    }
+}
 
 /// Records the outcome of a run that ended, and returns the answer.
 pub(super) async fn finish<S, R, E>(run: Run<S>, called: Called<R, E>) -> Reply<R, E>

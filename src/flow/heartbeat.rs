@@ -22,9 +22,8 @@ use tokio::{
 use super::store_call::catch_panic;
 use crate::{
     Operation, Store, StoreError,
-    lease::Renewal,
     log::Warnings,
-    operation::{Transacted, WeakOperation},
+    operation::{Renewal, Transacted, WeakOperation},
     store::Transitioned,
 };
 

@@ -1,7 +1,6 @@
 //! Runs the handler.
 
 use std::{
-    any::Any,
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
@@ -16,8 +15,7 @@ use tower::Service;
 
 use super::{
     Client,
-    finish::{finish, finish_cancelled},
-    heartbeat::Heartbeat,
+    finish::{Called, Panicked, Run, finish, finish_cancelled},
     limits::Permit,
     owned::OwnedClaim,
     reply::Reply,
@@ -29,26 +27,6 @@ use crate::{
     rejection::RequestHead,
     response::{ResponseSettings, mark_unrecorded},
 };
-
-/// A running request, until its outcome is recorded.
-pub(super) struct Run<S> {
-    pub(super) claim: OwnedClaim<S>,
-    pub(super) heartbeat: Heartbeat<S>,
-    pub(super) permit: Permit,
-}
-
-/// The result of a call to the handler.
-pub(super) type Called<R, E> = Result<Result<Response<R>, E>, Panicked>;
-
-/// The handler panicked.
-pub(super) struct Panicked;
-
-impl From<Box<dyn Any + Send>> for Panicked {
-    /// The panic's message may quote anything. Rust's panic hook prints it.
-    fn from(_: Box<dyn Any + Send>) -> Self {
-        Self
-    }
-}
 
 /// Runs the handler while heartbeats renew its lease, and records its outcome.
 pub(super) async fn run<I, S, B, R>(

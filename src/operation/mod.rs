@@ -1,6 +1,7 @@
 //! The operation that a handler runs.
 
 mod id;
+mod lease;
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
     expect(dead_code, reason = "only the SQL stores have transactions")
@@ -19,9 +20,10 @@ use std::{
 use tokio::time::Instant;
 
 pub use self::id::OperationId;
+pub(crate) use self::lease::{Lease, Renewal};
 pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
-    Disposition, Fence, Key, RecordName, Scope, Token, disposition::HandlerChoice, lease::Lease,
+    Disposition, Fence, Key, RecordName, Scope, Token, disposition::HandlerChoice,
     rejection::RequestHead, response::ResponseSettings, store::Grant,
 };
 
