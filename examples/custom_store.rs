@@ -19,8 +19,8 @@ use tower_idempotency::{
     Fence, RecordName, Store, StoreError,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, RecordState, Transition,
-        Transitioned,
+        Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+        admin::{Filter, Page},
         transition::{StoredRecord, Swept},
     },
 };
@@ -124,7 +124,7 @@ impl Store for MapStore {
 
     async fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {
@@ -132,20 +132,13 @@ impl Store for MapStore {
         let rest = (after.map_or(Unbounded, Excluded), Unbounded);
         let mut page = Page::default();
         for (name, record) in table.records.range(rest) {
-            let record = record.read(now);
-            let chosen = match filter {
-                Filter::Unknown => matches!(record.state, RecordState::Unknown),
-                Filter::InProgressFor(least) => {
-                    matches!(record.state, RecordState::InProgress { .. }) && record.age > least
-                }
-                _ => return Err(StoreError::unavailable("this filter is not supported")),
-            };
-            if chosen {
-                page.records.push((name.clone(), record));
-            }
             if page.records.len() >= limit.max(1) as usize {
-                page.next = Some(name.clone());
+                page.next = page.records.last().map(|(name, _)| name.clone());
                 break;
+            }
+            let record = record.read(now);
+            if filter.matches(name, &record) {
+                page.records.push((name.clone(), record));
             }
         }
         Ok(page)

@@ -324,10 +324,9 @@ pub use self::{
     layer::{Drained, IdempotencyLayer},
     operation::{Operation, OperationId},
     outcome::Outcome,
-    policy::{Disconnect, Reconciled, Reconciler, Recovery, StoreFailure},
+    policy::{Disconnect, Reconciler, Recovery, StoreFailure},
     rejection::{Rejection, RejectionKind},
     response::headers::KeptHeaders,
-    response::recorded::{InterimStatusError, RecordedResponse},
     scope::{RecordName, Scope},
     service::Idempotency,
     store::{

@@ -3,10 +3,7 @@
 
 use std::{fmt, pin::Pin, sync::Arc};
 
-use bytes::Bytes;
-use http::Response;
-
-use crate::Operation;
+use crate::{Operation, store::admin::Resolution};
 
 /// Whether a request without a key is refused or passes unguarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +40,15 @@ pub enum Recovery {
 /// [`derive`](Operation::derive)d keys are those of the run that was lost: look
 /// them up where the work would have been done. It is asked by one request at a
 /// time for a key, on all processes together, while heartbeats keep the claim,
-/// and not for longer than the longest run. A panic is
-/// [`StillUnknown`](Reconciled::StillUnknown).
+/// and not for longer than `max_run_time`.
+///
+/// The hook returns a [`Resolution`], or `None` if the outcome cannot be told now. Then
+/// the retry gets 409 `outcome-unknown`, and the next one asks again. A panic counts as
+/// `None`.
+///
+/// A response in [`Happened`](Resolution::Happened) is recorded by the rules for a
+/// handler's response, and replayed. After [`DidNotHappen`](Resolution::DidNotHappen) the
+/// handler runs again.
 ///
 /// ```
 /// # use axum::{Router, body::Body, routing::post};
@@ -52,7 +56,10 @@ pub enum Recovery {
 /// # use tower::ServiceExt;
 /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use http::Response;
-/// use tower_idempotency::{Reconciled, Reconciler, Recovery};
+/// use tower_idempotency::{
+///     Reconciler, Recovery,
+///     store::admin::{RecordedResponse, Resolution},
+/// };
 ///
 /// async fn find_charge(key: String) -> Result<Option<String>, std::io::Error> {
 ///     // … ask the payment provider …
@@ -65,9 +72,12 @@ pub enum Recovery {
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let recovery = Recovery::Reconcile(Reconciler::new(|operation| async move {
 ///     match find_charge(operation.derive("payments")).await {
-///         Ok(Some(charge)) => Reconciled::Happened(Response::new(charge.into())),
-///         Ok(None) => Reconciled::DidNotHappen,
-///         Err(_) => Reconciled::StillUnknown,
+///         Ok(Some(charge)) => {
+///             let response = RecordedResponse::new(Response::new(charge)).ok()?;
+///             Some(Resolution::Happened(response))
+///         }
+///         Ok(None) => Some(Resolution::DidNotHappen),
+///         Err(_) => None,
 ///     }
 /// }));
 /// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
@@ -84,13 +94,13 @@ pub enum Recovery {
 #[derive(Clone)]
 pub struct Reconciler(Arc<dyn Fn(Operation) -> HookFuture + Send + Sync>);
 
-type HookFuture = Pin<Box<dyn Future<Output = Reconciled> + Send>>;
+type HookFuture = Pin<Box<dyn Future<Output = Option<Resolution>> + Send>>;
 
 impl Reconciler {
     /// Asks `hook`.
     pub fn new<F>(hook: impl Fn(Operation) -> F + Send + Sync + 'static) -> Self
     where
-        F: Future<Output = Reconciled> + Send + 'static,
+        F: Future<Output = Option<Resolution>> + Send + 'static,
     {
         Self(Arc::new(move |operation| Box::pin(hook(operation))))
     }
@@ -104,25 +114,6 @@ impl fmt::Debug for Reconciler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Reconciler(..)")
     }
-}
-
-/// What a [`Reconciler`] found out.
-#[derive(Debug)]
-pub enum Reconciled {
-    /// It happened, and this was, or stands for, its response: recorded and
-    /// replayed from now on, through the same rules as a handler's response.
-    ///
-    /// Of a response with an interim status (1xx) only the fact is recorded:
-    /// retries get 409 `response-not-replayable`.
-    Happened(Response<Bytes>),
-    /// It did not happen, and the handler runs again.
-    ///
-    /// The lost run may be paused rather than dead. Say this only where it
-    /// cannot do its work any more, or where doing it again under the same
-    /// derived keys has no further effect.
-    DidNotHappen,
-    /// It cannot be told now: retries get 409 `outcome-unknown`, and ask again.
-    StillUnknown,
 }
 
 /// What happens to a running handler when its client leaves.

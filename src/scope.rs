@@ -1,6 +1,6 @@
-//! Whose key it is; scope and key together name a record.
+//! Whose key it is. A scope and a key together name a record.
 
-use std::{fmt, sync::Arc};
+use std::{borrow::Cow, fmt, sync::Arc};
 
 use crate::Key;
 
@@ -14,13 +14,23 @@ use crate::Key;
 /// ```
 /// use tower_idempotency::Scope;
 ///
-/// assert!(Scope::new("acct_42").is_some());
+/// let caller = Scope::new("acct_42").unwrap();
+/// assert_eq!(caller.as_str(), "acct_42");
+/// // For example in psql: WHERE scope = 'acct_42~payments'
+/// assert_eq!(caller.with_endpoint("payments").as_str(), "acct_42~payments");
 /// assert!(Scope::new("").is_none());
-/// assert_ne!(
-///     Scope::new("acct_42").map(|caller| caller.with_endpoint("payments")),
-///     Scope::new("acct_42"),
-/// );
 /// ```
+///
+/// # Text
+///
+/// [`as_str`](Self::as_str) is printable text, so that an operator can type it:
+///
+/// - the caller's name;
+/// - for each endpoint a `~` and its name, or `%sha256:` and the SHA-256 in hexadecimal
+///   of a name that is too long or has a control character.
+///
+/// `~` in a name is written `%7E`, and `%` is written `%25`. So different callers and
+/// endpoints have different texts.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope(
     /// `None` is the empty text, which needs no memory of its own.
@@ -28,59 +38,70 @@ pub struct Scope(
 );
 
 impl Scope {
-    /// The scope of one caller.
+    /// Returns the scope of one caller.
     ///
-    /// `None`, which refuses the request, if `caller` is empty, longer than
-    /// 255 bytes, or contains a control character: no bounded, printable name
-    /// of a caller, no scope.
+    /// Returns `None` if `caller` is empty, is longer than 255 bytes, of which `~` and
+    /// `%` count as three, or has a control character. A request without a scope is
+    /// refused with 403 `caller-unknown`.
     #[must_use]
     pub fn new(caller: impl AsRef<str>) -> Option<Self> {
         let caller = caller.as_ref();
-        let sound = !caller.is_empty()
-            && caller.len() <= LONGEST_PART
-            && !caller.contains(char::is_control);
-        sound.then(|| Self::from_stored(caller))
+        if caller.is_empty() {
+            return None;
+        }
+        escaped(caller).map(Self::from_stored)
     }
 
-    /// The one scope of a service that has a single tenant: all callers share
-    /// their keys, and each of them can receive the response to another's
-    /// request.
+    /// Returns the one scope of a service that has a single tenant, whose text is
+    /// empty.
+    ///
+    /// All callers share their keys, and each of them can receive the response to
+    /// another's request.
     #[must_use]
     pub fn single_tenant() -> Self {
         Self(None)
     }
 
-    /// This caller's keys at one endpoint, apart from its keys elsewhere.
+    /// Returns this caller's scope at one endpoint, apart from its keys elsewhere.
     ///
     /// Without it, a key that comes back on another endpoint is a mismatch.
-    /// Longer endpoints than 255 bytes are cut to a digest.
     #[must_use]
     pub fn with_endpoint(self, endpoint: impl AsRef<str>) -> Self {
-        let endpoint = endpoint.as_ref();
-        // No part contains the separator: callers have no control characters,
-        // and an endpoint that has one is spelled as its digest.
-        if endpoint.len() <= LONGEST_PART && !endpoint.contains(char::is_control) {
-            Self::from_stored(format!("{}{SEPARATOR}{endpoint}", self.as_str()))
-        } else {
-            let digest = <sha2::Sha256 as sha2::Digest>::digest(endpoint.as_bytes());
-            let digest = hex::encode(digest);
-            Self::from_stored(format!("{}{SEPARATOR}{SEPARATOR}{digest}", self.as_str()))
-        }
+        let (scope, endpoint) = (self.as_str(), endpoint.as_ref());
+        Self::from_stored(match escaped(endpoint) {
+            Some(endpoint) => format!("{scope}{SEPARATOR}{endpoint}"),
+            None => {
+                let digest = <sha2::Sha256 as sha2::Digest>::digest(endpoint.as_bytes());
+                format!("{scope}{SEPARATOR}%sha256:{}", hex::encode(digest))
+            }
+        })
     }
 
-    /// A scope as a store keeps it.
+    /// Returns the scope with this text, as a store kept it or an operator typed it.
     ///
-    /// For the authors of stores: the text is taken as it is.
+    /// The text is taken as it is: nothing is checked or escaped.
     #[must_use]
     pub fn from_stored(text: impl Into<Arc<str>>) -> Self {
         Self(Some(text.into()).filter(|text| !text.is_empty()))
     }
 
-    /// The scope's text: what stores keep and operators type.
+    /// Returns the scope's text, which stores keep.
     #[must_use]
     pub fn as_str(&self) -> &str {
         self.0.as_deref().unwrap_or_default()
     }
+}
+
+/// The name as a part of a scope's text; `None` if it is too long or not printable.
+fn escaped(name: &str) -> Option<Cow<'_, str>> {
+    if name.len() > MAX_PART || name.contains(char::is_control) {
+        return None;
+    }
+    if !name.contains([SEPARATOR, '%']) {
+        return Some(name.into());
+    }
+    let name = name.replace('%', "%25").replace(SEPARATOR, "%7E");
+    (name.len() <= MAX_PART).then(|| name.into())
 }
 
 impl fmt::Debug for Scope {
@@ -89,7 +110,7 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// The name of a record: whose key, and which. Never the key alone.
+/// The name of a record: a scope and a key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RecordName {
     scope: Scope,
@@ -97,13 +118,13 @@ pub struct RecordName {
 }
 
 impl RecordName {
-    /// The name of the record of this key in this scope.
+    /// Returns the name of the record of this key in this scope.
     #[must_use]
     pub fn new(scope: Scope, key: Key) -> Self {
         Self { scope, key }
     }
 
-    /// Whose key it is.
+    /// The scope.
     #[must_use]
     pub fn scope(&self) -> &Scope {
         &self.scope
@@ -115,15 +136,16 @@ impl RecordName {
         &self.key
     }
 
-    /// The length of both.
+    /// The length of both in bytes.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn bytes(&self) -> usize {
         self.scope.as_str().len() + self.key.as_str().len()
     }
 }
 
-const LONGEST_PART: usize = 255;
-const SEPARATOR: char = '\u{1f}';
+/// In bytes, so that a caller and an endpoint have 511.
+const MAX_PART: usize = 255;
+const SEPARATOR: char = '~';
 
 #[cfg(test)]
 mod tests {
@@ -135,9 +157,31 @@ mod tests {
     fn a_caller_without_a_bounded_printable_name_has_no_scope() {
         assert!(Scope::new("é tenant").is_some());
         assert!(Scope::new("x".repeat(255)).is_some());
-        for caller in ["", "a\nb", "a\u{1f}b", "\u{0}", &"x".repeat(256)] {
+        for caller in [
+            "",
+            "a\nb",
+            "a\u{1f}b",
+            "\u{0}",
+            &"x".repeat(256),
+            &"~".repeat(86),
+        ] {
             assert!(Scope::new(caller).is_none());
         }
+    }
+
+    #[test]
+    fn a_scopes_text_is_printable_and_bounded() {
+        let at = |caller: &str, endpoint: &str| {
+            let scope = Scope::new(caller).unwrap().with_endpoint(endpoint);
+            scope.as_str().to_owned()
+        };
+        assert_eq!(at("acct_42", "POST /payments"), "acct_42~POST /payments");
+        assert_eq!(at("auth0|5f", "/a/~b"), "auth0|5f~/a/%7Eb");
+        assert_eq!(at("100%", ""), "100%25~");
+        let long = at("a", &"x".repeat(256));
+        assert!(long.starts_with("a~%sha256:") && long.len() == 74);
+        assert!(!at("a", "\u{1f}").contains(char::is_control));
+        assert!(at(&"x".repeat(255), &"y".repeat(255)).len() <= 512);
     }
 
     #[test]
@@ -156,16 +200,18 @@ mod tests {
         let mut rng = StdRng::seed_from_u64(0);
         let mut part = || -> String {
             let length = rng.random_range(0..4);
-            let chars =
-                (0..length).map(|_| ['a', 'b', '/', 'é', '\\', SEPARATOR][rng.random_range(0..6)]);
+            let chars = (0..length)
+                .map(|_| ['a', '%', '7', 'E', '2', '5', SEPARATOR][rng.random_range(0..7)]);
             chars.collect()
         };
         for _ in 0..4_000 {
             let [a, b, c, d] = [part(), part(), part(), part()];
-            if let (Some(one), Some(two)) = (Scope::new(&a), Scope::new(&c))
-                && (&a, &b) != (&c, &d)
-            {
-                assert_ne!(one.with_endpoint(&b), two.with_endpoint(&d));
+            if let (Some(one), Some(two)) = (Scope::new(&a), Scope::new(&c)) {
+                assert_ne!(one.clone().with_endpoint(&b), one);
+                assert_eq!(
+                    (&a, &b) == (&c, &d),
+                    one.with_endpoint(&b) == two.with_endpoint(&d)
+                );
             }
         }
     }

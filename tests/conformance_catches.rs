@@ -15,8 +15,9 @@ use tower_idempotency::{
     Fence, Key, MemoryStore, RecordName, Scope, Store, StoreError, Token,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-        RecordState, Release, Resolution, Transition, Transitioned,
+        Claim, Claimed, Completion, Grant, MarkedBy, Purged, ReclaimAs, Record, RecordState,
+        Release, Transition, Transitioned,
+        admin::{Count, Filter, Page, Resolution},
     },
 };
 
@@ -50,6 +51,8 @@ enum Defect {
     ListsFromTheStartAgain,
     EndsAtAShortPage,
     ListsByTheLimit,
+    ListsEveryScope,
+    CountsToItsLimit,
     LapsesAtTheMomentItself,
     CompletesInTwoSteps,
     ComparesTheTokenAMomentBefore,
@@ -221,6 +224,7 @@ impl Broken {
         name: &RecordName,
         mut seen: Fence,
         resolution: &Resolution,
+        at_least: Duration,
     ) -> Result<Transitioned, StoreError> {
         if let Some(record) = self.seen(name).await
             && self.has(Defect::ResolvesWithAnyFence)
@@ -231,12 +235,12 @@ impl Broken {
             && let Some(record) = self.seen(name).await
             && matches!(record.state, RecordState::Unknown)
             && record.fence == seen
-            && let Resolution::Happened { response, at_least } = resolution
+            && let Resolution::Happened(response) = resolution
         {
-            let completion = Completion::new(response.clone(), *at_least, *at_least);
+            let completion = Completion::new(response.encode(), at_least, at_least);
             return self.completes(name, record.token, completion).await;
         }
-        self.inner().resolve(name, seen, resolution).await
+        self.inner().resolve(name, seen, resolution, at_least).await
     }
 
     async fn seen(&self, name: &RecordName) -> Option<Record> {
@@ -328,7 +332,11 @@ impl Store for Broken {
                 marked_by,
                 retention,
             } => self.marks(name, marked_by, retention).await,
-            Transition::Resolve { seen, resolution } => self.resolves(name, seen, resolution).await,
+            Transition::Resolve {
+                seen,
+                resolution,
+                at_least,
+            } => self.resolves(name, seen, resolution, at_least).await,
         }
     }
 
@@ -340,12 +348,16 @@ impl Store for Broken {
 
     async fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {
         let after = after.filter(|_| !self.has(Defect::ListsFromTheStartAgain));
-        let mut page = self.inner().list(filter, after, limit).await?;
+        let mut filter = filter.clone();
+        if self.has(Defect::ListsEveryScope) {
+            filter.scope = None;
+        }
+        let mut page = self.inner().list(&filter, after, limit).await?;
         if self.has(Defect::EndsAtAShortPage) && limit < 3 {
             page.next = None;
         }
@@ -358,6 +370,16 @@ impl Store for Broken {
             .map(|(name, record)| (name.clone(), self.shown(&name, record)));
         page.records = shown.collect();
         Ok(page)
+    }
+
+    async fn count(&self, filter: &Filter, limit: u32) -> Result<Count, StoreError> {
+        let count = self.inner().count(filter, limit).await?;
+        Ok(match count {
+            Count::AtLeast(counted) if self.has(Defect::CountsToItsLimit) => {
+                Count::Exactly(counted)
+            }
+            count => count,
+        })
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
@@ -378,8 +400,8 @@ impl Store for Broken {
         let mut removed = 0;
         let sweeps_live = self.has(Defect::SweepsLiveLeases);
         let sweeps_lapsed = self.has(Defect::SweepsLapsedLeasesWithoutAWord);
-        let in_progress = Filter::InProgressFor(Duration::ZERO);
-        for (name, record) in inner.list(in_progress, None, u32::MAX).await?.records {
+        let in_progress = Filter::in_progress_for(Duration::ZERO);
+        for (name, record) in inner.list(&in_progress, None, u32::MAX).await?.records {
             let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
             let swept = if lapsed { sweeps_lapsed } else { sweeps_live };
             if swept && record.expires_in.is_none() {
@@ -572,6 +594,12 @@ catches! {
     a_list_that_ends_too_early_is_caught:
         EndsAtAShortPage breaks the_pages_of_a_list_have_each_record_once_in_one_order
         because "have all that";
+    a_list_of_every_scope_is_caught:
+        ListsEveryScope breaks a_filter_with_a_scope_lists_its_records_only
+        because "a scope's records and no others";
+    a_count_that_is_too_small_is_caught:
+        CountsToItsLimit breaks a_count_is_exact_below_its_limit
+        because "up to 4";
     a_list_without_an_order_is_caught:
         ListsByTheLimit breaks the_pages_of_a_list_have_each_record_once_in_one_order
         because "does not depend on the limit";

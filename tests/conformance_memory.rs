@@ -78,8 +78,8 @@ mod late {
     use tower_idempotency::{
         Fence, RecordName, Store, StoreError,
         store::{
-            Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, Transition,
-            Transitioned,
+            Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+            admin::{Filter, Page},
         },
     };
 
@@ -124,7 +124,7 @@ mod late {
 
         async fn list(
             &self,
-            filter: Filter,
+            filter: &Filter,
             after: Option<&RecordName>,
             limit: u32,
         ) -> Result<Page, StoreError> {

@@ -37,8 +37,8 @@ use tower_idempotency::{
     RecordName, Recovery, RejectionKind, RequestBody, ResponseBody, Scope, Store, StoreError,
     Token,
     store::{
-        Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, RecordState, Transition,
-        Transitioned,
+        Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordState, Transition, Transitioned,
+        admin::{Filter, Page},
     },
 };
 
@@ -638,7 +638,7 @@ impl Store for Yielding {
 
     async fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {

@@ -20,8 +20,8 @@ use tower_idempotency::{
         query, query_scalar, raw_sql,
     },
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, ReclaimAs, RecordState, Release,
-        Resolution, Transitioned,
+        Claim, Claimed, Completion, Grant, MarkedBy, ReclaimAs, RecordState, Release, Transitioned,
+        admin::{Filter, Resolution},
     },
 };
 
@@ -120,7 +120,7 @@ async fn each_transition_asks_for_its_own_guard() {
         );
         assert_eq!(
             store
-                .resolve(&name, first.fence, &Resolution::DidNotHappen)
+                .resolve(&name, first.fence, &Resolution::DidNotHappen, HOUR)
                 .await
                 .unwrap(),
             Superseded
@@ -493,18 +493,18 @@ async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
         }
         assert_eq!(total, (5, 3));
         assert!(store.read(&leased).await.unwrap().is_some());
-        let page = store.list(Filter::Unknown, None, 10).await.unwrap();
+        let page = store.list(&Filter::unknown(), None, 10).await.unwrap();
         assert_eq!((page.records.len(), page.next), (3, None));
-        let page = store.list(Filter::Unknown, None, 2).await.unwrap();
+        let page = store.list(&Filter::unknown(), None, 2).await.unwrap();
         assert_eq!(page.records.len(), 2);
         let page = store
-            .list(Filter::Unknown, page.next.as_ref(), 2)
+            .list(&Filter::unknown(), page.next.as_ref(), 2)
             .await
             .unwrap();
         assert_eq!((page.records.len(), page.next), (1, None));
-        let old = Filter::InProgressFor(Duration::ZERO);
+        let old = Filter::in_progress_for(Duration::ZERO);
         assert_eq!(
-            store.list(old, None, 10).await.unwrap().records[0].0,
+            store.list(&old, None, 10).await.unwrap().records[0].0,
             leased
         );
     })

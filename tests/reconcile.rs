@@ -16,9 +16,12 @@ use http_body_util::{BodyExt as _, Full};
 use tokio::time::{sleep, timeout};
 use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 use tower_idempotency::{
-    IdempotencyLayer, Key, MemoryStore, Operation, OperationId, Reconciled, Reconciler, RecordName,
-    Recovery, RequestBody, ResponseBody, Scope, Store, StoreError,
-    store::{Claim, Completion, Record, RecordState},
+    IdempotencyLayer, Key, MemoryStore, Operation, OperationId, Reconciler, RecordName, Recovery,
+    RequestBody, ResponseBody, Scope, Store, StoreError,
+    store::{
+        Claim, Completion, Record, RecordState,
+        admin::{RecordedResponse, Resolution},
+    },
 };
 
 type Service =
@@ -95,9 +98,9 @@ async fn what_the_hook_says_has_happened_is_recorded_and_replayed() {
         move |operation: Operation| {
             asked.lock().unwrap().push(operation.id());
             async {
-                let mut found = Response::new(Bytes::from("found"));
+                let mut found = Response::new("found");
                 *found.status_mut() = StatusCode::CREATED;
-                Reconciled::Happened(found)
+                Some(Resolution::Happened(RecordedResponse::new(found).unwrap()))
             }
         }
     });
@@ -117,7 +120,7 @@ async fn what_the_hook_says_has_happened_is_recorded_and_replayed() {
 #[tokio::test(start_paused = true)]
 async fn what_did_not_happen_runs_again_as_the_same_operation() {
     let handler = Handler::failing(1);
-    let hook = Reconciler::new(|_| async { Reconciled::DidNotHappen });
+    let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
     let service = handler.behind(MemoryStore::new(), hook);
     assert_eq!(send(&service).await.0, StatusCode::INTERNAL_SERVER_ERROR);
     let (status, body, replayed) = send(&service).await;
@@ -141,9 +144,9 @@ async fn what_is_still_unknown_is_shown_and_asked_again() {
             async move {
                 // More often than a request may be rerun: asking is not running.
                 match asked.fetch_add(1, SeqCst) {
-                    0..=7 => Reconciled::StillUnknown,
+                    0..=7 => None,
                     8 => panic!("the hook fails"),
-                    _ => Reconciled::DidNotHappen,
+                    _ => Some(Resolution::DidNotHappen),
                 }
             }
         }
@@ -175,7 +178,8 @@ async fn one_request_at_a_time_asks_however_long_the_hook_takes() {
                 // Longer than the lease: heartbeats keep the claim.
                 sleep(Duration::from_secs(100)).await;
                 at_once.fetch_sub(1, SeqCst);
-                Reconciled::Happened(Response::new(Bytes::new()))
+                let found = RecordedResponse::new(Response::new(()));
+                Some(Resolution::Happened(found.unwrap()))
             }
         }
     });
@@ -196,7 +200,7 @@ async fn one_request_at_a_time_asks_however_long_the_hook_takes() {
 #[tokio::test(start_paused = true)]
 async fn a_dead_owner_is_asked_about_once_its_lease_has_lapsed() -> Result<(), StoreError> {
     let handler = Handler::failing(1);
-    let hook = Reconciler::new(|_| async { Reconciled::DidNotHappen });
+    let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
     let store = MemoryStore::new();
     let service = handler.behind(store.clone(), hook);
     // The dead owner: as after a panic, but in progress.
@@ -224,7 +228,7 @@ async fn a_dead_owner_is_asked_about_once_its_lease_has_lapsed() -> Result<(), S
 #[tokio::test(start_paused = true)]
 async fn f32_a_request_that_always_fails_comes_to_an_end() {
     let handler = Handler::failing(100);
-    let hook = Reconciler::new(|_| async { Reconciled::DidNotHappen });
+    let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
     let service = handler.behind(MemoryStore::new(), hook);
     for _ in 0..10 {
         let status = timeout(Duration::from_secs(60), send(&service))

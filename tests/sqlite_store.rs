@@ -19,8 +19,8 @@ use tower_idempotency::{
         sqlite::SqliteConnectOptions,
     },
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, ReclaimAs, RecordState, Release,
-        Resolution, Transitioned,
+        Claim, Claimed, Completion, Grant, MarkedBy, ReclaimAs, RecordState, Release, Transitioned,
+        admin::{Filter, Resolution},
     },
 };
 
@@ -100,7 +100,10 @@ async fn each_transition_asks_for_its_own_guard() {
     );
     let word = Resolution::DidNotHappen;
     assert_eq!(
-        store.resolve(&name, first.fence, &word).await.unwrap(),
+        store
+            .resolve(&name, first.fence, &word, HOUR)
+            .await
+            .unwrap(),
         Superseded
     );
     assert_eq!(
@@ -260,18 +263,18 @@ async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
     }
     assert_eq!(total, (5, 3));
     assert!(store.read(&leased).await.unwrap().is_some());
-    let page = store.list(Filter::Unknown, None, 10).await.unwrap();
+    let page = store.list(&Filter::unknown(), None, 10).await.unwrap();
     assert_eq!((page.records.len(), page.next), (3, None));
-    let page = store.list(Filter::Unknown, None, 2).await.unwrap();
+    let page = store.list(&Filter::unknown(), None, 2).await.unwrap();
     assert_eq!(page.records.len(), 2);
     let page = store
-        .list(Filter::Unknown, page.next.as_ref(), 2)
+        .list(&Filter::unknown(), page.next.as_ref(), 2)
         .await
         .unwrap();
     assert_eq!((page.records.len(), page.next), (1, None));
-    let old = Filter::InProgressFor(Duration::ZERO);
+    let old = Filter::in_progress_for(Duration::ZERO);
     assert_eq!(
-        store.list(old, None, 10).await.unwrap().records[0].0,
+        store.list(&old, None, 10).await.unwrap().records[0].0,
         leased
     );
     store.close().await;

@@ -12,7 +12,7 @@ use tokio::task::JoinHandle;
 use tower_idempotency::{
     PostgresStore, Store as _,
     sqlx::{AssertSqlSafe, Connection as _, PgConnection, raw_sql},
-    store::Filter,
+    store::admin::Filter,
 };
 
 use crate::{
@@ -79,7 +79,7 @@ fn walk(store: PostgresStore) -> (Arc<Mutex<Vec<Duration>>>, JoinHandle<()>) {
             let begun = Instant::now();
             let (mut found, mut after) = (0, None);
             loop {
-                let listed = store.list(Filter::Unknown, after.as_ref(), 100).await;
+                let listed = store.list(&Filter::unknown(), after.as_ref(), 100).await;
                 let page = listed.unwrap();
                 found += page.records.len();
                 after = page.next;

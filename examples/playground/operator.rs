@@ -10,8 +10,11 @@ use axum::{
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    DynStore, Key, RecordName, RecordedResponse, Scope, Store as _,
-    store::{Filter, Record, RecordState, Resolution, Transitioned},
+    DynStore, Key, RecordName, Scope, Store as _,
+    store::{
+        Record, RecordState, Transitioned,
+        admin::{Filter, RecordedResponse, Resolution},
+    },
 };
 
 use crate::{
@@ -67,8 +70,8 @@ async fn records(State(store): State<DynStore>, Query(asked): Asked) -> Answer<J
         return Ok(Json(json!(record.map(|record| show(&name, &record)))));
     }
     let filter = match asked.get("filter").map(String::as_str) {
-        None | Some("unknown") => Filter::Unknown,
-        Some("in-progress") => Filter::InProgressFor(match asked.get("older_ms") {
+        None | Some("unknown") => Filter::unknown(),
+        Some("in-progress") => Filter::in_progress_for(match asked.get("older_ms") {
             None => Duration::ZERO,
             Some(text) => text.parse().map(Duration::from_millis).map_err(mistaken)?,
         }),
@@ -76,7 +79,7 @@ async fn records(State(store): State<DynStore>, Query(asked): Asked) -> Answer<J
     };
     let (mut shown, mut after) = (Vec::new(), None);
     while shown.len() < MOST {
-        let listed = store.list(filter, after.as_ref(), PAGE).await;
+        let listed = store.list(&filter, after.as_ref(), PAGE).await;
         let page = listed.map_err(failed)?;
         shown.extend(page.records.iter().map(|(name, record)| show(name, record)));
         after = page.next;
@@ -94,11 +97,8 @@ async fn resolve(
 ) -> Answer<StatusCode> {
     let resolution = match outcome.as_str() {
         "happened" => {
-            let response = Response::new("resolved by an operator\n".into());
-            Resolution::Happened {
-                response: RecordedResponse::new(response).map_err(mistaken)?.encode(),
-                at_least: Duration::from_secs(24 * 3600),
-            }
+            let response = Response::new("resolved by an operator\n");
+            Resolution::Happened(RecordedResponse::new(response).map_err(mistaken)?)
         }
         "not" => Resolution::DidNotHappen,
         _ => return Err(mistaken(format!("{outcome:?} is no outcome"))),
@@ -107,7 +107,8 @@ async fn resolve(
     let Some(record) = store.read(&name).await.map_err(failed)? else {
         return Ok(StatusCode::NOT_FOUND);
     };
-    let settled = store.resolve(&name, record.fence, &resolution).await;
+    let day = Duration::from_secs(24 * 3600);
+    let settled = store.resolve(&name, record.fence, &resolution, day).await;
     settled.map(status_of).map_err(failed)
 }
 

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     RecordName, Store,
-    store::{Claim, Claimed, Filter, ReclaimAs, Release, Transitioned},
+    store::{Claim, Claimed, ReclaimAs, Release, Transitioned, admin::Filter},
 };
 
 /// # Dropped calls
@@ -188,7 +188,7 @@ impl<S: Subject> Trial<S> {
             dropped(
                 polls,
                 self.store
-                    .list(Filter::InProgressFor(Duration::ZERO), None, 10),
+                    .list(&Filter::in_progress_for(Duration::ZERO), None, 10),
             )
             .await;
             let after = in_time(self.store.read(&held.name)).await;

@@ -3,8 +3,11 @@ use super::{
     situation::{Situation, Status},
 };
 use crate::{
-    RecordName, Store,
-    store::{Filter, MarkedBy, Record, Transitioned},
+    Key, RecordName, Scope, Store,
+    store::{
+        MarkedBy, Record, Transitioned,
+        admin::{Count, Filter, FilterKind},
+    },
 };
 
 /// # Listing
@@ -14,11 +17,11 @@ impl<S: Subject> Trial<S> {
         let cases = self.cases(Situation::all()).await;
         let in_progress: &[_] = &[Status::Live, Status::Lapsed];
         for (filter, statuses) in [
-            (Filter::Unknown, &[Status::Unknown][..]),
-            (Filter::InProgressFor(S::SHORT), in_progress),
-            (Filter::InProgressFor(HOUR), &[]),
+            (Filter::unknown(), &[Status::Unknown][..]),
+            (Filter::in_progress_for(S::SHORT), in_progress),
+            (Filter::in_progress_for(HOUR), &[]),
         ] {
-            let listed = listed(&self.peer, filter, 100).await;
+            let listed = listed(&self.peer, &filter, 100).await;
             for case in &cases {
                 let name = &case.held.name;
                 let found = listed.iter().filter(|(listed, _)| listed == name).count();
@@ -32,7 +35,7 @@ impl<S: Subject> Trial<S> {
             for (name, record) in &listed {
                 let read = self.record(name).await;
                 Self::unchanged(Some(record), Some(&read), "list: shows what `read` shows");
-                if let Filter::InProgressFor(least) = filter {
+                if let FilterKind::InProgressFor(least) = filter.kind {
                     assert!(
                         record.age + Self::grain() >= least,
                         "list: {filter:?} chooses older claims only, and {:?}",
@@ -54,16 +57,17 @@ impl<S: Subject> Trial<S> {
             held.push(self.hold(&name(key), S::SHORT, HOUR).await);
         }
         self.lapse().await;
-        let in_progress = Filter::InProgressFor(S::SHORT);
-        let names = self.has_one_order(in_progress, held.len()).await;
+        let in_progress = Filter::in_progress_for(S::SHORT);
+        let names = self.has_one_order(&in_progress, held.len()).await;
         for held in held.iter().skip(2) {
             let owner = MarkedBy::Owner(held.token);
             let marked = good(self.store.mark_unknown(&held.name, owner, HOUR).await);
             assert_eq!(marked, Transitioned::Applied, "mark_unknown by the owner");
         }
-        let unknown = self.has_one_order(Filter::Unknown, held.len() - 2).await;
-        let still = self.has_one_order(in_progress, 2).await;
-        for (filter, some) in [(Filter::Unknown, unknown), (in_progress, still)] {
+        let is_unknown = Filter::unknown();
+        let unknown = self.has_one_order(&is_unknown, held.len() - 2).await;
+        let still = self.has_one_order(&in_progress, 2).await;
+        for (filter, some) in [(is_unknown, unknown), (in_progress, still)] {
             let all = names.iter().filter(|name| some.contains(name));
             assert!(
                 all.eq(&some),
@@ -73,7 +77,7 @@ impl<S: Subject> Trial<S> {
     }
 
     /// The names in the order of the store.
-    async fn has_one_order(&self, filter: Filter, expected: usize) -> Vec<RecordName> {
+    async fn has_one_order(&self, filter: &Filter, expected: usize) -> Vec<RecordName> {
         let mut orders = Vec::new();
         for (turn, limit) in [1, 2, 3, 100].into_iter().enumerate() {
             let listed = listed(self.either(turn), filter, limit).await;
@@ -92,6 +96,70 @@ impl<S: Subject> Trial<S> {
         orders.swap_remove(0)
     }
 
+    /// Whatever the limit, and however the scopes are spelled.
+    pub async fn a_filter_with_a_scope_lists_its_records_only(&self) {
+        let scopes = ["", "a", "a~b", "ab", "b"].map(Scope::from_stored);
+        for scope in &scopes {
+            for key in ["1", "2", "3"] {
+                let name = RecordName::new(scope.clone(), Key::new(key));
+                let held = self.hold(&name, S::SHORT, HOUR).await;
+                if key == "3" {
+                    let owner = MarkedBy::Owner(held.token);
+                    let marked = good(self.store.mark_unknown(&name, owner, HOUR).await);
+                    assert_eq!(marked, Transitioned::Applied, "mark_unknown by the owner");
+                }
+            }
+        }
+        self.lapse().await;
+        for scope in scopes {
+            for (filter, keys) in [
+                (Filter::in_progress_for(S::SHORT), &["1", "2"][..]),
+                (Filter::unknown(), &["3"][..]),
+            ] {
+                let filter = filter.in_scope(scope.clone());
+                for limit in [1, 2, 100] {
+                    let mut names: Vec<_> = listed(&self.peer, &filter, limit)
+                        .await
+                        .into_iter()
+                        .map(|(name, _)| name)
+                        .collect();
+                    names.sort();
+                    let expected = keys
+                        .iter()
+                        .map(|key| RecordName::new(scope.clone(), Key::new(*key)));
+                    assert!(
+                        names.iter().cloned().eq(expected),
+                        "list: a scope's records and no others, and had {names:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Counting stops at its limit, and says so.
+    pub async fn a_count_is_exact_below_its_limit(&self) {
+        let scope = Scope::from_stored("conformance");
+        let (other, filter) = (Scope::from_stored("other"), Filter::unknown());
+        for number in 0..5 {
+            let scope = if number < 3 { &scope } else { &other };
+            let name = RecordName::new(scope.clone(), Key::new(number.to_string()));
+            let held = self.hold(&name, HOUR, HOUR).await;
+            let owner = MarkedBy::Owner(held.token);
+            let marked = good(self.store.mark_unknown(&name, owner, HOUR).await);
+            assert_eq!(marked, Transitioned::Applied, "mark_unknown by the owner");
+        }
+        for (filter, limit, expected) in [
+            (filter.clone(), 100, Count::Exactly(5)),
+            (filter.clone(), 4, Count::AtLeast(4)),
+            (filter.clone(), 0, Count::AtLeast(1)),
+            (filter.in_scope(scope), 100, Count::Exactly(3)),
+            (Filter::in_progress_for(HOUR), 100, Count::Exactly(0)),
+        ] {
+            let count = good(self.peer.count(&filter, limit).await);
+            assert_eq!(count, expected, "count: {filter:?} up to {limit}");
+        }
+    }
+
     /// As an operator does who resolves each of them, and forgets it.
     pub async fn a_page_begins_after_a_record_that_is_gone(&self) {
         let unknown = Situation {
@@ -101,7 +169,7 @@ impl<S: Subject> Trial<S> {
         self.cases([unknown; 7].into_iter()).await;
         let (mut after, mut gone) = (None, 0);
         loop {
-            let page = good(self.store.list(Filter::Unknown, after.as_ref(), 2).await);
+            let page = good(self.store.list(&Filter::unknown(), after.as_ref(), 2).await);
             for (name, record) in page.records {
                 let forgotten = good(self.peer.forget(&name, record.fence).await);
                 assert_eq!(
@@ -127,7 +195,7 @@ impl<S: Subject> Trial<S> {
         };
         self.cases([unknown; 7].into_iter()).await;
         for limit in [0, 1, 6, 7, 8, u32::MAX] {
-            let listed = listed(&self.store, Filter::Unknown, limit).await;
+            let listed = listed(&self.store, &Filter::unknown(), limit).await;
             assert_eq!(listed.len(), 7, "list: pages of {limit} have all records");
         }
     }
@@ -136,12 +204,12 @@ impl<S: Subject> Trial<S> {
 /// All records that the filter chooses, page by page.
 pub(super) async fn listed(
     store: &impl Store,
-    filter: Filter,
+    filter: &Filter,
     limit: u32,
 ) -> Vec<(RecordName, Record)> {
     let (mut listed, mut after) = (Vec::<(RecordName, Record)>::new(), None);
     loop {
-        let page = good(store.list(filter, after.as_ref(), limit).await);
+        let page = good(store.list(&filter, after.as_ref(), limit).await);
         assert!(
             page.records.len() <= limit.max(1) as usize,
             "list: no more records than the limit of {limit}"

@@ -479,7 +479,8 @@ macro_rules! for_each_promise {
             an_operators_word_that_it_happened_ends_an_unknown_record_only
             an_operators_word_that_it_did_not_happen_ends_an_unknown_record_only
             what_an_operator_resolved_is_live
-            what_an_operator_says_has_happened_is_kept_for_that_long_from_now
+            a_resolved_record_is_kept_at_least_so_long_from_now
+            resolve_does_not_shorten_the_retention
             i11_an_unknown_record_is_kept_for_its_retention_from_the_marking
             an_owner_that_completes_an_unknown_record_gives_it_the_retention_of_a_completion
             renew_extends_the_lease_from_now_even_if_it_has_lapsed
@@ -500,6 +501,8 @@ macro_rules! for_each_promise {
             i1_a_sweep_never_removes_a_record_that_was_claimed_again
             a_list_has_the_records_that_its_filter_chooses_and_no_others
             the_pages_of_a_list_have_each_record_once_in_one_order
+            a_filter_with_a_scope_lists_its_records_only
+            a_count_is_exact_below_its_limit
             a_page_begins_after_a_record_that_is_gone
             a_page_has_no_more_records_than_its_limit
             i9_nothing_in_one_scope_touches_another

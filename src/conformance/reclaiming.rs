@@ -10,7 +10,9 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution, Transitioned},
+    store::{
+        Claim, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned, admin::Resolution,
+    },
 };
 
 /// # Claiming again
@@ -212,7 +214,9 @@ impl<S: Subject> Trial<S> {
         let marked = self.store.mark_unknown(&name, owner, HOUR).await;
         applied(good(marked), "mark_unknown by the owner");
         let fence = held.grant.fence;
-        let resolved = self.store.resolve(&name, fence, &Resolution::DidNotHappen);
+        let resolved = self
+            .store
+            .resolve(&name, fence, &Resolution::DidNotHappen, HOUR);
         applied(good(resolved.await), "resolve with the fence seen");
         expect(&self.record(&name).await, 5, 0);
     }

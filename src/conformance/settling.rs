@@ -6,11 +6,13 @@ use super::{
     HOUR, Subject, Trial, beyond,
     claiming::SUCCESSIONS,
     fingerprint, good, name, response,
-    situation::{Call, Situation, Status, applied, response_of, same_claim, status_of},
+    situation::{
+        Call, Situation, Status, applied, encoded, happened, response_of, same_claim, status_of,
+    },
 };
 use crate::{
     RecordName, Store, Token,
-    store::{Claim, Claimed, Completion, MarkedBy, Record, Release, Resolution, Transitioned},
+    store::{Claim, Claimed, Completion, MarkedBy, Record, Release, Transitioned},
 };
 
 /// # Renewing, completing, releasing
@@ -171,16 +173,13 @@ impl<S: Subject> Trial<S> {
             let owner = MarkedBy::Owner(held.token);
             let marked = self.store.mark_unknown(&held.name, owner, HOUR).await;
             applied(good(marked), "mark_unknown by the owner");
-            let happened = Resolution::Happened {
-                response: response.clone(),
-                at_least: HOUR,
-            };
+            let resolution = happened(&response);
             let resolved = self
                 .store
-                .resolve(&held.name, held.grant.fence, &happened)
+                .resolve(&held.name, held.grant.fence, &resolution, HOUR)
                 .await;
             applied(good(resolved), "resolve with the fence seen");
-            self.shows(&held.name, &response, "resolve").await;
+            self.shows(&held.name, &encoded(&response), "resolve").await;
         }
     }
 
@@ -294,16 +293,12 @@ impl<S: Subject> Trial<S> {
             let calls = (0..8_u8).map(|turn| {
                 let (store, name) = (self.either(turn.into()).clone(), name.clone());
                 async move {
-                    let response = Bytes::from(vec![turn; 8]);
+                    let response = encoded(&[turn]);
                     let applied = if turn % 2 == 0 {
                         let completion = Completion::new(response, HOUR, Duration::ZERO);
                         store.complete(&name, token, &completion).await
                     } else {
-                        let happened = Resolution::Happened {
-                            response,
-                            at_least: HOUR,
-                        };
-                        store.resolve(&name, fence, &happened).await
+                        store.resolve(&name, fence, &happened(&[turn]), HOUR).await
                     };
                     let seen = good(store.read(&name).await);
                     (turn, good(applied), seen)
@@ -325,7 +320,7 @@ impl<S: Subject> Trial<S> {
                 assert_eq!(
                     settlement == Transitioned::Applied,
                     response_of(&last).is_some_and(|kept| {
-                        let by = kept.first().copied();
+                        let by = kept.last().copied();
                         by == Some(turn) || (turn % 2 == 0 && resolved == 0)
                     }),
                     "complete: is applied or repeats, unless an operator came first"

@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Response;
 
 use super::{HOUR, Held, Subject, Trial, beyond, fingerprint, good, name, response};
 use crate::{
     Fence, RecordName, Store, Token,
     store::{
-        Claim, Completion, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution,
-        Transitioned,
+        Claim, Completion, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
+        admin::{RecordedResponse, Resolution},
     },
 };
 
@@ -144,14 +145,13 @@ impl Call {
                 store.mark_unknown(name, marked_by, HOUR * 3).await
             }
             Self::ResolveHappened => {
-                let happened = Resolution::Happened {
-                    response: late_response(),
-                    at_least: HOUR,
-                };
-                store.resolve(name, fence, &happened).await
+                store
+                    .resolve(name, fence, &happened(b"another response"), HOUR)
+                    .await
             }
             Self::ResolveDidNotHappen => {
-                store.resolve(name, fence, &Resolution::DidNotHappen).await
+                let resolution = Resolution::DidNotHappen;
+                store.resolve(name, fence, &resolution, HOUR).await
             }
             Self::Forget => store.forget(name, fence).await,
         })
@@ -306,7 +306,11 @@ impl<S: Subject> Trial<S> {
                     if let (Some(before), Some(after)) = (&before, &after) {
                         call.leaves_the_claim(before, after, &what);
                         if let RecordState::Completed { response } = &after.state {
-                            assert_eq!(*response, late_response(), "{what}: is what was given");
+                            let given = match call {
+                                Call::ResolveHappened => encoded(b"another response"),
+                                _ => late_response(),
+                            };
+                            assert_eq!(*response, given, "{what}: is what was given");
                         }
                     }
                 }
@@ -398,6 +402,21 @@ pub(super) fn response_of(record: &Record) -> Option<&Bytes> {
         RecordState::Completed { response } => Some(response),
         _ => None,
     }
+}
+
+/// The resolution of an operation that happened, with a response of these bytes.
+pub(super) fn happened(body: &[u8]) -> Resolution {
+    Resolution::Happened(recorded(body))
+}
+
+/// What a store keeps of a resolution by [`happened`].
+pub(super) fn encoded(body: &[u8]) -> Bytes {
+    recorded(body).encode()
+}
+
+fn recorded(body: &[u8]) -> RecordedResponse {
+    RecordedResponse::new(Response::new(Bytes::copy_from_slice(body)))
+        .expect("200 is a final status")
 }
 
 /// What [`Call`]s bring, other than what is there already.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, Completion, Filter, ReclaimAs, Release, Transitioned},
+    store::{Claim, Completion, ReclaimAs, Release, Transitioned, admin::Filter},
 };
 
 /// # Time
@@ -292,14 +292,14 @@ impl<S: Subject> Trial<S> {
         let Some(tick) = S::TICK else { return };
         self.hold(&name("as old"), HOUR, HOUR).await;
         self.subject.pass(S::SHORT).await;
-        let filter = Filter::InProgressFor(S::SHORT);
+        let filter = Filter::in_progress_for(S::SHORT);
         assert!(
-            listed(&self.store, filter, 10).await.is_empty(),
+            listed(&self.store, &filter, 10).await.is_empty(),
             "list: a claim as old as the filter says is not older"
         );
         self.subject.pass(tick).await;
         assert_eq!(
-            listed(&self.store, filter, 10).await.len(),
+            listed(&self.store, &filter, 10).await.len(),
             1,
             "list: a claim older than the filter says is listed"
         );

@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use super::{
     HOUR, Subject, Trial, fingerprint, good, name,
-    situation::{Call, Situation, Status, applied, status_of},
+    situation::{Call, Situation, Status, applied, happened, status_of},
 };
 use crate::{
     Store,
-    store::{Claim, Completion, ReclaimAs, Resolution},
+    store::{Claim, Completion, ReclaimAs, admin::Resolution},
 };
 
 /// # Unknown outcomes
@@ -39,18 +39,14 @@ impl<S: Subject> Trial<S> {
         };
         for case in self.cases([unknown; 2].into_iter()).await {
             let held = case.held;
-            let happened = held.name == name(format!("0 {unknown:?}"));
-            let resolution = if happened {
-                Resolution::Happened {
-                    response: super::response(),
-                    at_least: HOUR,
-                }
-            } else {
-                Resolution::DidNotHappen
+            let has_happened = held.name == name(format!("0 {unknown:?}"));
+            let resolution = match has_happened {
+                true => happened(b"found"),
+                false => Resolution::DidNotHappen,
             };
             let resolved = self
                 .store
-                .resolve(&held.name, held.grant.fence, &resolution)
+                .resolve(&held.name, held.grant.fence, &resolution, Duration::ZERO)
                 .await;
             applied(good(resolved), "resolve with the fence seen");
             let record = self.record(&held.name).await;
@@ -65,34 +61,50 @@ impl<S: Subject> Trial<S> {
                 .await;
             assert_eq!(
                 good(retried).is_none(),
-                happened,
+                has_happened,
                 "resolve: what did not happen is released, and what happened is not"
             );
         }
     }
 
-    /// What happened is replayed from now on, even if its unknown outcome has
-    /// been shown for long enough.
-    pub async fn what_an_operator_says_has_happened_is_kept_for_that_long_from_now(&self) {
+    /// Even if the unknown record has expired.
+    pub async fn a_resolved_record_is_kept_at_least_so_long_from_now(&self) {
         let expired = Situation {
             status: Status::Unknown,
             expired: true,
         };
-        for case in self.cases([expired; 2].into_iter()).await {
-            let held = case.held;
-            let happened = Resolution::Happened {
-                response: super::response(),
-                at_least: HOUR,
-            };
-            let resolved = self
-                .store
-                .resolve(&held.name, held.grant.fence, &happened)
-                .await;
+        let resolutions = [happened(b"found"), Resolution::DidNotHappen];
+        let cases = self.cases([expired; 2].into_iter()).await;
+        for (case, resolution) in cases.iter().zip(resolutions) {
+            let (name, seen) = (&case.held.name, case.held.grant.fence);
+            let resolved = self.store.resolve(name, seen, &resolution, HOUR).await;
             applied(good(resolved), "resolve with the fence seen");
-            let record = self.record(&held.name).await;
+            let record = self.record(name).await;
             assert!(
                 record.expires_in > Some(HOUR / 2),
-                "resolve: it is kept for as long as was said, and was {record:?}"
+                "resolve: the record is kept for an hour from now, and was {record:?}"
+            );
+        }
+    }
+
+    /// The longer of the two counts.
+    pub async fn resolve_does_not_shorten_the_retention(&self) {
+        let unknown = Situation {
+            status: Status::Unknown,
+            expired: false,
+        };
+        let resolutions = [happened(b"found"), Resolution::DidNotHappen];
+        let cases = self.cases([unknown; 2].into_iter()).await;
+        for (case, resolution) in cases.iter().zip(resolutions) {
+            let (name, seen) = (&case.held.name, case.held.grant.fence);
+            let before = self.record(name).await.expires_in.unwrap_or_default();
+            let second = Duration::from_secs(1);
+            let resolved = self.store.resolve(name, seen, &resolution, second).await;
+            applied(good(resolved), "resolve with the fence seen");
+            let after = self.record(name).await.expires_in.unwrap_or_default();
+            assert!(
+                after + HOUR > before,
+                "resolve: the record was kept for {before:?}, and is for {after:?}"
             );
         }
     }

@@ -13,9 +13,9 @@ use super::{
 };
 use crate::{
     Operation, Store, StoreError,
-    policy::{Reconciled, Reconciler},
+    policy::Reconciler,
     rejection::RequestHead,
-    store::{Claim, ReclaimAs, Transitioned},
+    store::{Claim, ReclaimAs, Transitioned, admin::Resolution},
 };
 
 /// What a hook's answer means for the request that asked.
@@ -41,9 +41,8 @@ pub(super) async fn reconcile<S: Store>(
     let owned = OwnedClaim::new(Arc::clone(shared), request, granted, RequestHead::default());
     let heartbeat = shared.heartbeats.start(&owned.operation).await;
     let answer = ask(shared, reconciler, &owned.operation).await;
-    if let Reconciled::Happened(response) = answer {
-        let (parts, body) = response.into_parts();
-        let completion = config.responses.completion(&parts, &body, None, None);
+    if let Some(Resolution::Happened(response)) = answer {
+        let completion = config.responses.completion_of(response);
         return Ok(match owned.end(&Transition::Complete(completion)).await? {
             Transitioned::Applied => Reconciliation::Happened,
             Transitioned::Superseded => Reconciliation::Unknown,
@@ -51,7 +50,7 @@ pub(super) async fn reconcile<S: Store>(
     }
     let ended = owned.end(&Transition::MarkUnknown).await?;
     drop(heartbeat);
-    let runs = matches!(answer, Reconciled::DidNotHappen) && may_run && !request.is_stale();
+    let runs = matches!(answer, Some(Resolution::DidNotHappen)) && may_run && !request.is_stale();
     if ended == Transitioned::Superseded || !runs {
         return Ok(Reconciliation::Unknown);
     }
@@ -73,7 +72,11 @@ pub(super) async fn reconcile<S: Store>(
     })
 }
 
-async fn ask<S>(shared: &Shared<S>, reconciler: &Reconciler, operation: &Operation) -> Reconciled {
+async fn ask<S>(
+    shared: &Shared<S>,
+    reconciler: &Reconciler,
+    operation: &Operation,
+) -> Option<Resolution> {
     let config = &shared.config;
     let asked = AssertUnwindSafe(async { reconciler.ask(operation.clone()).await }).catch_unwind();
     let warning = match time::timeout(config.max_run_time, asked).await {
@@ -83,7 +86,7 @@ async fn ask<S>(shared: &Shared<S>, reconciler: &Reconciler, operation: &Operati
     };
     let warnings = config.warnings();
     warnings.warn(warning, None, Some(operation.id()));
-    Reconciled::StillUnknown
+    None
 }
 
 const PANICKED: &str = "`Reconciler` panicked: the outcome stays unknown";

@@ -14,7 +14,8 @@ use crate::{
     jitter::jittered,
     outcome::{GaveUp, Notice},
     store::{
-        Claim, Claimed, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution, Transitioned,
+        Claim, Claimed, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
+        admin::Resolution,
     },
 };
 
@@ -169,9 +170,11 @@ impl<S: Store> Withdrawal<S> {
             RecordState::InProgress { .. } => self.undo().await?,
             // Its lease has lapsed. An outcome that was unknown before stays unknown.
             RecordState::Unknown if record.takeovers == 0 => {
-                let resolution = Resolution::DidNotHappen;
+                let (resolution, at_least) = (Resolution::DidNotHappen, Duration::ZERO);
                 let store = &self.shared.store;
-                let resolved = store.resolve(&self.name, record.fence, &resolution).await?;
+                let resolved = store
+                    .resolve(&self.name, record.fence, &resolution, at_least)
+                    .await?;
                 self.shared.waiters.wake(&self.name);
                 resolved
             }

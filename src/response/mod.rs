@@ -90,6 +90,17 @@ impl ResponseSettings {
         Completion::new(recorded, retention, self.lease)
     }
 
+    /// Returns what a store keeps of a response that a hook supplied.
+    pub(crate) fn completion_of(&self, response: RecordedResponse) -> Completion {
+        let Some(whole) = response.into_whole() else {
+            return self.tombstone(StatusCode::OK, None);
+        };
+        let (mut parts, ()) = Response::new(()).into_parts();
+        parts.status = whole.status;
+        parts.headers = whole.headers;
+        self.completion(&parts, &whole.body, Some(&whole.trailers), None)
+    }
+
     /// Returns what a store keeps of a response that was streamed.
     pub(crate) fn tombstone(&self, status: StatusCode, keep_for: Option<Duration>) -> Completion {
         let recorded = RecordedResponse::tombstone().encode();

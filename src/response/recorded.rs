@@ -11,8 +11,15 @@
 //! Numbers are little-endian. Bytes of another version, or whose checksum is
 //! wrong, are an error and never "absent".
 
+use std::{
+    pin::Pin,
+    task::{Context, Poll, Waker},
+};
+
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
-use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use http_body::Body as _;
+use http_body_util::Full;
 use thiserror::Error;
 
 use crate::{StoreError, response::headers::remove_message_headers};
@@ -21,15 +28,15 @@ use crate::{StoreError, response::headers::remove_message_headers};
 /// trailers; or a tombstone, which says that it was too large or too slow to
 /// keep.
 ///
-/// Operators build one to [resolve](crate::store::Resolution::Happened) an unknown
-/// record.
+/// Operators and hooks make one to [resolve](crate::store::admin::Resolution) an unknown
+/// outcome.
 ///
 /// ```
 /// use http::{Response, StatusCode};
-/// use tower_idempotency::RecordedResponse;
+/// use tower_idempotency::store::admin::RecordedResponse;
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let found = Response::builder().status(StatusCode::CREATED).body("paid after all".into())?;
+/// let found = Response::builder().status(StatusCode::CREATED).body("paid after all")?;
 /// let stored = RecordedResponse::new(found)?.encode();
 /// assert_eq!(RecordedResponse::decode(stored)?.status(), Some(StatusCode::CREATED));
 /// # Ok(())
@@ -61,6 +68,51 @@ impl InterimStatusError {
     }
 }
 
+/// The body of a response that is in memory as a whole.
+///
+/// `Bytes`, `Full<Bytes>`, `String`, `Vec<u8>`, `&'static str`, `&'static [u8]` and `()`
+/// are such bodies. Sealed: no other type can be one.
+pub trait WholeBody: sealed::IntoBytes {}
+
+impl<B: sealed::IntoBytes> WholeBody for B {}
+
+mod sealed {
+    use super::*;
+
+    pub trait IntoBytes {
+        fn into_bytes(self) -> Bytes;
+    }
+
+    macro_rules! into_bytes {
+        ($($body:ty),*) => {
+            $(impl IntoBytes for $body {
+                fn into_bytes(self) -> Bytes {
+                    self.into()
+                }
+            })*
+        };
+    }
+
+    into_bytes!(Bytes, String, Vec<u8>, &'static str, &'static [u8]);
+
+    impl IntoBytes for () {
+        fn into_bytes(self) -> Bytes {
+            Bytes::new()
+        }
+    }
+
+    impl IntoBytes for Full<Bytes> {
+        fn into_bytes(mut self) -> Bytes {
+            // Its one frame is always ready.
+            let mut context = Context::from_waker(Waker::noop());
+            match Pin::new(&mut self).poll_frame(&mut context) {
+                Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
+                _ => Bytes::new(),
+            }
+        }
+    }
+}
+
 /// Status, headers, body and trailers, complete in memory.
 #[derive(Clone)]
 pub(crate) struct WholeResponse {
@@ -81,7 +133,7 @@ impl RecordedResponse {
     ///
     /// An [`InterimStatusError`] if the status is below 200, since a client waits
     /// for another answer after such a one.
-    pub fn new(response: http::Response<Bytes>) -> Result<Self, InterimStatusError> {
+    pub fn new<B: WholeBody>(response: Response<B>) -> Result<Self, InterimStatusError> {
         let (mut parts, body) = response.into_parts();
         if parts.status.is_informational() {
             return Err(InterimStatusError(parts.status));
@@ -90,7 +142,7 @@ impl RecordedResponse {
         Ok(Self::whole(WholeResponse {
             status: parts.status,
             headers: parts.headers,
-            body,
+            body: body.into_bytes(),
             trailers: HeaderMap::new(),
         }))
     }
@@ -112,6 +164,15 @@ impl RecordedResponse {
         match &self.0 {
             Kept::Response(response) => Some(response.status),
             Kept::Tombstone => None,
+        }
+    }
+
+    /// The length of the body in bytes.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn body_len(&self) -> usize {
+        match &self.0 {
+            Kept::Response(response) => response.body.len(),
+            Kept::Tombstone => 0,
         }
     }
 

@@ -3,8 +3,8 @@
 use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
-    Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, Store, StoreError, Transition,
-    Transitioned,
+    Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
+    admin::{Count, Filter, Page},
 };
 use crate::{Fence, RecordName};
 
@@ -46,7 +46,8 @@ impl fmt::Debug for DynStore {
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Every method of [`Store`] without a default, its arguments with this lifetime.
+/// The methods of [`Store`] that a store may have of its own, their arguments with this
+/// lifetime.
 macro_rules! methods {
     ($then:ident, $life:lifetime) => {
         $then! {
@@ -60,7 +61,8 @@ macro_rules! methods {
             ) -> Option<Grant>;
             fn transition(name: &$life RecordName, transition: Transition<$life>) -> Transitioned;
             fn read(name: &$life RecordName) -> Option<Record>;
-            fn list(filter: Filter, after: Option<&$life RecordName>, limit: u32) -> Page;
+            fn list(filter: &$life Filter, after: Option<&$life RecordName>, limit: u32) -> Page;
+            fn count(filter: &$life Filter, limit: u32) -> Count;
             fn forget(name: &$life RecordName, seen: Fence) -> Transitioned;
             fn purge_expired(limit: u32, unknown_retention: Duration) -> Purged;
         }

@@ -12,8 +12,8 @@ use hashbrown::HashTable;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{
-    Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, RecordState, Store, StoreError,
-    Transition, Transitioned,
+    Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
+    admin::{Filter, Page},
     transition::{StoredRecord, Swept},
 };
 use crate::{
@@ -359,7 +359,7 @@ impl Store for MemoryStore {
     /// In the order of the shards, and of the names in each.
     async fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {
@@ -376,7 +376,7 @@ impl Store for MemoryStore {
             let mut chosen: Vec<_> = left
                 .filter(|entry| is_left(&entry.name))
                 .map(|entry| (&entry.name, entry.record.read(now)))
-                .filter(|(_, record)| is_chosen(filter, record))
+                .filter(|(name, record)| filter.matches(name, record))
                 .collect();
             chosen.sort_unstable_by_key(|(name, _)| *name);
             for (name, record) in chosen {
@@ -444,14 +444,6 @@ impl Store for MemoryStore {
             });
         }
         Ok(purged)
-    }
-}
-
-fn is_chosen(filter: Filter, record: &Record) -> bool {
-    match (filter, &record.state) {
-        (Filter::Unknown, RecordState::Unknown) => true,
-        (Filter::InProgressFor(least), RecordState::InProgress { .. }) => record.age > least,
-        _ => false,
     }
 }
 

@@ -1,46 +1,14 @@
 //! The contract of a store: where records live, and what each call promises.
 //!
-//! Applications hand a store to the layer and call it only as operators do:
-//!
-//! ```
-//! use std::time::Duration;
-//! use tower_idempotency::{
-//!     MemoryStore, RecordedResponse, Store, StoreError,
-//!     store::{Filter, Resolution, Transitioned},
-//! };
-//!
-//! /// Ends what nobody knows the outcome of, once it has been looked up.
-//! async fn resolve_all(store: &impl Store) -> Result<usize, StoreError> {
-//!     let (mut resolved, mut after) = (0, None);
-//!     loop {
-//!         let page = store.list(Filter::Unknown, after.as_ref(), 100).await?;
-//!         for (name, record) in page.records {
-//!             // … look `record.operation` up where its work would have been done …
-//!             let happened = Resolution::Happened {
-//!                 response: RecordedResponse::tombstone().encode(),
-//!                 at_least: Duration::from_secs(24 * 3600),
-//!             };
-//!             let settled = store.resolve(&name, record.fence, &happened).await?;
-//!             resolved += usize::from(settled == Transitioned::Applied);
-//!         }
-//!         after = page.next;
-//!         if after.is_none() {
-//!             return Ok(resolved);
-//!         }
-//!     }
-//! }
-//!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), StoreError> {
-//! assert_eq!(resolve_all(&MemoryStore::new()).await?, 0);
-//! # Ok(())
-//! # }
-//! ```
+//! Applications give a store to the layer. Operators call it as [`admin`] shows. The
+//! authors of stores implement [`Store`], and use [`transition`].
 
 mod types;
 mod error;
 mod dyn_store;
 mod sweep;
 pub mod transition;
+pub mod admin;
 mod memory;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) mod sql;
@@ -51,6 +19,7 @@ mod sqlite;
 
 use std::time::Duration;
 
+use self::admin::{Count, Filter, Page, Resolution};
 #[cfg(feature = "postgres")]
 pub use self::postgres::{PostgresStore, PostgresStoreBuilder, PostgresTransaction};
 #[cfg(feature = "sqlite")]
@@ -61,8 +30,8 @@ pub use self::{
     memory::MemoryStore,
     sweep::{SweepReport, Sweeper, SweeperHandle},
     types::{
-        Claim, Claimed, Completion, Fence, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs,
-        Record, RecordState, Release, Resolution, Token, Transition, Transitioned,
+        Claim, Claimed, Completion, Fence, Grant, MarkedBy, Purged, ReclaimAs, Record, RecordState,
+        Release, Token, Transition, Transitioned,
     },
 };
 use crate::RecordName;
@@ -165,7 +134,7 @@ pub trait Store: Send + Sync + 'static {
     /// progress, a walk reads the whole table, 2,000 records a page.
     fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> impl Future<Output = Result<Page, StoreError>> + Send;
@@ -261,7 +230,45 @@ pub trait Store: Send + Sync + 'static {
         name: &RecordName,
         seen: Fence,
         resolution: &Resolution,
+        at_least: Duration,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
-        self.transition(name, Transition::Resolve { seen, resolution })
+        let resolve = Transition::Resolve {
+            seen,
+            resolution,
+            at_least,
+        };
+        self.transition(name, resolve)
+    }
+
+    /// Counts the records that `filter` chooses, up to `limit`: a number to alert on.
+    ///
+    /// Returns [`Count::Exactly`] unless counting stopped before it had seen all
+    /// records. It stops at `limit` records, where zero counts as one, and after 32
+    /// pages of [`list`](Self::list) at the latest. So it ends soon in a store of any
+    /// size. In the SQL stores, 32 pages are 64,000 records, of which a filter for
+    /// records in progress may choose few.
+    fn count(
+        &self,
+        filter: &Filter,
+        limit: u32,
+    ) -> impl Future<Output = Result<Count, StoreError>> + Send {
+        async move {
+            let (limit, mut counted, mut after) = (limit.max(1), 0, None);
+            for _ in 0..MOST_PAGES {
+                let page = self.list(filter, after.as_ref(), limit - counted).await?;
+                counted += page.records.len() as u32;
+                after = page.next;
+                if after.is_none() {
+                    return Ok(Count::Exactly(counted.into()));
+                }
+                if counted >= limit {
+                    break;
+                }
+            }
+            Ok(Count::AtLeast(counted.into()))
+        }
     }
 }
+
+/// How many pages of a list are counted.
+const MOST_PAGES: usize = 32;

@@ -33,8 +33,8 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 
 use super::{
-    Claim, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Resolution, Transition,
-    Transitioned,
+    Claim, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Transition, Transitioned,
+    admin::Resolution,
 };
 use crate::{Fence, Fingerprint, OperationId, Token};
 
@@ -197,18 +197,27 @@ impl StoredRecord {
             ) if matches!(marked_by, MarkedBy::Owner(_)) || self.has_lapsed(now) => {
                 self.mark_unknown(retention, now);
             }
-            (Transition::Resolve { resolution, .. }, State::Unknown) => match resolution {
-                Resolution::Happened { response, at_least } => {
-                    self.token = NO_OWNER;
-                    self.expires_at = self.expires_at.max(now.saturating_add(*at_least));
-                    let response = response.clone();
-                    self.state = State::Completed { response };
+            (
+                Transition::Resolve {
+                    resolution,
+                    at_least,
+                    ..
+                },
+                State::Unknown,
+            ) => {
+                self.expires_at = self.expires_at.max(now.saturating_add(at_least));
+                match resolution {
+                    Resolution::Happened(response) => {
+                        self.token = NO_OWNER;
+                        let response = response.encode();
+                        self.state = State::Completed { response };
+                    }
+                    Resolution::DidNotHappen => {
+                        self.takeovers = 0;
+                        self.state = State::Released(Release::SameRequest);
+                    }
                 }
-                Resolution::DidNotHappen => {
-                    self.takeovers = 0;
-                    self.state = State::Released(Release::SameRequest);
-                }
-            },
+            }
             _ => return Transitioned::Superseded,
         }
         Transitioned::Applied
@@ -341,8 +350,10 @@ pub enum Swept {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
+
     use super::*;
-    use crate::store::Completion;
+    use crate::store::{Completion, admin::RecordedResponse};
 
     /// Each call in each state: what the record becomes, `=` if it was so before and
     /// stays, and `–` if the call is refused.
@@ -375,10 +386,8 @@ mod tests {
         retention: HOUR,
         at_least: HOUR,
     };
-    static FOUND: Resolution = Resolution::Happened {
-        response: Bytes::from_static(b"found"),
-        at_least: HOUR,
-    };
+    static FOUND: LazyLock<Resolution> =
+        LazyLock::new(|| Resolution::Happened(RecordedResponse::tombstone()));
 
     #[derive(Clone, Copy)]
     enum Call {
@@ -425,6 +434,7 @@ mod tests {
                 Call::Apply(|_, seen| Transition::Resolve {
                     seen,
                     resolution: &FOUND,
+                    at_least: HOUR,
                 }),
             ),
             (
@@ -432,6 +442,7 @@ mod tests {
                 Call::Apply(|_, seen| Transition::Resolve {
                     seen,
                     resolution: &Resolution::DidNotHappen,
+                    at_least: HOUR,
                 }),
             ),
             ("`Takeover`", Call::Reclaim(ReclaimAs::Takeover)),

@@ -5,8 +5,8 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use rand::RngExt as _;
 
-use super::transition::Swept;
-use crate::{Fingerprint, OperationId, RecordName};
+use super::{admin::Resolution, transition::Swept};
+use crate::{Fingerprint, OperationId};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
 /// store, so that a claim whose answer got lost can be recognised.
@@ -189,6 +189,8 @@ pub enum Transition<'a> {
         seen: Fence,
         /// The outcome.
         resolution: &'a Resolution,
+        /// How long the record is kept from now at least.
+        at_least: Duration,
     },
 }
 
@@ -202,8 +204,8 @@ pub enum Transitioned {
     Superseded,
 }
 
-/// What [`Store::complete`] keeps.
-#[derive(Clone, Debug)]
+/// What [`Store::complete`](super::Store::complete) keeps.
+#[derive(Clone)]
 #[non_exhaustive]
 pub struct Completion {
     /// The encoded response, opaque to the store.
@@ -229,7 +231,17 @@ impl Completion {
     /// Whether it keeps no response.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn is_tombstone(&self) -> bool {
-        self.response == crate::RecordedResponse::tombstone().encode()
+        self.response == super::admin::RecordedResponse::tombstone().encode()
+    }
+}
+
+impl fmt::Debug for Completion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Completion")
+            .field("response", &format_args!("{} bytes", self.response.len()))
+            .field("retention", &self.retention)
+            .field("at_least", &self.at_least)
+            .finish()
     }
 }
 
@@ -249,21 +261,6 @@ pub enum MarkedBy {
     Owner(Token),
     /// Whoever saw the record with this fence and a lapsed lease.
     Lapsed(Fence),
-}
-
-/// How an operator or a hook ends an unknown record.
-#[derive(Clone, Debug)]
-pub enum Resolution {
-    /// It happened, and this response is replayed from now on.
-    Happened {
-        /// The encoded response: see
-        /// [`RecordedResponse`](crate::RecordedResponse).
-        response: Bytes,
-        /// How long it is kept at least, counted from now.
-        at_least: Duration,
-    },
-    /// It did not happen: released for the same request.
-    DidNotHappen,
 }
 
 /// A record as the store saw it at one moment. Stores make one with a literal, or
@@ -326,25 +323,6 @@ impl fmt::Debug for RecordState {
             Self::Released(release) => f.debug_tuple("Released").field(release).finish(),
         }
     }
-}
-
-/// Which records an operator wants to see.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Filter {
-    /// Those whose outcome is unknown.
-    Unknown,
-    /// Those in progress whose claim is older than this.
-    InProgressFor(Duration),
-}
-
-/// A page of a [list](super::Store::list). Stores make one with a literal.
-#[derive(Clone, Debug, Default)]
-pub struct Page {
-    /// The records, in the order of the store. None of them has a response.
-    pub records: Vec<(RecordName, Record)>,
-    /// Where the next page begins: after this name. `None` on the last page.
-    pub next: Option<RecordName>,
 }
 
 /// What one call of [`Store::purge_expired`](super::Store::purge_expired) did. Stores

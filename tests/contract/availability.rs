@@ -15,8 +15,11 @@ use http::Method;
 use tokio::time::{Instant, timeout};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
-    DynStore, MemoryStore, Reconciled, Reconciler, Recovery, Scope, Store as _, StoreErrorKind,
-    store::{Claim, Claimed, Completion, MarkedBy, RecordState, Release, Transitioned},
+    DynStore, MemoryStore, Reconciler, Recovery, Scope, Store as _, StoreErrorKind,
+    store::{
+        Claim, Claimed, Completion, MarkedBy, RecordState, Release, Transitioned,
+        admin::{RecordedResponse, Resolution},
+    },
 };
 
 use crate::{
@@ -266,7 +269,7 @@ async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
     let faulty = Faulty::over(MemoryStore::new());
     let store = DynStore::new(faulty.clone());
     let probe = Probe::statuses(&[504, 201]);
-    let asks = Recovery::Reconcile(Reconciler::new(|_| async { Reconciled::StillUnknown }));
+    let asks = Recovery::Reconcile(Reconciler::new(|_| async { None }));
     let api = Api::new(required(store.clone()).recovery(asks), &probe);
     api.send(keyed("K")).await.assert_live(504);
     // The claim that is to ask is granted, but its answer is lost.
@@ -554,7 +557,8 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// A hook that finds the outcome of its operation.
 fn finds() -> Recovery {
     Recovery::Reconcile(Reconciler::new(|_| async {
-        Reconciled::Happened(http::Response::new(Bytes::from_static(b"found")))
+        let found = http::Response::new("found");
+        Some(Resolution::Happened(RecordedResponse::new(found).unwrap()))
     }))
 }
 

@@ -10,7 +10,8 @@ use std::{
 use tower_idempotency::{
     Fence, RecordName, Store, StoreError,
     store::{
-        Claim, Claimed, Filter, Grant, Page, Purged, ReclaimAs, Record, Transition, Transitioned,
+        Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+        admin::{Filter, Page},
     },
 };
 
@@ -261,7 +262,7 @@ impl<S: Store + Clone> Store for Faulty<S> {
 
     async fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {

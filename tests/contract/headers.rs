@@ -5,8 +5,11 @@ use std::time::Duration;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use tower_idempotency::{
-    KeptHeaders, Reconciled, Reconciler, RecordedResponse, Recovery, Store,
-    store::{Claim, Claimed, Completion, RecordState, Transitioned},
+    KeptHeaders, Reconciler, Recovery, Store,
+    store::{
+        Claim, Claimed, Completion, RecordState, Transitioned,
+        admin::{RecordedResponse, Resolution},
+    },
 };
 
 use crate::{
@@ -247,9 +250,10 @@ fn rule_69_an_operators_response_needs_a_final_status() {
 fn reconciled(status: u16) -> (Api, Probe) {
     let probe = Probe::running(|_| async { Err(Failure("lost")) });
     let hook = Reconciler::new(move |_| async move {
-        let mut found = response();
-        *found.status_mut() = StatusCode::from_u16(status).unwrap();
-        Reconciled::Happened(found)
+        let stored = bytes_of(status, response().headers(), &HeaderMap::new());
+        Some(Resolution::Happened(
+            RecordedResponse::decode(stored).unwrap(),
+        ))
     });
     let builder = required(memory()).recovery(Recovery::Reconcile(hook));
     (Api::new(builder, &probe), probe)

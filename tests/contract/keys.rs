@@ -10,9 +10,9 @@ use std::{
 
 use http::StatusCode;
 use tower_idempotency::{
-    DynStore, IdempotencyBuilder, KeySyntax, MemoryStore, Outcome, Reconciled, Reconciler,
-    Recovery, RejectionKind, Store as _, StoreFailure,
-    store::{Claim, Claimed, Release},
+    DynStore, IdempotencyBuilder, KeySyntax, MemoryStore, Outcome, Reconciler, Recovery,
+    RejectionKind, Store as _, StoreFailure,
+    store::{Claim, Claimed, Release, admin::Resolution},
 };
 
 use crate::{
@@ -182,7 +182,7 @@ async fn rule_11_a_stale_key_never_runs_without_an_answer(place: &Place) {
     let count = Arc::clone(&asked);
     let hook = Reconciler::new(move |_| {
         count.fetch_add(1, Ordering::SeqCst);
-        async { Reconciled::DidNotHappen }
+        async { Some(Resolution::DidNotHappen) }
     });
     let recoveries = [Recovery::Refuse, Recovery::Rerun, Recovery::Reconcile(hook)];
     for (number, recovery) in recoveries.into_iter().enumerate() {
@@ -265,7 +265,7 @@ async fn rule_11_a_key_that_grew_stale_under_its_hook_does_not_run() {
     tokio::time::sleep(Duration::from_millis(1)).await;
     let slow = Recovery::Reconcile(Reconciler::new(|_| async {
         tokio::time::sleep(HALF_AN_HOUR + Duration::from_secs(1)).await;
-        Reconciled::DidNotHappen
+        Some(Resolution::DidNotHappen)
     }));
     let probe = Probe::counting();
     let api = Api::new(wide(&store).max_run_time(2 * HOUR).recovery(slow), &probe);

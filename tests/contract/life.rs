@@ -6,9 +6,9 @@ use std::{collections::BTreeMap, time::Duration};
 use bytes::Bytes;
 use http::{HeaderValue, Method, StatusCode, header};
 use tower_idempotency::{
-    BuildError, DynStore, Fingerprinting, IdempotencyBuilder, KeySyntax, MemoryStore,
-    RecordedResponse, Store, StoreFailure,
-    store::{Claim, Claimed, Completion, RecordState, Transitioned},
+    BuildError, DynStore, Fingerprinting, IdempotencyBuilder, KeySyntax, MemoryStore, Store,
+    StoreFailure,
+    store::{Claim, Claimed, Completion, RecordState, Transitioned, admin::RecordedResponse},
 };
 
 use crate::{

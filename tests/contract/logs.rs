@@ -15,10 +15,13 @@ use tokio::{
 use tower::{Layer as _, ServiceExt as _};
 use tower_idempotency::{
     Disconnect, Dispositions, DynStore, Fingerprinting, IdempotencyBuilder, IdempotencyLayer,
-    KeySyntax, MemoryStore, Operation, PostgresStore, Reconciled, Reconciler, Recovery, Scope,
-    Store as _, StoreFailure, Sweeper,
+    KeySyntax, MemoryStore, Operation, PostgresStore, Reconciler, Recovery, Scope, Store as _,
+    StoreFailure, Sweeper,
     sqlx::postgres::{PgConnectOptions, PgSslMode},
-    store::{Claim, Claimed, Completion, Transitioned},
+    store::{
+        Claim, Claimed, Completion, Transitioned,
+        admin::{RecordedResponse, Resolution},
+    },
 };
 
 use crate::{
@@ -680,7 +683,10 @@ async fn f110_a_reconciler_that_fails_is_logged() {
             match which {
                 "panics" => panic!("s3cr3t"),
                 "hangs" => pending().await,
-                _ => Reconciled::Happened(Response::new("answ3r-s3cr3t".into())),
+                _ => {
+                    let response = RecordedResponse::new(Response::new("answ3r-s3cr3t"));
+                    Some(Resolution::Happened(response.unwrap()))
+                }
             }
         })
     }

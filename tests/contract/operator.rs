@@ -4,8 +4,11 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use tower_idempotency::{
-    DynStore, Fence, MemoryStore, RecordedResponse, Store, Sweeper,
-    store::{Filter, RecordState, Resolution, Transitioned},
+    DynStore, Fence, MemoryStore, Store, Sweeper,
+    store::{
+        RecordState, Transitioned,
+        admin::{Filter, RecordedResponse, Resolution},
+    },
 };
 
 use crate::{
@@ -40,12 +43,7 @@ async fn lost(store: &DynStore) -> (Api, Probe, Fence) {
     (api, probe, fence)
 }
 
-fn happened(response: &RecordedResponse) -> Resolution {
-    Resolution::Happened {
-        response: response.encode(),
-        at_least: Duration::from_secs(60),
-    }
-}
+const MINUTE: Duration = Duration::from_secs(60);
 
 async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place) {
     let store = place.open().await;
@@ -53,14 +51,20 @@ async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place
     let found = Response::builder()
         .status(StatusCode::CREATED)
         .header("location", "/payments/7")
-        .body("paid after all".into())
+        .body("paid after all")
         .unwrap();
-    let happened = happened(&RecordedResponse::new(found).unwrap());
+    let happened = Resolution::Happened(RecordedResponse::new(found).unwrap());
     // Of another claim than the one that was seen, nothing is said.
     let other = Fence::from(seen.get() + 1);
-    let resolved = store.resolve(&named("K"), other, &happened).await.unwrap();
+    let resolved = store
+        .resolve(&named("K"), other, &happened, MINUTE)
+        .await
+        .unwrap();
     assert_eq!(resolved, Transitioned::Superseded);
-    let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();
+    let resolved = store
+        .resolve(&named("K"), seen, &happened, MINUTE)
+        .await
+        .unwrap();
     assert_eq!(resolved, Transitioned::Applied);
     for _ in 0..2 {
         let replay = api.send(keyed("K")).await;
@@ -79,7 +83,7 @@ async fn an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request(
     let (api, probe, seen) = lost(&store).await;
     let before = record(&store, "K").await.unwrap();
     let resolved = store
-        .resolve(&named("K"), seen, &Resolution::DidNotHappen)
+        .resolve(&named("K"), seen, &Resolution::DidNotHappen, MINUTE)
         .await
         .unwrap();
     assert_eq!(resolved, Transitioned::Applied);
@@ -97,8 +101,11 @@ async fn an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request(
 async fn a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows(place: &Place) {
     let store = place.open().await;
     let (api, probe, seen) = lost(&store).await;
-    let happened = happened(&RecordedResponse::tombstone());
-    let resolved = store.resolve(&named("K"), seen, &happened).await.unwrap();
+    let happened = Resolution::Happened(RecordedResponse::tombstone());
+    let resolved = store
+        .resolve(&named("K"), seen, &happened, MINUTE)
+        .await
+        .unwrap();
     assert_eq!(resolved, Transitioned::Applied);
     api.send(keyed("K"))
         .await
@@ -113,7 +120,11 @@ async fn an_operator_finds_what_is_unknown_and_what_runs_for_long(place: &Place)
     let slow = Api::new(required(store.clone()), &Probe::behind(&gate));
     let owner = slow.spawn(keyed("L"));
     gate.arrival().await;
-    let unknown = store.list(Filter::Unknown, None, 10).await.unwrap().records;
+    let unknown = store
+        .list(&Filter::unknown(), None, 10)
+        .await
+        .unwrap()
+        .records;
     let names: Vec<_> = unknown
         .iter()
         .map(|(name, _)| name.key().as_str())
@@ -122,7 +133,7 @@ async fn an_operator_finds_what_is_unknown_and_what_runs_for_long(place: &Place)
     assert!(matches!(unknown[0].1.state, RecordState::Unknown));
     tokio::time::sleep(Duration::from_millis(20)).await;
     let running = store
-        .list(Filter::InProgressFor(Duration::from_millis(5)), None, 10)
+        .list(&Filter::in_progress_for(Duration::from_millis(5)), None, 10)
         .await
         .unwrap()
         .records;
@@ -131,8 +142,8 @@ async fn an_operator_finds_what_is_unknown_and_what_runs_for_long(place: &Place)
         .map(|(name, _)| name.key().as_str())
         .collect();
     assert_eq!(names, ["L"]);
-    let hour = Filter::InProgressFor(Duration::from_secs(3600));
-    let page = store.list(hour, None, 10).await.unwrap();
+    let hour = Filter::in_progress_for(Duration::from_secs(3600));
+    let page = store.list(&hour, None, 10).await.unwrap();
     assert!(page.records.is_empty());
     gate.open();
     owner.await.unwrap().assert_run(1);

@@ -70,8 +70,10 @@ use tower_idempotency::{Fence, Fingerprint, Key, RecordName, Scope, Store, Store
 use self::{
     memory::MemoryStore,
     store::{
-        Claim, Claimed, Completion, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record,
-        RecordState, Release, Transition, Transitioned, transition,
+        Claim, Claimed, Completion, Grant, MarkedBy, Purged, ReclaimAs, Record, RecordState,
+        Release, Transition, Transitioned,
+        admin::{self, Filter},
+        transition,
     },
     sync::{Arc, AtomicUsize, Ordering},
     waiters::Waiters,
@@ -209,7 +211,7 @@ fn i13_a_sweep_a_removal_and_a_completion_that_race_give_back_what_was_taken_onc
             {
                 let store = store.clone();
                 thread::spawn(move || {
-                    let listed = now(store.list(Filter::InProgressFor(NOTHING), None, 10));
+                    let listed = now(store.list(&Filter::in_progress_for(NOTHING), None, 10));
                     assert!(listed.records.len() <= 1);
                 })
             },

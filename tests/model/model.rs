@@ -43,8 +43,8 @@ use stateright::{Checker as _, HasDiscoveries, Model, Property};
 use tower_idempotency::{
     Fence, Fingerprint, OperationId, Token,
     store::{
-        Claim, Completion, MarkedBy, ReclaimAs, RecordState, Release, Resolution, Transition,
-        Transitioned,
+        Claim, Completion, MarkedBy, ReclaimAs, RecordState, Release, Transition, Transitioned,
+        admin::{RecordedResponse, Resolution},
         transition::{StoredRecord, Swept},
     },
 };
@@ -1039,6 +1039,7 @@ impl Protocol {
             let resolve = Transition::Resolve {
                 seen: row.grant().fence,
                 resolution: &Resolution::DidNotHappen,
+                at_least: moment(1),
             };
             row.apply(resolve, now)
         } else {
@@ -1148,16 +1149,14 @@ impl World {
         let now = self.now();
         let Some(row) = &mut self.row else { return };
         let resolution = if happened {
-            Resolution::Happened {
-                response: response(OPERATOR),
-                at_least: moment(1),
-            }
+            Resolution::Happened(RecordedResponse::tombstone())
         } else {
             Resolution::DidNotHappen
         };
         let resolve = Transition::Resolve {
             seen: row.grant().fence,
             resolution: &resolution,
+            at_least: moment(1),
         };
         let _ = row.apply(resolve, now);
     }
@@ -1379,5 +1378,4 @@ const UNKNOWN: u8 = 1;
 const LATER: u8 = 100;
 const ATTEMPTS: u32 = 3;
 const EPOCHS: usize = 8;
-const OPERATOR: u8 = 9;
-static RESPONSES: [u8; 10] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
+static RESPONSES: [u8; 9] = [0, 1, 2, 3, 4, 5, 6, 7, 8];

@@ -6,7 +6,10 @@ use tokio::time::timeout;
 use tower_idempotency::{
     PostgresStore, RecordName, Store,
     sqlx::{Connection as _, PgConnection, Row as _, query},
-    store::{Filter, MarkedBy, Page, Transitioned},
+    store::{
+        MarkedBy, Transitioned,
+        admin::{Filter, Page},
+    },
 };
 
 use crate::{
@@ -25,7 +28,7 @@ async fn unknown_records_are_found_without_reading_the_table() {
             let (mut names, mut after) = (Vec::new(), None);
             loop {
                 let page = store
-                    .list(Filter::Unknown, after.as_ref(), 2)
+                    .list(&Filter::unknown(), after.as_ref(), 2)
                     .await
                     .unwrap();
                 names.extend(page.records.into_iter().map(|(name, _)| name));
@@ -49,16 +52,16 @@ async fn a_page_of_records_in_progress_reads_a_part_of_the_table() {
         let fresh = store(options(&url)).await;
         let last = name("z", "in progress");
         claimed(&fresh, &last).await;
-        let old = Filter::InProgressFor(Duration::ZERO);
+        let old = Filter::in_progress_for(Duration::ZERO);
         let read = read_by(&url, async |store| {
-            let page = store.list(old, None, 10).await.unwrap();
+            let page = store.list(&old, None, 10).await.unwrap();
             assert!(page.records.is_empty() && page.next.is_some());
         })
         .await;
         assert!(read <= 3_000, "{read} rows were read");
         let (mut pages, mut after) = (0, None);
         let found = loop {
-            let Page { records, next, .. } = fresh.list(old, after.as_ref(), 10).await.unwrap();
+            let Page { records, next, .. } = fresh.list(&old, after.as_ref(), 10).await.unwrap();
             pages += 1;
             after = next;
             if after.is_none() {
@@ -110,7 +113,7 @@ async fn a_list_that_is_stuck_delays_no_request() {
         proxy.stick_after(20_000);
         let listing = tokio::spawn({
             let store = store.clone();
-            async move { store.list(Filter::Unknown, None, 1_000).await.unwrap() }
+            async move { store.list(&Filter::unknown(), None, 1_000).await.unwrap() }
         });
         until(async || proxy.stuck() > 0).await;
         let requests = async {

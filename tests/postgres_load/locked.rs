@@ -6,7 +6,10 @@ use tokio::{task::JoinHandle, time::timeout};
 use tower_idempotency::{
     PostgresStore, RecordName, Store, StoreError, StoreErrorKind,
     sqlx::{Connection as _, PgConnection, raw_sql},
-    store::{Claimed, Filter, Grant, MarkedBy, ReclaimAs, Release, Resolution, Transitioned},
+    store::{
+        Claimed, Grant, MarkedBy, ReclaimAs, Release, Transitioned,
+        admin::{Filter, Resolution},
+    },
 };
 
 use crate::{HOUR, claimed, hour, name, options, response, store, until, with_database};
@@ -40,7 +43,10 @@ fn ask_everything(
     let (store, name) = with();
     asked.push(tokio::spawn(async move {
         let resolution = Resolution::DidNotHappen;
-        store.resolve(&name, fence, &resolution).await.map(drop)
+        store
+            .resolve(&name, fence, &resolution, HOUR)
+            .await
+            .map(drop)
     }));
     let (store, name) = with();
     asked.push(tokio::spawn(async move {
@@ -90,11 +96,13 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
             let again = store.reclaim(&released, retried.fence, ReclaimAs::Retry, &again);
             assert!(again.await.unwrap().is_some());
             let resolution = Resolution::DidNotHappen;
-            let resolved = store.resolve(&unknown, grant.fence, &resolution).await;
+            let resolved = store
+                .resolve(&unknown, grant.fence, &resolution, HOUR)
+                .await;
             assert_eq!(resolved.unwrap(), Transitioned::Applied);
             let forgotten = store.forget(&unknown, grant.fence).await;
             assert_eq!(forgotten.unwrap(), Transitioned::Applied);
-            store.list(Filter::Unknown, None, 10).await.unwrap();
+            store.list(&Filter::unknown(), None, 10).await.unwrap();
             store.purge_expired(10, HOUR).await.unwrap();
             // A claim of a locked record reads it.
             let seen = store.claim(&held[0].0, &hour()).await.unwrap();

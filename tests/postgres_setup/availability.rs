@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tokio::time::timeout;
-use tower_idempotency::{PostgresStore, Store, StoreErrorKind, store::Filter};
+use tower_idempotency::{PostgresStore, Store, StoreErrorKind, store::admin::Filter};
 
 use crate::{
     database::{HOUR, acquired, hour, name, told},
@@ -89,11 +89,12 @@ async fn f110_server_that_does_not_answer_is_named_by_each_call() {
         let claim = hour();
         let name = name("key");
         // Of different kinds, since calls of one kind share a connection.
+        let unknown = Filter::unknown();
         let (read, claimed, renewed, listed) = tokio::join!(
             store.read(&name),
             store.claim(&name, &claim),
             store.renew(&name, claim.token, HOUR),
-            store.list(Filter::Unknown, None, 1),
+            store.list(&unknown, None, 1),
         );
         for error in [
             read.unwrap_err(),

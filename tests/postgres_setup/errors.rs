@@ -5,7 +5,7 @@ use std::time::Duration;
 use tower_idempotency::{
     PostgresStore, Store, StoreErrorKind,
     sqlx::{ConnectOptions as _, Connection as _, PgConnection},
-    store::Filter,
+    store::admin::Filter,
 };
 
 use crate::{
@@ -186,7 +186,7 @@ async fn sweep_has_a_connection_while_a_list_takes_long() {
         let mut other: PgConnection = database.options.connect().await.unwrap();
         run_on(&mut other, "BEGIN; LOCK TABLE idempotency_records").await;
         let (lists, sweeps) = (store.clone(), store.clone());
-        let listing = tokio::spawn(async move { lists.list(Filter::Unknown, None, 1).await });
+        let listing = tokio::spawn(async move { lists.list(&Filter::unknown(), None, 1).await });
         wait_for_locks(database, 1, || false).await;
         let sweeping = tokio::spawn(async move { sweeps.purge_expired(1, HOUR).await });
         wait_for_locks(database, 2, || sweeping.is_finished()).await;

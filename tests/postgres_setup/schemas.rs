@@ -2,7 +2,7 @@
 
 use tower_idempotency::{
     PostgresStore, Store,
-    store::{Claimed, Filter, Release, Transitioned},
+    store::{Claimed, Release, Transitioned, admin::Filter},
 };
 
 use crate::database::{HOUR, acquired, done, hour, name, told, with_database};
@@ -33,7 +33,7 @@ async fn two_stores_in_two_schemas_share_nothing() {
                 };
                 assert_eq!(settled.unwrap(), Transitioned::Applied);
             }
-            store.list(Filter::Unknown, None, 1).await.unwrap();
+            store.list(&Filter::unknown(), None, 1).await.unwrap();
             store.purge_expired(1, HOUR).await.unwrap();
         }
         for (store, other) in [(0, 1), (1, 0)] {

@@ -3,12 +3,14 @@
 
 use std::time::Duration;
 
+use http::Response;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tower_idempotency::{
     Fence, Fingerprint, Key, MemoryStore, OperationId, RecordName, Scope, Store, Token,
     store::{
-        Claim, Claimed, Completion, Filter, MarkedBy, Purged, ReclaimAs, Record, RecordState,
-        Release, Resolution, Transitioned,
+        Claim, Claimed, Completion, MarkedBy, Purged, ReclaimAs, Record, RecordState, Release,
+        Transitioned,
+        admin::{Filter, RecordedResponse, Resolution},
     },
 };
 
@@ -143,10 +145,10 @@ impl<'a, S: Store> Compared<'a, S> {
             there.as_ref().map(Seen::new),
             "{context}: after {call:?}"
         );
-        for filter in [Filter::Unknown, Filter::InProgressFor(NOTHING)] {
+        for filter in [Filter::unknown(), Filter::in_progress_for(NOTHING)] {
             assert_eq!(
-                listed(self.store, filter).await,
-                listed(&self.memory, filter).await,
+                listed(self.store, &filter).await,
+                listed(&self.memory, &filter).await,
                 "{context}: {filter:?} after {call:?}"
             );
         }
@@ -243,10 +245,7 @@ fn a_call(number: usize, by: Granted, one: Duration, other: Duration) -> Call {
         11 => Call::MarkLapsed(by, one),
         12 => Call::Resolve(
             by,
-            Resolution::Happened {
-                response: "it did".into(),
-                at_least: Duration::from_millis(400),
-            },
+            Resolution::Happened(RecordedResponse::new(Response::new("it did")).unwrap()),
         ),
         13 => Call::Resolve(by, Resolution::DidNotHappen),
         14 => Call::Forget(by),
@@ -309,15 +308,18 @@ async fn ask(
             let lapsed = MarkedBy::Lapsed(fence(by));
             store.mark_unknown(name, lapsed, *retention).await
         }
-        Call::Resolve(by, resolution) => store.resolve(name, fence(by), resolution).await,
+        Call::Resolve(by, resolution) => {
+            let at_least = Duration::from_millis(400);
+            store.resolve(name, fence(by), resolution, at_least).await
+        }
         Call::Forget(by) => store.forget(name, fence(by)).await,
     };
     (Answer::Settled(settled.unwrap()), None)
 }
 
-async fn listed(store: &impl Store, filter: Filter) -> Vec<(RecordName, Seen)> {
+async fn listed(store: &impl Store, filter: &Filter) -> Vec<(RecordName, Seen)> {
     let mut listed: Vec<_> = store
-        .list(filter, None, 1_000)
+        .list(&filter, None, 1_000)
         .await
         .unwrap()
         .records

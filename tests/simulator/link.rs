@@ -7,8 +7,8 @@ use tokio_util::sync::CancellationToken;
 use tower_idempotency::{
     Fence, MemoryStore, RecordName, Store, StoreError,
     store::{
-        Claim, Claimed, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Transition,
-        Transitioned,
+        Claim, Claimed, Grant, MarkedBy, Purged, ReclaimAs, Record, Transition, Transitioned,
+        admin::{Filter, Page},
     },
 };
 
@@ -250,7 +250,7 @@ impl Store for Link {
         .await
     }
 
-    async fn list(&self, _: Filter, _: Option<&RecordName>, _: u32) -> Result<Page, StoreError> {
+    async fn list(&self, _: &Filter, _: Option<&RecordName>, _: u32) -> Result<Page, StoreError> {
         unreachable!("a layer lists nothing")
     }
 

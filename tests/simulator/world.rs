@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use http::{Request, Response};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::{
@@ -22,9 +21,12 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, service_fn, util::BoxCloneService};
 use tower_idempotency::{
-    Fence, Fingerprint, IdempotencyLayer, Key, MemoryStore, OperationId, RecordName,
-    RecordedResponse, Recovery, ResponseBody, Scope, Store as _, Token, seed_jitter,
-    store::{Claim, Filter, Grant, Record, RecordState, Resolution, Transitioned},
+    Fence, Fingerprint, IdempotencyLayer, Key, MemoryStore, OperationId, RecordName, Recovery,
+    ResponseBody, Scope, Store as _, Token, seed_jitter,
+    store::{
+        Claim, Grant, Record, RecordState, Transitioned,
+        admin::{Filter, RecordedResponse, Resolution},
+    },
 };
 
 use crate::{
@@ -186,7 +188,7 @@ fn sweep(world: &World) {
 async fn operator(world: Arc<World>) {
     while !world.is_calm() {
         sleep(world.up_to(Duration::from_secs(8))).await;
-        let unknown = world.records.list(Filter::Unknown, None, u32::MAX).await;
+        let unknown = world.records.list(&Filter::unknown(), None, u32::MAX).await;
         let mut unknown = unknown.expect("memory answers").records;
         unknown.sort_by(|(one, _), (other, _)| one.cmp(other));
         if unknown.is_empty() {
@@ -204,15 +206,15 @@ async fn operator(world: Arc<World>) {
                 record.attempt,
                 record.fence.get(),
             );
-            let response = Response::new(Bytes::from(said));
-            let response = RecordedResponse::new(response).unwrap().encode();
-            let happened = (digest(&response), LEASE);
-            let at_least = LEASE;
-            (Resolution::Happened { response, at_least }, Some(happened))
+            let response = RecordedResponse::new(Response::new(said)).unwrap();
+            let happened = (digest(&response.encode()), LEASE);
+            (Resolution::Happened(response), Some(happened))
         } else {
             (Resolution::DidNotHappen, None)
         };
-        let resolved = world.records.resolve(&name, record.fence, &resolution);
+        let resolved = world
+            .records
+            .resolve(&name, record.fence, &resolution, LEASE);
         let resolved = resolved.await.expect("memory answers");
         world.push(Event::Called {
             name: number,

@@ -10,9 +10,12 @@ use axum::response::IntoResponse as _;
 use http::Response;
 use tokio::sync::{Notify, oneshot};
 use tower_idempotency::{
-    CommitErrorKind, Key, PostgresStore, RecordName, RecordedResponse, Recovery, Scope, Store as _,
+    CommitErrorKind, Key, PostgresStore, RecordName, Recovery, Scope, Store as _,
     sqlx::query_scalar,
-    store::{Resolution, Transitioned},
+    store::{
+        Transitioned,
+        admin::{RecordedResponse, Resolution},
+    },
 };
 
 use crate::{
@@ -133,12 +136,10 @@ async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: S
         let key = run.operation.key().as_str();
         other.post(key).await.assert_problem(409, "outcome-unknown");
         let resolution = match key {
-            "happened" => Resolution::Happened {
-                response: RecordedResponse::new(Response::new("it had happened".into()))
-                    .unwrap()
-                    .encode(),
-                at_least: std::time::Duration::from_secs(3600),
-            },
+            "happened" => {
+                let response = RecordedResponse::new(Response::new("it had happened"));
+                Resolution::Happened(response.unwrap())
+            }
             _ => Resolution::DidNotHappen,
         };
         let record = run.shop.record(key).await.unwrap();
@@ -146,7 +147,7 @@ async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: S
         let resolved = run
             .shop
             .store()
-            .resolve(&name, record.fence, &resolution)
+            .resolve(&name, record.fence, &resolution, Duration::from_secs(3600))
             .await;
         assert_eq!(resolved.unwrap(), Transitioned::Applied);
         let error = order(&run).await.unwrap_err();

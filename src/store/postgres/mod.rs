@@ -32,12 +32,14 @@ use self::{
     statements::{Commits, Fenced, FencedAnswer, FencedCall, FencedTransition},
 };
 use super::{
-    Claim, Claimed, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Store, StoreError,
-    Transition, Transitioned, sql,
+    Claim, Claimed, Grant, MarkedBy, Purged, ReclaimAs, Record, Store, StoreError, Transition,
+    Transitioned,
+    admin::{Filter, Page},
     sql::batcher::Batcher,
     sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
     sql::reads::Reads,
     sql::single::SingleCalls,
+    sql::{self, Resolved},
 };
 use crate::{Fence, RecordName, Token};
 
@@ -298,8 +300,13 @@ impl Store for PostgresStore {
                 let transition = FencedTransition::MarkedUnknown(retention);
                 return self.transition_by_fence(name, seen, transition).await;
             }
-            Transition::Resolve { seen, resolution } => {
-                let transition = FencedTransition::Resolved(resolution.clone());
+            Transition::Resolve {
+                seen,
+                resolution,
+                at_least,
+            } => {
+                let resolved = Resolved::new(resolution, at_least);
+                let transition = FencedTransition::Resolved(resolved);
                 return self.transition_by_fence(name, seen, transition).await;
             }
         };
@@ -314,13 +321,13 @@ impl Store for PostgresStore {
     /// In the order of the names, by bytes.
     async fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {
-        let after = after.cloned();
+        let (filter, after) = (filter.clone(), after.cloned());
         self.operate(move |on| {
-            Box::pin(async move { statements::list(on, filter, after.as_ref(), limit).await })
+            Box::pin(async move { statements::list(on, &filter, after.as_ref(), limit).await })
         })
         .await
     }

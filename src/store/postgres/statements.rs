@@ -11,10 +11,11 @@ use crate::{
     Fence, RecordName, Token,
     store::transition::NO_OWNER,
     store::{
-        Claim, Filter, Grant, Page, Purged, ReclaimAs, Resolution, StoreError, Transitioned,
+        Claim, Grant, Purged, ReclaimAs, StoreError, Transitioned,
+        admin::{Filter, FilterKind, Page},
         sql::calls::Call,
         sql::single::{Attempt, Single},
-        sql::{self, GrantColumns, NamedColumns, micros},
+        sql::{self, GrantColumns, NamedColumns, Resolved, micros},
     },
 };
 
@@ -31,7 +32,7 @@ pub(super) enum FencedTransition {
     Reclaimed(ReclaimAs, Claim),
     /// A claim whose lease has lapsed becomes unknown, with this retention.
     MarkedUnknown(Duration),
-    Resolved(Resolution),
+    Resolved(Resolved),
     Forgotten,
 }
 
@@ -48,9 +49,10 @@ impl Call for FencedCall {
 
     fn bytes(&self) -> usize {
         match &self.transition {
-            FencedTransition::Resolved(Resolution::Happened { response, .. }) => {
-                self.name.bytes() + response.len()
-            }
+            FencedTransition::Resolved(Resolved {
+                response: Some(response),
+                ..
+            }) => self.name.bytes() + response.len(),
             _ => self.name.bytes(),
         }
     }
@@ -82,7 +84,7 @@ async fn attempt(
         FencedTransition::MarkedUnknown(retention) => {
             mark_lapsed(on, name, *seen, *retention).await
         }
-        FencedTransition::Resolved(resolution) => resolve(on, name, *seen, resolution).await,
+        FencedTransition::Resolved(resolved) => resolve(on, name, *seen, resolved).await,
         FencedTransition::Forgotten => forget(on, name, *seen).await,
     };
     Ok(settled?.map(FencedAnswer::Settled))
@@ -158,17 +160,16 @@ async fn resolve(
     on: &mut Session<'_>,
     name: &RecordName,
     seen: Fence,
-    resolution: &Resolution,
+    resolved: &Resolved,
 ) -> Result<Attempt<Transitioned>, StoreError> {
-    let (state, response, at_least) = sql::resolved(resolution);
     let done = query(on.sql.resolve.clone())
         .persistent(on.persistent)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(sql::fence(seen))
-        .bind(state)
-        .bind(response)
-        .bind(at_least)
+        .bind(resolved.state)
+        .bind(resolved.response.as_deref())
+        .bind(resolved.at_least)
         .bind(NO_OWNER.as_bytes().as_slice())
         .execute(&mut *on.connection)
         .await
@@ -273,24 +274,27 @@ async fn settled(
 
 pub(super) async fn list(
     on: &mut Session<'_>,
-    filter: Filter,
+    filter: &Filter,
     after: Option<&RecordName>,
     limit: u32,
 ) -> Result<Page, StoreError> {
     // Text has no NUL.
-    let (scope, key) = sql::first_name(after, '\u{1}');
+    let (scope, key) = sql::first_name(filter, after, '\u{1}');
     let limit = sql::page_limit(limit);
-    let (statement, older) = match filter {
-        Filter::Unknown => (on.sql.list_unknown.clone(), None),
-        Filter::InProgressFor(least) => (on.sql.list_in_progress.clone(), Some(micros(least))),
+    let is_of_one_scope = filter.scope.is_some();
+    let (statement, older) = match (filter.kind, is_of_one_scope) {
+        (FilterKind::Unknown, false) => (&on.sql.list_unknown, None),
+        (FilterKind::Unknown, true) => (&on.sql.list_unknown_in_scope, None),
+        (FilterKind::InProgressFor(age), false) => (&on.sql.list_in_progress, Some(age)),
+        (FilterKind::InProgressFor(age), true) => (&on.sql.list_in_progress_in_scope, Some(age)),
     };
-    let mut asked = query(statement)
+    let mut asked = query(statement.clone())
         .persistent(on.persistent)
         .bind(scope)
         .bind(key)
         .bind(limit);
-    if let Some(older) = older {
-        asked = asked.bind(older).bind(sql::MAX_EXAMINED);
+    if let Some(age) = older {
+        asked = asked.bind(micros(age)).bind(sql::MAX_EXAMINED);
     }
     let rows = asked
         .fetch_all(&mut *on.connection)
@@ -425,10 +429,7 @@ SET state = $4,
     unknown_since = NULL,
     token = CASE $4 WHEN 2 THEN $7 ELSE token END,
     takeovers = CASE $4 WHEN 2 THEN takeovers ELSE 0 END,
-    expires_at = CASE $4
-        WHEN 2 THEN GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
-        ELSE expires_at
-        END
+    expires_at = GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
 WHERE scope = $1 AND key = $2 AND fence = $3 AND state = 3",
     unlocked!()
 );
@@ -456,33 +457,40 @@ macro_rules! listed {
     };
 }
 
-/// By the partial index.
-pub(super) const LIST_UNKNOWN: &str = concat!(
-    "
+macro_rules! list_unknown {
+    ($names:literal) => {
+        concat!(
+            "
 SELECT ",
-    listed!(),
-    ", false AS is_last
+            listed!(),
+            ", false AS is_last
 FROM {records}, (SELECT clock_timestamp() AS now) AS clock
-WHERE unknown_since IS NOT NULL AND (scope, key) >= ($1, $2)
+WHERE unknown_since IS NOT NULL AND ",
+            $names,
+            "
 ORDER BY scope, key
 LIMIT $3"
-);
+        )
+    };
+}
 
-/// Looks at no more than `$5` records, by the primary key. If it reaches that limit,
-/// it names the last one.
-pub(super) const LIST_IN_PROGRESS: &str = concat!(
-    "
+macro_rules! list_in_progress {
+    ($names:literal) => {
+        concat!(
+            "
 WITH examined AS MATERIALIZED (
     SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
            claimed_at, expires_at, lease_until
     FROM {records}
-    WHERE (scope, key) >= ($1, $2)
+    WHERE ",
+            $names,
+            "
     ORDER BY scope, key
     LIMIT $5
 ), found AS (
     SELECT ",
-    listed!(),
-    ", false AS is_last
+            listed!(),
+            ", false AS is_last
     FROM examined, (SELECT clock_timestamp() AS now) AS clock
     WHERE state = 1 AND claimed_at < clock.now - $4 * interval '1 microsecond'
     ORDER BY scope, key
@@ -497,7 +505,18 @@ SELECT * FROM found
 UNION ALL
 SELECT scope, key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true
 FROM last"
-);
+        )
+    };
+}
+
+/// By the partial index.
+pub(super) const LIST_UNKNOWN: &str = list_unknown!("(scope, key) >= ($1, $2)");
+pub(super) const LIST_UNKNOWN_IN_SCOPE: &str = list_unknown!("scope = $1 AND key >= $2");
+
+/// Looks at no more than `$5` records, by the primary key. If it reaches that limit,
+/// it names the last one.
+pub(super) const LIST_IN_PROGRESS: &str = list_in_progress!("(scope, key) >= ($1, $2)");
+pub(super) const LIST_IN_PROGRESS_IN_SCOPE: &str = list_in_progress!("scope = $1 AND key >= $2");
 
 /// Draws a number before the removal can be seen: see
 /// [`Removals`](super::removals::Removals).

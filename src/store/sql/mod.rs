@@ -20,5 +20,5 @@ pub(crate) use self::{
     columns::{GrantColumns, IN_PROGRESS, NamedColumns, RecordColumns, UNKNOWN, name},
     error::failure,
     pages::{MAX_EXAMINED, first_name, page, page_limit},
-    parameters::{claim_status, fence, micros, reclaim_as, repeated, resolved},
+    parameters::{Resolved, claim_status, fence, micros, reclaim_as, repeated},
 };

@@ -2,21 +2,34 @@
 
 use super::columns::NamedColumns;
 use crate::{
-    RecordName,
-    store::{Page, StoreError},
+    RecordName, Scope,
+    store::{
+        StoreError,
+        admin::{Filter, Page},
+    },
 };
 
-/// Returns the smallest name after `after`, as its scope and its key.
+/// Returns the smallest name that a page may begin with, as its scope and its key.
 ///
 /// `least` is the smallest character that a text of the database can have: appended
 /// to a key, it makes the next key.
-pub(crate) fn first_name(after: Option<&RecordName>, least: char) -> (String, String) {
-    let Some(after) = after else {
-        return (String::new(), String::new());
-    };
-    let mut key = after.key().as_str().to_owned();
-    key.push(least);
-    (after.scope().as_str().to_owned(), key)
+pub(crate) fn first_name(
+    filter: &Filter,
+    after: Option<&RecordName>,
+    least: char,
+) -> (String, String) {
+    let scope = filter.scope.as_ref();
+    match after {
+        Some(after) if scope.is_none_or(|scope| scope == after.scope()) => {
+            let mut key = after.key().as_str().to_owned();
+            key.push(least);
+            (after.scope().as_str().to_owned(), key)
+        }
+        _ => {
+            let scope = scope.map_or("", Scope::as_str);
+            (scope.to_owned(), String::new())
+        }
+    }
 }
 
 /// Makes a page of the records that were found. A full page has `limit` of them.

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::{
     columns::{COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN},
     commit::ClaimStatus,
 };
 use crate::{
     Fence,
-    store::{ReclaimAs, Resolution, StoreError, Transitioned},
+    store::{ReclaimAs, StoreError, Transitioned, admin::Resolution},
 };
 
 /// Returns microseconds for a statement to add to its clock.
@@ -35,14 +37,25 @@ pub(crate) fn reclaim_as(reclaim_as: ReclaimAs) -> i64 {
     }
 }
 
-/// Returns the record's next state, its response, and the least time that it is kept
-/// from now.
-pub(crate) fn resolved(resolution: &Resolution) -> (i64, Option<&[u8]>, i64) {
-    match resolution {
-        Resolution::Happened { response, at_least } => {
-            (COMPLETED, Some(response), micros(*at_least))
+/// What a resolution makes of a record.
+pub(crate) struct Resolved {
+    pub(crate) state: i64,
+    pub(crate) response: Option<Bytes>,
+    /// The least time that the record is kept from now.
+    pub(crate) at_least: i64,
+}
+
+impl Resolved {
+    pub(crate) fn new(resolution: &Resolution, at_least: Duration) -> Self {
+        let (state, response) = match resolution {
+            Resolution::Happened(response) => (COMPLETED, Some(response.encode())),
+            Resolution::DidNotHappen => (RELEASED_SAME_REQUEST, None),
+        };
+        Self {
+            state,
+            response,
+            at_least: micros(at_least),
         }
-        Resolution::DidNotHappen => (RELEASED_SAME_REQUEST, None, 0),
     }
 }
 

@@ -12,7 +12,8 @@ use super::{
 use crate::{
     Fence, RecordName,
     store::{
-        Claimed, Grant, MarkedBy, ReclaimAs, Resolution, StoreError, Transition, Transitioned,
+        Claimed, Grant, MarkedBy, ReclaimAs, StoreError, Transition, Transitioned,
+        admin::Resolution,
         sql::batcher::{Answers, Batch},
         sql::calls::{Call, ClaimCall, Identity, ReadCall, SMALL_RESPONSE, TransitionCall},
         sql::columns::{Found, LoadedRecord},
@@ -40,6 +41,7 @@ pub(super) enum WriteCall {
         name: RecordName,
         seen: Fence,
         resolution: Resolution,
+        at_least: Duration,
     },
 }
 
@@ -68,7 +70,7 @@ impl Call for WriteCall {
     }
 
     fn bytes(&self) -> usize {
-        self.name().bytes() + self.response().map_or(0, <[u8]>::len)
+        self.name().bytes() + self.response_len()
     }
 
     fn is_droppable(&self) -> bool {
@@ -82,18 +84,17 @@ impl Call for WriteCall {
 impl WriteCall {
     /// Returns whether the call would delay the others of its batch.
     pub(super) fn is_large(&self) -> bool {
-        self.response()
-            .is_some_and(|response| response.len() > SMALL_RESPONSE)
+        self.response_len() > SMALL_RESPONSE
     }
 
-    fn response(&self) -> Option<&[u8]> {
+    fn response_len(&self) -> usize {
         match self {
-            Self::Transition(call) => call.transition.response(),
+            Self::Transition(call) => call.transition.response().map_or(0, <[u8]>::len),
             Self::Resolve {
-                resolution: Resolution::Happened { response, .. },
+                resolution: Resolution::Happened(response),
                 ..
-            } => Some(response),
-            _ => None,
+            } => response.body_len(),
+            _ => 0,
         }
     }
 
@@ -156,10 +157,14 @@ impl WriteCall {
                 retention: *retention,
             },
             Self::Resolve {
-                seen, resolution, ..
+                seen,
+                resolution,
+                at_least,
+                ..
             } => Transition::Resolve {
                 seen: *seen,
                 resolution,
+                at_least: *at_least,
             },
         };
         let Some(LoadedRecord { record, .. }) = loaded else {

@@ -23,8 +23,9 @@ use self::{
     writer::Writer,
 };
 use super::{
-    Claim, Claimed, Filter, Grant, MarkedBy, Page, Purged, ReclaimAs, Record, Store, StoreError,
-    Transition, Transitioned,
+    Claim, Claimed, Grant, MarkedBy, Purged, ReclaimAs, Record, Store, StoreError, Transition,
+    Transitioned,
+    admin::{Filter, Page},
     sql::batcher::{Batcher, ConcurrentBatches},
     sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
     sql::detached,
@@ -258,10 +259,15 @@ impl Store for SqliteStore {
                 seen,
                 retention,
             },
-            Transition::Resolve { seen, resolution } => WriteCall::Resolve {
+            Transition::Resolve {
+                seen,
+                resolution,
+                at_least,
+            } => WriteCall::Resolve {
                 name,
                 seen,
                 resolution: resolution.clone(),
+                at_least,
             },
         };
         match self.write(call).await? {
@@ -277,14 +283,15 @@ impl Store for SqliteStore {
     /// In the order of the names, by bytes.
     async fn list(
         &self,
-        filter: Filter,
+        filter: &Filter,
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {
-        let (readers, after) = (self.readers.clone(), after.cloned());
+        let readers = self.readers.clone();
+        let (filter, after) = (filter.clone(), after.cloned());
         detached(async move {
             let mut connection = readers.acquire().await.map_err(failure)?;
-            statements::list(&mut connection, filter, after.as_ref(), limit).await
+            statements::list(&mut connection, &filter, after.as_ref(), limit).await
         })
         .await
     }

@@ -12,7 +12,8 @@ use super::error::failure;
 use crate::{
     Fence, RecordName,
     store::{
-        Filter, Page, Purged, StoreError, Transitioned,
+        Purged, StoreError, Transitioned,
+        admin::{Filter, FilterKind, Page},
         sql::columns::{LoadedRecord, NamedColumns, RecordColumns, UNKNOWN, name, state_number},
         sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
         transition::{State, StoredRecord},
@@ -193,26 +194,30 @@ pub(super) async fn new_fences(
 
 pub(super) async fn list(
     connection: &mut SqliteConnection,
-    filter: Filter,
+    filter: &Filter,
     after: Option<&RecordName>,
     limit: u32,
 ) -> Result<Page, StoreError> {
-    let (scope, key) = first_name(after, '\0');
-    let (limit, now) = (page_limit(limit), now());
-    let found = match filter {
-        Filter::Unknown => query(LIST_UNKNOWN)
-            .bind(column(now))
-            .bind(scope)
-            .bind(key)
-            .bind(limit),
-        Filter::InProgressFor(age) => query(LIST_IN_PROGRESS)
-            .bind(column(now))
-            .bind(scope)
-            .bind(key)
-            .bind(limit)
-            .bind(column(now.saturating_sub(age)))
-            .bind(MAX_EXAMINED),
+    let (scope, key) = first_name(filter, after, '\0');
+    let now = now();
+    let is_of_one_scope = filter.scope.is_some();
+    let (statement, older) = match (filter.kind, is_of_one_scope) {
+        (FilterKind::Unknown, false) => (LIST_UNKNOWN, None),
+        (FilterKind::Unknown, true) => (LIST_UNKNOWN_IN_SCOPE, None),
+        (FilterKind::InProgressFor(age), false) => (LIST_IN_PROGRESS, Some(age)),
+        (FilterKind::InProgressFor(age), true) => (LIST_IN_PROGRESS_IN_SCOPE, Some(age)),
     };
+    let limit = page_limit(limit);
+    let mut found = query(statement)
+        .bind(column(now))
+        .bind(scope)
+        .bind(key)
+        .bind(limit);
+    if let Some(age) = older {
+        found = found
+            .bind(column(now.saturating_sub(age)))
+            .bind(MAX_EXAMINED);
+    }
     let rows = found.fetch_all(connection).await.map_err(failure)?;
     let (mut found, mut last) = (Vec::new(), None);
     for row in &rows {
@@ -370,33 +375,44 @@ macro_rules! listed {
     };
 }
 
-/// By the partial index.
-const LIST_UNKNOWN: &str = concat!(
-    "
+macro_rules! list_unknown {
+    ($names:literal) => {
+        concat!(
+            "
 SELECT ",
-    listed!(),
-    ", false AS is_last
+            listed!(),
+            ", false AS is_last
 FROM idempotency_records
-WHERE state = 3 /* unknown */ AND (scope, key) >= (?2, ?3)
+WHERE state = 3 /* unknown */ AND ",
+            $names,
+            "
 ORDER BY scope, key
 LIMIT ?4"
-);
+        )
+    };
+}
 
-/// Examines up to `?6` records, by the primary key. If it reaches that limit, it
-/// returns the name of the last one.
-const LIST_IN_PROGRESS: &str = concat!(
-    "
+/// By the partial index.
+const LIST_UNKNOWN: &str = list_unknown!("(scope, key) >= (?2, ?3)");
+const LIST_UNKNOWN_IN_SCOPE: &str = list_unknown!("scope = ?2 AND key >= ?3");
+
+macro_rules! list_in_progress {
+    ($names:literal) => {
+        concat!(
+            "
 WITH examined AS MATERIALIZED (
     SELECT scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
            claimed_at, expires_at, lease_until
     FROM idempotency_records
-    WHERE (scope, key) >= (?2, ?3)
+    WHERE ",
+            $names,
+            "
     ORDER BY scope, key
     LIMIT ?6
 ), found AS (
     SELECT ",
-    listed!(),
-    ", false AS is_last
+            listed!(),
+            ", false AS is_last
     FROM examined
     WHERE state = 1 /* in progress */ AND claimed_at < ?5
     ORDER BY scope, key
@@ -411,7 +427,14 @@ SELECT * FROM found
 UNION ALL
 SELECT scope, key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, true
 FROM last"
-);
+        )
+    };
+}
+
+/// Examines up to `?6` records, by the primary key. If it reaches that limit, it
+/// returns the name of the last one.
+const LIST_IN_PROGRESS: &str = list_in_progress!("(scope, key) >= (?2, ?3)");
+const LIST_IN_PROGRESS_IN_SCOPE: &str = list_in_progress!("scope = ?2 AND key >= ?3");
 
 const FORGET: &str = "
 DELETE FROM idempotency_records
