@@ -43,7 +43,7 @@ pub(crate) struct NamedColumns {
     record: RecordColumns,
 }
 
-/// A record as it is stored.
+/// A record of the table.
 #[derive(Clone)]
 pub(crate) struct LoadedRecord {
     /// Its response is empty if it was left out.
@@ -125,7 +125,7 @@ impl RecordColumns {
 }
 
 impl LoadedRecord {
-    /// Returns the record as it is at `now`.
+    /// Returns the record at `now`.
     pub(crate) fn read(&self, now: Duration) -> Found {
         let record = self.record.read(now);
         match self.omitted {

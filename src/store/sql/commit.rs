@@ -1,7 +1,7 @@
 //! Commits a handler's transaction together with its response.
 
 use std::{
-    fmt,
+    fmt, mem,
     pin::{Pin, pin},
     task::{Context, Poll},
     time::Duration,
@@ -21,9 +21,9 @@ use super::{
 };
 use crate::{
     Operation, StoreError,
+    backoff::Backoff,
     body::{self, read::Collected},
     disposition::HandlerChoice,
-    jitter::jittered,
     operation::{AsCommitted, Transacted},
     outcome::Notice,
     response::correct_length,
@@ -179,8 +179,7 @@ pub(crate) enum ClaimStatus {
     Superseded,
 }
 
-/// Commits `transaction` with `response`, in a task that goes on when its caller
-/// is dropped.
+/// Commits `transaction` with `response`, in a task that outlives its caller.
 ///
 /// The response is converted before the future starts: not every `IntoResponse` is
 /// `Send`.
@@ -217,8 +216,8 @@ where
             return Err(error.of_operation(&operation));
         }
     };
-    let committing = async move {
-        pending.otherwise = Transacted::Unknown;
+    let commit = async move {
+        pending.fallback = Transacted::Unknown;
         let operation = &pending.operation;
         let committed = complete_and_commit(&backend, operation, transaction, &completion).await;
         let committed = committed.map_err(|error| error.of_operation(operation));
@@ -231,10 +230,10 @@ where
         committed
     };
     #[cfg(feature = "tracing")]
-    let committing = tracing::Instrument::in_current_span(committing);
+    let commit = tracing::Instrument::in_current_span(commit);
     #[cfg(feature = "tracing")]
-    let committing = tracing::instrument::WithSubscriber::with_current_subscriber(committing);
-    match tokio::spawn(committing).await {
+    let commit = tracing::instrument::WithSubscriber::with_current_subscriber(commit);
+    match tokio::spawn(commit).await {
         Ok(Ok(())) => Ok(Committed::new(response)),
         Ok(Err(error)) => Err(error),
         Err(_) => {
@@ -244,11 +243,11 @@ where
     }
 }
 
-/// A commit that has not ended. If it is dropped on the way, it ends as
-/// `otherwise`, so that the layer does not wait for it.
+/// A commit that has not ended. If it is dropped before [`end`](Self::end), it ends as
+/// `fallback`, so that the layer does not wait for it.
 struct PendingCommit {
     operation: Operation,
-    otherwise: Transacted,
+    fallback: Transacted,
 }
 
 impl PendingCommit {
@@ -258,18 +257,18 @@ impl PendingCommit {
         let begun = operation.transactions().begin_commit();
         begun.then(|| Self {
             operation: operation.clone(),
-            otherwise: Transacted::Aborted,
+            fallback: Transacted::Aborted,
         })
     }
 
     fn end(mut self, transacted: Transacted) {
-        self.otherwise = transacted;
+        self.fallback = transacted;
     }
 }
 
 impl Drop for PendingCommit {
     fn drop(&mut self) {
-        let transacted = std::mem::take(&mut self.otherwise);
+        let transacted = mem::take(&mut self.fallback);
         self.operation.transactions().end_commit(transacted);
     }
 }
@@ -317,8 +316,9 @@ async fn complete_and_commit<D: CommitBackend>(
     find_outcome(backend, operation, unknown).await
 }
 
-/// Reads the record until it says whether a COMMIT without an answer was executed.
-/// A connection that broke before COMMIT arrived and one that broke after it fail
+/// Reads the record until it shows whether a COMMIT without an answer was executed.
+///
+/// A connection that breaks before COMMIT arrives and one that breaks after it fail
 /// in the same way.
 async fn find_outcome<D: CommitBackend>(
     backend: &D,
@@ -328,7 +328,7 @@ async fn find_outcome<D: CommitBackend>(
     let timeout = operation.settings().store_timeout;
     let warnings = &operation.settings().warnings;
     let end = Instant::now() + 2 * timeout;
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     while Instant::now() < end {
         let status = time::timeout(timeout, backend.claim_status(operation)).await;
         match status.unwrap_or_else(|_| Err(StoreError::timed_out())) {
@@ -344,11 +344,10 @@ async fn find_outcome<D: CommitBackend>(
                 return Err(CommitError::new(CommitErrorKind::Superseded));
             }
             Err(error) => {
-                warnings.warn(NOT_FOUND_OUT, Some(&error), Some(operation.id()));
-                time::sleep(jittered(pause)).await;
+                warnings.warn(UNREADABLE, Some(&error), Some(operation.id()));
+                time::sleep(backoff.pause()).await;
             }
         }
-        pause = (pause * 2).min(LONGEST_PAUSE);
     }
     Err(unknown)
 }
@@ -400,7 +399,7 @@ where
     };
     correct_length(&mut parts, Some(data.len() as u64));
     let completion = settings.completion(&parts, &data, None, choice.keep_for);
-    // A tombstone would be committed work without its answer.
+    // A tombstone would commit the work without its response.
     match completion.is_tombstone() {
         true => Err(format!(
             "with its headers it exceeds `max_response_body` ({max} bytes)"
@@ -414,7 +413,7 @@ const SECOND_COMMIT: &str = "`commit` was called twice for one operation: the fi
     committed or pending";
 const TASK_ENDED: &str = "the task that commits panicked, or the runtime is shutting down";
 const NO_ANSWER: &str = "the database did not answer within `store_timeout`";
-const NOT_FOUND_OUT: &str =
+const UNREADABLE: &str =
     "COMMIT was not answered, and its record is not readable: it is read again";
 const NOT_ROLLED_BACK: &str = "ROLLBACK was not answered, and the connection is dropped: its locks are \
     held until the database notices";

@@ -21,11 +21,11 @@ use crate::{Operation, operation::WeakOperation};
 /// no method `commit`, because only the store's `commit` writes the response with it.
 /// If it is dropped, it is rolled back, as after a crash.
 ///
-/// To end a transaction without a commit, call [`rollback`](Self::rollback). If it is
-/// dropped instead and the handler's response is a success that would be recorded, the
-/// layer answers 500 `rolled-back`, the outcome is unknown, and the notice
-/// `uncommitted` is logged. The response promises work that was rolled back, and the
-/// handler may have done other work.
+/// To end a transaction without a commit, call [`rollback`](Self::rollback). Suppose that
+/// it is dropped instead, and that the handler's response is a success that would be
+/// recorded. The response then promises work that was rolled back, while the handler may
+/// have done other work. The layer answers 500 `rolled-back`, the outcome is unknown, and
+/// the notice `uncommitted` is logged.
 ///
 /// ```
 /// # use http::{Request, StatusCode};

@@ -90,14 +90,14 @@ impl SqliteStore {
     /// Opens the file at `path`. Creates the file and the store's tables if they do not
     /// exist, and turns WAL mode on.
     ///
-    /// Several processes may open a new file at the same time. A crash meanwhile leaves
-    /// the tables as they were. In a file of the application, the store adds the tables
+    /// Several processes may open a new file at the same time. After a crash meanwhile, the
+    /// tables are unchanged. In a file of the application, the store adds the tables
     /// `idempotency_records`, `idempotency_fences` and `_idempotency_migrations`.
     ///
     /// # Errors
     ///
-    /// If the file cannot be created, read or written, is not a database, is locked by
-    /// another process for more than 5 seconds, or was migrated by a later version of
+    /// If the file cannot be created, read or written. If it is not a database, is locked
+    /// by another process for more than 5 seconds, or was migrated by a later version of
     /// this crate.
     pub async fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         Self::open_with(SqliteConnectOptions::new().filename(path)).await

@@ -134,9 +134,10 @@ fn status(record: Option<&StoredRecord>, token: Token) -> ClaimStatus {
     }
 }
 
-/// Returns whether SQLite has rolled the transaction back by itself, as it does for
-/// `OR ROLLBACK` or a full disk. sqlx does not notice it, and each later statement
-/// would commit by itself.
+/// Returns whether SQLite has rolled the transaction back by itself.
+///
+/// It does so for `OR ROLLBACK` or a full disk, and sqlx does not notice it. Each later
+/// statement would then commit by itself.
 async fn has_ended(transaction: &mut Transaction<'static, Sqlite>) -> Result<bool, CommitError> {
     // Fails in a transaction, without an effect.
     match query("BEGIN").execute(&mut **transaction).await {
