@@ -168,7 +168,7 @@ fn remedy(kind: StoreErrorKind) -> Option<&'static str> {
         ),
         StoreErrorKind::Overloaded => Some(
             "the store is slower than its callers: find out what it waits for, or raise \
-             `waiting_calls` of a PostgreSQL store",
+             `max_waiting_calls` of a PostgreSQL store",
         ),
         StoreErrorKind::Unavailable | StoreErrorKind::TimedOut => None,
     }

@@ -1107,7 +1107,7 @@ async fn claims_whose_connection_is_lost_are_all_answered_and_claimed_once() {
 async fn more_calls_than_may_wait_are_refused_at_once() {
     with_database(async |url| {
         let store = PostgresStore::builder(options(&url))
-            .waiting_calls(3)
+            .max_waiting_calls(3)
             .lock_timeout(Duration::from_secs(60))
             .statement_timeout(Duration::from_secs(60))
             .connect()

@@ -21,7 +21,9 @@ use std::time::Duration;
 
 use self::admin::{Count, Filter, Page, Resolution};
 #[cfg(feature = "postgres")]
-pub use self::postgres::{PostgresStore, PostgresStoreBuilder, PostgresTransaction};
+pub use self::postgres::{
+    PostgresStore, builder::PostgresStoreBuilder, transaction::PostgresTransaction,
+};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::{SqliteStore, SqliteTransaction};
 pub use self::{

@@ -1,23 +1,28 @@
-//! Claims of keys, many in one statement, which waits for no transaction that
-//! completes one of them. A claim may wait for another claim of the same new name,
-//! for as long as that one takes to commit.
+//! Claims of names that may have no record, many in one statement.
+//!
+//! No statement here waits for a transaction that completes a record. A claim may
+//! wait for another claim of the same new name until that one is committed.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
+    time::Duration,
+};
 
-use sqlx::{FromRow, Row as _, SqlStr, postgres::PgRow, query, query_as};
+use sqlx::{FromRow as _, SqlStr, postgres::PgRow};
 
 use super::{
-    connections::Connections,
-    failure,
-    failures::is_lock_timeout,
-    looks::{self, bound},
-    members::{AnswersByToken, names},
-    removals::Removals,
-    session::Session,
+    error::{failure, is_lock_timeout},
+    pool::Pool,
+    reads::{self, found},
+    schema::{Schema, statements},
+    session::{Session, column},
 };
 use crate::store::{
     Claim, Claimed, Grant, StoreError,
-    sql::batcher::{Answers, Batch},
+    sql::batcher::{Answers, AnswersByToken, Batch},
     sql::calls::{ClaimCall, SMALL_RESPONSE},
     sql::reads::{ClaimAnswer, Found, is_own},
     sql::single::{Attempt, Single},
@@ -25,23 +30,35 @@ use crate::store::{
 };
 
 pub(super) struct Claims {
-    connections: Arc<Connections>,
+    pool: Arc<Pool>,
+    sql: Statements,
+    reads: reads::Statements,
     removals: Removals,
 }
 
-impl Claims {
-    pub(super) fn new(connections: Arc<Connections>) -> Self {
-        Self {
-            connections,
-            removals: Removals::default(),
-        }
+/// The number of the last removal that this process has seen.
+///
+/// Between the drawing of a fence and the insertion of its record, another claim of
+/// the same name can be granted with a later fence and removed. Each removal draws
+/// a number first. So the fence of a claim is the largest if no number was drawn
+/// since the claim was sent. Otherwise the claim gets a new fence.
+#[derive(Default)]
+struct Removals(AtomicI64);
+
+impl Removals {
+    fn last(&self) -> i64 {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn set_last(&self, removal: i64) {
+        self.0.store(removal, Ordering::Relaxed);
     }
 }
 
 impl Batch for Claims {
     async fn execute(&self, calls: &[ClaimCall]) -> Result<Answers<ClaimAnswer>, StoreError> {
-        self.connections
-            .run(async |on| claim_many(on, calls, &self.removals).await)
+        self.pool
+            .run(async |session| self.claim_many(session, calls).await)
             .await
     }
 }
@@ -51,221 +68,196 @@ impl Single for Claims {
     type Answer = ClaimAnswer;
 
     async fn attempt(&self, call: &ClaimCall) -> Result<Attempt<ClaimAnswer>, StoreError> {
-        self.connections
-            .run(async |on| {
-                let statement = on.sql.claim_alone.clone();
-                claim_one(on, statement, call, &self.removals).await
-            })
+        let statement = &self.sql.claim_singly;
+        self.pool
+            .run(async |session| self.claim(session, statement, call).await)
             .await
     }
 }
 
-async fn claim_one(
-    on: &mut Session<'_>,
-    statement: SqlStr,
-    call: &ClaimCall,
-    removals: &Removals,
-) -> Result<Attempt<ClaimAnswer>, StoreError> {
-    let ClaimCall { name, claim } = call;
-    let heard = removals.heard();
-    let granted: Result<Option<FreshColumns>, _> = query_as(statement)
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(claim.operation.as_bytes().as_slice())
-        .bind(claim.token.as_bytes().as_slice())
-        .bind(claim.fingerprint.as_bytes().as_slice())
-        .bind(micros(claim.lease))
-        .bind(micros(claim.retention))
-        .fetch_optional(&mut *on.connection)
-        .await;
-    let granted = match granted {
-        Err(error) if is_lock_timeout(&error) => return Ok(Attempt::Locked),
-        granted => granted.map_err(failure)?,
-    };
-    if let Some(FreshColumns {
-        grant,
-        removals: removed,
-    }) = granted
-    {
-        removals.hear(removed);
-        if removed == heard {
-            return Ok(Attempt::Made(acquired(grant.decode()?)));
-        }
-        let grant = refence(on, call).await?;
-        return Ok(grant.map(|grant| grant.map_or(VANISHED, acquired)));
-    }
-    // A statement of its own: the snapshot of the first need not contain the
-    // record that it ran into.
-    let Some(mut found) = looks::read(on, name, SMALL_RESPONSE).await? else {
-        return Ok(Attempt::Made(VANISHED));
-    };
-    // The answer to an earlier try got lost, perhaps before that one knew whether
-    // its fence would do.
-    if let Found::Whole(record) = &mut found
-        && is_own(record, claim.token.as_bytes())
-    {
-        match refence(on, call).await? {
-            Attempt::Made(Some(grant)) => record.fence = grant.fence,
-            Attempt::Made(None) => return Ok(Attempt::Made(VANISHED)),
-            Attempt::Locked => return Ok(Attempt::Locked),
+impl Claims {
+    pub(super) fn new(pool: Arc<Pool>, schema: &Schema) -> Self {
+        Self {
+            pool,
+            sql: Statements::new(schema),
+            reads: reads::Statements::new(schema),
+            removals: Removals::default(),
         }
     }
-    Ok(Attempt::Made(found.into()))
+
+    async fn claim(
+        &self,
+        session: &mut Session<'_>,
+        statement: &SqlStr,
+        call: &ClaimCall,
+    ) -> Result<Attempt<ClaimAnswer>, StoreError> {
+        let ClaimCall { name, claim } = call;
+        let last_removal = self.removals.last();
+        let granted = session
+            .query_record(statement, name)
+            .bind(claim.operation.as_bytes().as_slice())
+            .bind(claim.token.as_bytes().as_slice())
+            .bind(claim.fingerprint.as_bytes().as_slice())
+            .bind(micros(claim.lease))
+            .bind(micros(claim.retention))
+            .fetch_optional(&mut *session.connection)
+            .await;
+        let granted = match granted {
+            Err(error) if is_lock_timeout(&error) => return Ok(Attempt::Locked),
+            granted => granted.map_err(failure)?,
+        };
+        if let Some(row) = granted {
+            let removal = column(&row, "removals")?;
+            if removal == last_removal {
+                return Ok(Attempt::Made(acquired(grant(&row)?)));
+            }
+            self.removals.set_last(removal);
+            let grant = self.refence(session, call).await?;
+            return Ok(grant.map(|grant| grant.map_or(VANISHED, acquired)));
+        }
+        // In a statement of its own: the snapshot of the first may lack the record.
+        let found = reads::read(session, &self.reads, name, SMALL_RESPONSE).await?;
+        let Some(mut found) = found else {
+            return Ok(Attempt::Made(VANISHED));
+        };
+        // The answer to an earlier try got lost, and its fence may be too small.
+        if let Found::Whole(record) = &mut found
+            && is_own(record, claim.token.as_bytes())
+        {
+            match self.refence(session, call).await? {
+                Attempt::Made(Some(grant)) => record.fence = grant.fence,
+                Attempt::Made(None) => return Ok(Attempt::Made(VANISHED)),
+                Attempt::Locked => return Ok(Attempt::Locked),
+            }
+        }
+        Ok(Attempt::Made(found.into()))
+    }
+
+    /// Draws a new fence for a claim whose record exists. Returns `None` if the claim
+    /// is no longer in progress.
+    ///
+    /// While the record exists, no other claim of its name can be granted and removed.
+    async fn refence(
+        &self,
+        session: &mut Session<'_>,
+        ClaimCall { name, claim }: &ClaimCall,
+    ) -> Result<Attempt<Option<Grant>>, StoreError> {
+        let token = claim.token.as_bytes();
+        let query = session.query_record(&self.sql.refence, name);
+        let granted = session.row(query.bind(token.as_slice())).await?;
+        if let Some(row) = granted {
+            return Ok(Attempt::Made(Some(grant(&row)?)));
+        }
+        let found = reads::read(session, &self.reads, name, SMALL_RESPONSE).await?;
+        Ok(match found {
+            Some(Found::Whole(record)) if is_own(&record, token) => Attempt::Locked,
+            _ => Attempt::Made(None),
+        })
+    }
+
+    async fn claim_many(
+        &self,
+        session: &mut Session<'_>,
+        calls: &[ClaimCall],
+    ) -> Result<Answers<ClaimAnswer>, StoreError> {
+        if let [call] = calls {
+            let claimed = self.claim(session, &self.sql.claim, call).await?;
+            return Ok(vec![match claimed {
+                Attempt::Made(claimed) => Some(Ok(claimed)),
+                Attempt::Locked => None,
+            }]);
+        }
+        let last_removal = self.removals.last();
+        let bytes = |value: fn(&Claim) -> &[u8]| -> Vec<&[u8]> {
+            calls.iter().map(|call| value(&call.claim)).collect()
+        };
+        let durations = |value: fn(&Claim) -> Duration| -> Vec<i64> {
+            let durations = calls.iter().map(|call| value(&call.claim));
+            durations.map(micros).collect()
+        };
+        let query = session
+            .query_records(&self.sql.claim_many, calls.iter().map(|call| &call.name))
+            .bind(bytes(|claim| claim.operation.as_bytes()))
+            .bind(bytes(|claim| claim.token.as_bytes()))
+            .bind(bytes(|claim| claim.fingerprint.as_bytes()))
+            .bind(durations(|claim| claim.lease))
+            .bind(durations(|claim| claim.retention))
+            .bind(SMALL_RESPONSE as i64);
+        let rows = session.rows(query).await?;
+        let mut answers =
+            AnswersByToken::new(calls.iter().map(|call| *call.claim.token.as_bytes()));
+        let mut refenced = Vec::new();
+        for row in &rows {
+            let token = column(row, "asked")?;
+            match column(row, "removals")? {
+                // The answer to an earlier try of this claim got lost: made singly.
+                None => match found(row) {
+                    Ok(Found::Whole(record)) if is_own(&record, token) => {}
+                    found => answers.set(token, found.map(ClaimAnswer::from)),
+                },
+                Some(removal) if removal == last_removal => {
+                    answers.set(token, grant(row).map(acquired));
+                }
+                Some(removal) => {
+                    self.removals.set_last(removal);
+                    refenced.push(token);
+                }
+            }
+        }
+        if !refenced.is_empty() {
+            self.refence_many(session, calls, &refenced, &mut answers)
+                .await?;
+        }
+        Ok(answers.into_answers())
+    }
+
+    /// Draws new fences for the claims with these tokens, whose records exist.
+    async fn refence_many(
+        &self,
+        session: &mut Session<'_>,
+        calls: &[ClaimCall],
+        tokens: &[&[u8]],
+        answers: &mut AnswersByToken<ClaimAnswer>,
+    ) -> Result<(), StoreError> {
+        let calls: Vec<&ClaimCall> = calls
+            .iter()
+            .filter(|call| tokens.contains(&call.claim.token.as_bytes().as_slice()))
+            .collect();
+        let tokens: Vec<&[u8]> = calls
+            .iter()
+            .map(|call| call.claim.token.as_bytes().as_slice())
+            .collect();
+        let names = calls.iter().map(|call| &call.name);
+        let query = session.query_records(&self.sql.refence_many, names);
+        // The claims are written: none of them may be made again.
+        let rows = session.rows(query.bind(&tokens)).await;
+        let rows = rows.map_err(StoreError::about_all)?;
+        for token in tokens {
+            answers.set(token, Err(StoreError::timed_out()));
+        }
+        for row in &rows {
+            answers.set(column(row, "asked")?, grant(row).map(acquired));
+        }
+        Ok(())
+    }
 }
+
+const VANISHED: ClaimAnswer = ClaimAnswer::Claimed(Claimed::Vanished);
 
 fn acquired(grant: Grant) -> ClaimAnswer {
     ClaimAnswer::Claimed(Claimed::Acquired(grant))
 }
 
-/// Gives a claim a fence that was drawn after its record was there; `None` if it
-/// is in progress no more.
-///
-/// See [`Removals`]; with the record in place, no other claim of its name can
-/// come and go.
-async fn refence(
-    on: &mut Session<'_>,
-    ClaimCall { name, claim }: &ClaimCall,
-) -> Result<Attempt<Option<Grant>>, StoreError> {
-    let granted: Option<GrantColumns> = query_as(on.sql.refence.clone())
-        .persistent(on.persistent)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(claim.token.as_bytes().as_slice())
-        .fetch_optional(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    if let Some(granted) = granted {
-        return Ok(Attempt::Made(Some(granted.decode()?)));
-    }
-    Ok(match looks::read(on, name, SMALL_RESPONSE).await? {
-        Some(Found::Whole(record)) if is_own(&record, claim.token.as_bytes()) => Attempt::Locked,
-        _ => Attempt::Made(None),
-    })
-}
-
-async fn claim_many(
-    on: &mut Session<'_>,
-    calls: &[ClaimCall],
-    removals: &Removals,
-) -> Result<Answers<ClaimAnswer>, StoreError> {
-    if let [call] = calls {
-        let claimed = claim_one(on, on.sql.claim.clone(), call, removals).await?;
-        return Ok(vec![match claimed {
-            Attempt::Made(claimed) => Some(Ok(claimed)),
-            Attempt::Locked => None,
-        }]);
-    }
-    let heard = removals.heard();
-    let [scopes, keys] = names(calls.iter().map(|call| &call.name));
-    let column = |value: fn(&Claim) -> &[u8]| -> Vec<&[u8]> {
-        calls.iter().map(|call| value(&call.claim)).collect()
-    };
-    let time = |value: fn(&Claim) -> Duration| -> Vec<i64> {
-        calls
-            .iter()
-            .map(|call| micros(value(&call.claim)))
-            .collect()
-    };
-    let rows = query(on.sql.claim_many.clone())
-        .persistent(on.persistent)
-        .bind(scopes)
-        .bind(keys)
-        .bind(column(|claim| claim.operation.as_bytes()))
-        .bind(column(|claim| claim.token.as_bytes()))
-        .bind(column(|claim| claim.fingerprint.as_bytes()))
-        .bind(time(|claim| claim.lease))
-        .bind(time(|claim| claim.retention))
-        .bind(bound(SMALL_RESPONSE))
-        .fetch_all(&mut *on.connection)
-        .await
-        .map_err(failure)?;
-    let mut told = AnswersByToken::new(calls.iter().map(|call| *call.claim.token.as_bytes()));
-    let mut doubtful = Vec::new();
-    for row in &rows {
-        let asked = row.try_get("asked").map_err(failure)?;
-        match row.try_get("removals").map_err(failure)? {
-            // An own one is asked for alone.
-            None => match looks::record(row) {
-                Ok(Found::Whole(record)) if is_own(&record, asked) => {}
-                found => told.answer(asked, found.map(ClaimAnswer::from)),
-            },
-            Some(removed) if removed == heard => {
-                told.answer(asked, grant(row).map(acquired));
-            }
-            Some(removed) => {
-                removals.hear(removed);
-                doubtful.push(asked);
-            }
-        }
-    }
-    if !doubtful.is_empty() {
-        refence_many(on, calls, &doubtful, &mut told).await?;
-    }
-    Ok(told.answers)
-}
-
-/// As [`refence`], of many. Their records are there already: whoever is not told
-/// a fence is in doubt.
-async fn refence_many(
-    on: &mut Session<'_>,
-    calls: &[ClaimCall],
-    doubtful: &[&[u8]],
-    told: &mut AnswersByToken<ClaimAnswer>,
-) -> Result<(), StoreError> {
-    let doubtful: Vec<&ClaimCall> = calls
-        .iter()
-        .filter(|call| doubtful.contains(&call.claim.token.as_bytes().as_slice()))
-        .collect();
-    let [scopes, keys] = names(doubtful.iter().map(|call| &call.name));
-    let tokens: Vec<&[u8]> = doubtful
-        .iter()
-        .map(|call| call.claim.token.as_bytes().as_slice())
-        .collect();
-    let rows = query(on.sql.refence_many.clone())
-        .persistent(on.persistent)
-        .bind(scopes)
-        .bind(keys)
-        .bind(&tokens)
-        .fetch_all(&mut *on.connection)
-        .await
-        .map_err(|error| failure(error).about_all())?;
-    for token in tokens {
-        told.answer(token, Err(StoreError::timed_out()));
-    }
-    for row in &rows {
-        let asked = row.try_get("asked").map_err(failure)?;
-        told.answer(asked, grant(row).map(acquired));
-    }
-    Ok(())
-}
-
-const VANISHED: ClaimAnswer = ClaimAnswer::Claimed(Claimed::Vanished);
-
-/// A new claim, and the number of the last removal before it was in place.
-struct FreshColumns {
-    grant: GrantColumns,
-    removals: i64,
-}
-
-impl<'r> FromRow<'r, PgRow> for FreshColumns {
-    fn from_row(row: &'r PgRow) -> Result<Self, sqlx::Error> {
-        Ok(Self {
-            grant: GrantColumns::from_row(row)?,
-            removals: row.try_get("removals")?,
-        })
-    }
-}
-
-fn grant(row: &PgRow) -> Result<Grant, StoreError> {
+pub(super) fn grant(row: &PgRow) -> Result<Grant, StoreError> {
     GrantColumns::from_row(row).map_err(failure)?.decode()
 }
 
-/// `removals` is read once the record is in place: see [`Removals`]. The filter
-/// keeps a name with a visible record away from `ON CONFLICT`, which would wait
-/// for a transaction that is about to complete it, and from the sequence.
-/// The statement's time is one, so that a completion with the same retention
-/// computes the very same `expires_at`.
+/// `removals` is read once the record exists: see [`Removals`].
+///
+/// The filter keeps a name with a visible record away from the sequence, and from
+/// `ON CONFLICT`, which would wait for a transaction that completes the record.
+/// `statement_timestamp()` is the same everywhere in the statement, so a completion
+/// with an unchanged retention computes the same `expires_at`.
 macro_rules! claim {
     ($from:literal) => {
         concat!(
@@ -273,7 +265,7 @@ macro_rules! claim {
 INSERT INTO {records}
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
      claimed_at, lease_until, expires_at)
-SELECT $1, $2, $3, $4, $5, 1, 1, 0, {next_fence},
+SELECT $1, $2, $3, $4, $5, {in_progress}, 1, 0, {next_fence},
        statement_timestamp(),
        statement_timestamp() + $6 * interval '1 microsecond',
        statement_timestamp() + $7 * interval '1 microsecond'",
@@ -287,33 +279,26 @@ RETURNING operation, fence, attempt::bigint,
     };
 }
 
-pub(super) const CLAIM: &str = claim!("");
+statements! {
+    claim = claim!("");
 
-/// As [`CLAIM`], but waits hardly longer for another claim of the same name than
-/// that one takes to commit. The setting ends with the statement.
-pub(super) const CLAIM_ALONE: &str = claim!(
-    "
-FROM (SELECT pg_catalog.set_config('lock_timeout', '20ms', true) OFFSET 0) AS patience"
-);
+    /// Waits for another claim of the same name only while that one commits. The
+    /// setting ends with the statement.
+    claim_singly = claim!("
+FROM (SELECT pg_catalog.set_config('lock_timeout', '20ms', true) OFFSET 0) AS patience");
 
-pub(super) const REFENCE: &str = "
+    refence = "
 UPDATE {records}
 SET fence = GREATEST({next_fence}, fence + 1)
-WHERE scope = $1 AND key = $2 AND token = $3 AND state = 1
-  AND EXISTS (
-      SELECT FROM {records}
-      WHERE scope = $1 AND key = $2
-      FOR NO KEY UPDATE SKIP LOCKED)
+WHERE scope = $1 AND key = $2 AND token = $3 AND state = {in_progress}{unlocked}
 RETURNING operation, fence, attempt::bigint";
 
-/// As [`CLAIM`], of many, and with what it runs into: records that can be seen are
-/// answered with, and only the other names are inserted. A name whose record is
-/// neither seen nor inserted has one that came meanwhile.
-///
-/// `LATERAL` and `OFFSET` lead to the records by their names, whatever the
-/// planner thinks of the size of the table. `removals` is read after each row is
-/// in place.
-pub(super) const CLAIM_MANY: &str = "
+    /// Returns the records that are visible, and inserts the other names. A name
+    /// without a row has a record that was inserted meanwhile.
+    ///
+    /// `LATERAL` and `OFFSET` make the planner find records by their names. `removals`
+    /// is read after each row is inserted.
+    claim_many = "
 WITH asked AS MATERIALIZED (
     SELECT *
     FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[], $5::bytea[],
@@ -334,8 +319,8 @@ WITH asked AS MATERIALIZED (
     INSERT INTO {records} AS record
         (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
          claimed_at, lease_until, expires_at)
-    SELECT asked.scope, asked.key, asked.operation, asked.token, asked.fingerprint, 1, 1, 0,
-           {next_fence},
+    SELECT asked.scope, asked.key, asked.operation, asked.token, asked.fingerprint,
+           {in_progress}, 1, 0, {next_fence},
            statement_timestamp(),
            statement_timestamp() + asked.lease * interval '1 microsecond',
            statement_timestamp() + asked.retention * interval '1 microsecond'
@@ -347,21 +332,16 @@ WITH asked AS MATERIALIZED (
         (SELECT last_value FROM {removals}
          WHERE record.fence > 0) AS removals
 )
-SELECT asked, NULL AS removals,
-       operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
-       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
-       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
-       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left,
-       response, bytes
+SELECT asked, NULL AS removals, {record}, response, bytes
 FROM found, (SELECT clock_timestamp() AS now) AS clock
 UNION ALL
 SELECT token, removals,
        operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
 FROM claimed";
 
-/// `LATERAL` with its lock, and `ON CONFLICT`, lead to the records by their names,
-/// whatever the planner thinks of the size of the table: nothing is ever inserted.
-pub(super) const REFENCE_MANY: &str = "
+    /// `LATERAL` with its lock, and `ON CONFLICT`, make the planner find records by
+    /// their names. No row is ever inserted.
+    refence_many = "
 WITH held AS MATERIALIZED (
     SELECT record.*
     FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
@@ -369,7 +349,7 @@ WITH held AS MATERIALIZED (
             SELECT *
             FROM {records} AS record
             WHERE record.scope = asked.scope AND record.key = asked.key
-              AND record.token = asked.token AND record.state = 1
+              AND record.token = asked.token AND record.state = {in_progress}
             FOR NO KEY UPDATE SKIP LOCKED
         ) AS record
 )
@@ -382,3 +362,4 @@ SELECT scope, key, operation, token, fingerprint, state, attempt, takeovers,
 FROM held
 ON CONFLICT (scope, key) DO UPDATE SET fence = EXCLUDED.fence
 RETURNING token AS asked, operation, fence, attempt::bigint";
+}

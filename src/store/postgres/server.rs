@@ -1,4 +1,4 @@
-//! What the store asks of a server before it uses it.
+//! Checks of a server before the store uses it.
 
 use std::time::Duration;
 
@@ -9,29 +9,24 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
-    failure,
-    failures::connecting,
-    schema::{Schema, Statements},
-    session::{self, AS_NEW},
+    error::{connect_failure, failure},
+    schema::Schema,
+    session::{RESET, UNFIT, refuse_unfit},
 };
 use crate::store::StoreError;
 
-/// The settings of a store's connections that the server has to suit.
-pub(super) struct Wanted {
-    pub(super) schema: Option<Schema>,
-    pub(super) pooler_safe: bool,
-}
-
-/// Returns the statements of the store, unless the server is unfit.
+/// Returns the schema of the store's tables, unless the server is unfit.
 ///
-/// Only simple queries are sent, which are safe behind any pooler.
+/// Without a `schema`, the role's `search_path` decides. Only simple queries are
+/// sent, which are safe behind any pooler.
 pub(super) async fn inspect(
     options: &PgConnectOptions,
-    wanted: Wanted,
-) -> Result<Statements, StoreError> {
+    schema: Option<String>,
+    pooler_safe: bool,
+) -> Result<Schema, StoreError> {
     let connected = options.connect().await;
-    let mut connection = connected.map_err(|error| connecting(error, options))?;
-    let question = format!("BEGIN; {AS_NEW}; {INSPECT}; ROLLBACK");
+    let mut connection = connected.map_err(|error| connect_failure(error, options))?;
+    let question = format!("BEGIN; {RESET}; {INSPECT}; ROLLBACK");
     let found = raw_sql(AssertSqlSafe(question))
         .fetch_one(&mut connection)
         .await
@@ -43,42 +38,42 @@ pub(super) async fn inspect(
             "the server is PostgreSQL {version}, and the store needs PostgreSQL {LEAST_VERSION} or later"
         )));
     }
-    let schema = match wanted.schema {
+    let schema = match schema {
         Some(schema) => schema,
         None => {
-            let name: Option<String> = found.try_get("schema").map_err(failure)?;
-            Schema::named(name.ok_or_else(|| StoreError::unavailable(NO_SCHEMA))?)?
+            let found: Option<String> = found.try_get("schema").map_err(failure)?;
+            found.ok_or_else(|| StoreError::unavailable(NO_SCHEMA))?
         }
     };
-    let sql = Statements::of(schema, found.try_get("role").map_err(failure)?);
-    session::refuse_unfit(&mut connection, &sql.unfit)
+    let schema = Schema::new(schema, found.try_get("role").map_err(failure)?)?;
+    refuse_unfit(&mut connection, &schema.statement(UNFIT))
         .await
         .map_err(failure)?;
-    if !wanted.pooler_safe && shares_servers(connection, options).await {
+    if !pooler_safe && shares_servers(connection, options).await {
         return Err(StoreError::unavailable(POOLED));
     }
-    Ok(sql)
+    Ok(schema)
 }
 
-/// Whether a pooler gives each transaction another server connection.
+/// Returns whether a pooler gives each transaction another server connection.
 ///
-/// Two client connections are asked in turn which server process answers. Without
-/// such a pooler it is one process for each of them, always. An error or a second
-/// connection that does not open in time shows nothing.
+/// Two connections ask in turn for the number of their server process. Without such
+/// a pooler, each connection always has its own process. An error or a timeout counts
+/// as no pooler.
 async fn shares_servers(mut first: PgConnection, options: &PgConnectOptions) -> bool {
     let probe = async {
         let mut second = options.connect().await?;
         let mut seen = [None, None];
         let mut is_shared = false;
         for _ in 0..ROUNDS {
-            for (place, connection) in [&mut first, &mut second].into_iter().enumerate() {
+            for (index, connection) in [&mut first, &mut second].into_iter().enumerate() {
                 let answered = raw_sql(BACKEND).fetch_optional(connection).await?;
-                // Servers that do not show their processes are left alone.
+                // Some servers do not show their processes.
                 let Some(answered) = answered else { break };
                 let process: Option<String> = Some(answered.try_get("process")?);
-                is_shared |= seen[1 - place] == process;
-                is_shared |= seen[place].is_some() && seen[place] != process;
-                seen[place] = process;
+                is_shared |= seen[1 - index] == process;
+                is_shared |= seen[index].is_some() && seen[index] != process;
+                seen[index] = process;
             }
         }
         first.close().await?;
@@ -99,7 +94,7 @@ SELECT current_setting('server_version_num', true)::int AS number,
             WHERE class.oid = to_regclass('idempotency_records')),
            current_schema())::text AS schema";
 
-/// The number of a process is given again, to a later one.
+/// A later process may get the same number.
 const BACKEND: &str = "
 SELECT pid::text || ' ' || EXTRACT(EPOCH FROM backend_start)::text AS process
 FROM pg_catalog.pg_stat_activity
@@ -114,9 +109,9 @@ const POOLED: &str = "a pooler gives each transaction another server connection:
 /// The first with `WITH … AS MATERIALIZED`.
 const LEAST_VERSION: i32 = 12;
 
-/// A pooler hands out the connection that came back last, or all of them in turn:
-/// a change shows in the first rounds, on a busy pooler too.
+/// A pooler uses the connection that was returned last, or all of them in turn. So a
+/// change shows in the first rounds.
 const ROUNDS: usize = 3;
 
-/// A pooler without a free server connection lets the second client wait.
+/// A pooler without a free server connection makes the second client wait.
 const PROBE: Duration = Duration::from_secs(1);

@@ -1,54 +1,93 @@
-//! What the store asks of each of its connections.
+//! The settings of a connection, and the statements that run on it.
 
 use std::time::Duration;
 
-use sqlx::{PgConnection, Row as _, SqlStr, query, raw_sql};
+use sqlx::{
+    Decode, PgConnection, Postgres, Row as _, SqlStr, Type,
+    postgres::{PgArguments, PgRow},
+    query::Query,
+    raw_sql,
+};
 
-use super::schema::Statements;
+use super::{error::failure, schema::Schema};
+use crate::{RecordName, store::StoreError};
 
-/// How long the server puts up with this session.
+/// A connection for the statements of one call.
+pub(super) struct Session<'c> {
+    pub(super) connection: &'c mut PgConnection,
+    /// Whether the server keeps prepared statements for the next call.
+    pub(super) persistent: bool,
+}
+
+pub(super) type PgQuery = Query<'static, Postgres, PgArguments>;
+
+impl Session<'_> {
+    pub(super) fn query(&self, statement: &SqlStr) -> PgQuery {
+        sqlx::query(statement.clone()).persistent(self.persistent)
+    }
+
+    /// Returns a query about one record, whose scope and key are bound.
+    pub(super) fn query_record(&self, statement: &SqlStr, name: &RecordName) -> PgQuery {
+        self.query(statement)
+            .bind(name.scope().as_str())
+            .bind(name.key().as_str())
+    }
+
+    /// Returns a query about several records, whose scopes and keys are bound.
+    pub(super) fn query_records<'n>(
+        &self,
+        statement: &SqlStr,
+        names: impl Iterator<Item = &'n RecordName>,
+    ) -> PgQuery {
+        let (scopes, keys): (Vec<&str>, Vec<&str>) = names
+            .map(|name| (name.scope().as_str(), name.key().as_str()))
+            .unzip();
+        self.query(statement).bind(scopes).bind(keys)
+    }
+
+    pub(super) async fn rows(&mut self, query: PgQuery) -> Result<Vec<PgRow>, StoreError> {
+        query
+            .fetch_all(&mut *self.connection)
+            .await
+            .map_err(failure)
+    }
+
+    pub(super) async fn row(&mut self, query: PgQuery) -> Result<Option<PgRow>, StoreError> {
+        let row = query.fetch_optional(&mut *self.connection);
+        row.await.map_err(failure)
+    }
+
+    /// Returns whether the statement changed a record.
+    pub(super) async fn changes(&mut self, query: PgQuery) -> Result<bool, StoreError> {
+        let done = query.execute(&mut *self.connection).await;
+        Ok(done.map_err(failure)?.rows_affected() > 0)
+    }
+}
+
+/// Returns a value of the row.
+pub(super) fn column<'r, T>(row: &'r PgRow, name: &str) -> Result<T, StoreError>
+where
+    T: Decode<'r, Postgres> + Type<Postgres>,
+{
+    row.try_get(name).map_err(failure)
+}
+
+/// The server's timeouts for a session.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     pub(super) statement: Duration,
     pub(super) lock: Duration,
     pub(super) idle_in_transaction: Duration,
 }
 
-/// A connection for the statements of one call.
-pub(super) struct Session<'c> {
-    pub(super) connection: &'c mut PgConnection,
-    pub(super) sql: &'c Statements,
-    /// Whether the server may keep a statement for the connection's next call.
-    pub(super) persistent: bool,
-}
-
-impl<'c> Session<'c> {
-    /// A connection that stays with the same server connection.
-    pub(super) fn lasting(connection: &'c mut PgConnection, sql: &'c Statements) -> Self {
-        Self {
-            connection,
-            sql,
-            persistent: true,
-        }
-    }
-
-    /// One that is the call's own for a transaction only.
-    pub(super) fn passing(connection: &'c mut PgConnection, sql: &'c Statements) -> Self {
-        Self {
-            connection,
-            sql,
-            persistent: false,
-        }
-    }
-}
-
-impl Patience {
-    /// A transaction with the store's settings in itself, for a pooler that may
-    /// give each transaction another server connection. Its role and its
-    /// `search_path` are those of a new session, whatever another client left.
+impl Timeouts {
+    /// Returns what begins a transaction with the store's settings.
+    ///
+    /// Its role and its `search_path` are those of a new session, because another
+    /// client of a pooler may have changed them.
     pub(super) fn begin(self) -> String {
         format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {AS_NEW}; {DURABLE}; \
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {RESET}; {DURABLE}; \
              SET LOCAL statement_timeout = {}; SET LOCAL lock_timeout = {}; \
              SET LOCAL idle_in_transaction_session_timeout = {}",
             millis(self.statement),
@@ -58,39 +97,72 @@ impl Patience {
     }
 }
 
-/// A timeout as the server's settings have it.
-fn millis(patience: Duration) -> String {
-    patience.as_millis().min(LONGEST_TIMEOUT).to_string()
+fn millis(timeout: Duration) -> String {
+    timeout.as_millis().min(LONGEST_TIMEOUT).to_string()
 }
 
-/// Makes a new connection fit for records, whatever its role's defaults are.
-pub(super) async fn prepare(
-    connection: &mut PgConnection,
-    sql: &Statements,
-    patience: Patience,
-    pooled: bool,
-) -> Result<(), sqlx::Error> {
-    refuse_unfit(connection, &sql.unfit).await?;
-    if pooled {
-        // What is set here would stay with a server connection that others use.
-        return Ok(());
+/// What the store sets on a connection, whatever the role's defaults are.
+pub(super) struct SessionSettings {
+    timeouts: Timeouts,
+    sets_plans: bool,
+    unfit: SqlStr,
+    /// Begins each transaction behind a pooler. `None` without a pooler: the session
+    /// itself has the settings.
+    pub(super) begin: Option<SqlStr>,
+}
+
+impl SessionSettings {
+    /// Returns the settings for the store's own calls.
+    pub(super) fn for_calls(schema: &Schema, timeouts: Timeouts, pooler_safe: bool) -> Self {
+        let begin = || schema.statement(&(timeouts.begin() + LOCAL_PLANS));
+        Self {
+            timeouts,
+            sets_plans: true,
+            unfit: schema.statement(UNFIT),
+            begin: pooler_safe.then(begin),
+        }
     }
-    query(SESSION)
-        .persistent(false)
-        .bind(millis(patience.statement))
-        .bind(millis(patience.lock))
-        .bind(millis(patience.idle_in_transaction))
-        .execute(connection)
-        .await
-        .map(drop)
+
+    /// Returns the settings for the transactions of handlers. These have no statement
+    /// timeout, and plan their statements as usual.
+    pub(super) fn for_handlers(schema: &Schema, timeouts: Timeouts, pooler_safe: bool) -> Self {
+        let timeouts = Timeouts {
+            statement: Duration::ZERO,
+            lock: Duration::ZERO,
+            ..timeouts
+        };
+        let begin = || schema.statement(&timeouts.begin());
+        Self {
+            timeouts,
+            sets_plans: false,
+            unfit: schema.statement(UNFIT),
+            begin: pooler_safe.then(begin),
+        }
+    }
+
+    /// Applies the settings to a new connection, unless the server is unfit.
+    pub(super) async fn apply(&self, connection: &mut PgConnection) -> Result<(), sqlx::Error> {
+        refuse_unfit(connection, &self.unfit).await?;
+        if self.begin.is_some() {
+            // Settings of the session would stay with a server connection that others
+            // use.
+            return Ok(());
+        }
+        sqlx::query(SESSION)
+            .persistent(false)
+            .bind(millis(self.timeouts.statement))
+            .bind(millis(self.timeouts.lock))
+            .bind(millis(self.timeouts.idle_in_transaction))
+            .execute(&mut *connection)
+            .await?;
+        if self.sets_plans {
+            raw_sql(PLANS).fetch_all(connection).await?;
+        }
+        Ok(())
+    }
 }
 
-/// Makes a connection lead to each record by its name. Not for the transactions
-/// of handlers, whose statements are their own.
-pub(super) async fn prefer_names(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
-    raw_sql(PLANS).fetch_all(connection).await.map(drop)
-}
-
+/// Refuses a server or a table that may lose records.
 pub(super) async fn refuse_unfit(
     connection: &mut PgConnection,
     unfit: &SqlStr,
@@ -116,11 +188,11 @@ SELECT pg_is_in_recovery() AS standby,
              AND class.relpersistence = 'u'
        ) AS unlogged";
 
-/// The settings that decide what a name means, and who asks, as a new session has
-/// them. A pooler does not undo what another client has changed.
-pub(super) const AS_NEW: &str = "SET LOCAL role TO DEFAULT; SET LOCAL search_path TO DEFAULT";
+/// Resets the role and the `search_path`. A pooler does not do so between its
+/// clients.
+pub(super) const RESET: &str = "SET LOCAL role TO DEFAULT; SET LOCAL search_path TO DEFAULT";
 
-/// More durability than `on` is kept.
+/// Keeps `remote_apply`, which is more durable than `on`.
 macro_rules! durable {
     ($is_local:literal) => {
         concat!(
@@ -137,18 +209,19 @@ macro_rules! durable {
 
 const DURABLE: &str = concat!("SELECT ", durable!(true));
 
-/// Each record is led to by its name, with a plan that is made once: one that was
-/// made for a small table would be kept while the table grows. What is turned off
-/// and used all the same, as for a sequence, counts as costly enough to compile:
-/// that would take longer than all the rest. Other databases that speak
-/// PostgreSQL's protocol know some of these settings, or none.
+/// Makes each statement find its records by their names, with a plan that is kept
+/// while the table grows.
+///
+/// Disabled plan nodes carry a cost of 1e10, which makes PostgreSQL compile the
+/// plan. So the JIT compiler is disabled too. Other servers with PostgreSQL's
+/// protocol know only some of these settings.
 const PLANS: &str = "
 SELECT set_config(name, CASE name WHEN 'plan_cache_mode' THEN 'force_generic_plan' ELSE 'off' END, false)
 FROM pg_catalog.pg_settings
 WHERE name IN ('enable_seqscan', 'enable_hashjoin', 'enable_mergejoin', 'jit', 'plan_cache_mode')";
 
-/// The same inside of a transaction, behind a pooler.
-pub(super) const LOCAL_PLANS: &str = "; SET LOCAL enable_seqscan = off; \
+/// The same within a transaction.
+const LOCAL_PLANS: &str = "; SET LOCAL enable_seqscan = off; \
     SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off; SET LOCAL jit = off";
 
 const SESSION: &str = concat!(
@@ -164,5 +237,5 @@ SELECT set_config('default_transaction_isolation', 'read committed', false),
        set_config('idle_in_transaction_session_timeout', $3, false)"
 );
 
-/// In milliseconds, as the server's settings are.
+/// In milliseconds, the largest value of the server's settings.
 const LONGEST_TIMEOUT: u128 = i32::MAX as u128;

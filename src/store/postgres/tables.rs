@@ -1,27 +1,27 @@
 //! The store's tables: making them, checking them, and the privileges that a role
 //! needs on them.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, Error, FromRow, PgConnection, Row as _,
     SqlSafeStr as _,
     migrate::{Migration, MigrationType},
-    postgres::{PgConnectOptions, PgRow},
+    postgres::PgRow,
     query, query_as, query_scalar, raw_sql,
 };
 
 use super::{
     PostgresStore,
-    failures::{connecting, failure},
+    error::{connect_failure, failure},
     schema::{FENCES, RECORDS, REMOVALS, Schema, identifier},
-    session::Patience,
+    session::{Session, Timeouts},
 };
 use crate::store::{StoreError, sql};
 
 impl PostgresStore {
     /// Makes the store's tables, or brings them up to date; and their schema, if it
-    /// was [named](super::PostgresStoreBuilder::schema) and does not exist.
+    /// was [named](crate::store::PostgresStoreBuilder::schema) and does not exist.
     ///
     /// Tables that the application's own migrations have made are checked, as by
     /// [`check_schema`](Self::check_schema), and adopted. If nothing is to be done,
@@ -38,15 +38,15 @@ impl PostgresStore {
     ///   each difference.
     /// - The database was migrated by a later version of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        let (options, schema) = (self.options.clone(), self.connections.sql.schema.clone());
+        let connector = Arc::clone(&self.inner.connector);
         sql::detached(async move {
-            // Waiting for another process is slow, and not worth a warning.
-            let options = PgConnectOptions::clone(&options).disable_statement_logging();
+            // sqlx would log the wait for another process as a slow statement.
+            let options = connector.options.clone().disable_statement_logging();
             let connected = options.connect().await;
-            let mut connection = connected.map_err(|error| connecting(error, &options))?;
-            let begin = AssertSqlSafe(format!("{}; {QUIETLY}", PATIENCE.begin()));
+            let mut connection = connected.map_err(|error| connect_failure(error, &options))?;
+            let begin = AssertSqlSafe(format!("{}; {QUIETLY}", TIMEOUTS.begin()));
             let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
-            migrate(&mut transaction, &schema).await?;
+            migrate(&mut transaction, &connector.schema).await?;
             transaction.commit().await.map_err(failure)?;
             connection.close().await.map_err(failure)
         })
@@ -54,14 +54,14 @@ impl PostgresStore {
     }
 
     /// Returns the statements that make the store's tables, for the application's
-    /// own migrations. Each names the [schema](super::PostgresStoreBuilder::schema),
+    /// own migrations. Each names the [schema](crate::store::PostgresStoreBuilder::schema),
     /// which has to exist.
     ///
     /// [`migrate`](Self::migrate) adopts the tables afterwards; it need not be
     /// called at all.
     #[must_use]
     pub fn schema_sql(&self) -> String {
-        definitions(&self.connections.sql.schema)
+        definitions(&self.inner.connector.schema)
     }
 
     /// Checks that the tables are as this version needs them, and that the store's
@@ -72,13 +72,14 @@ impl PostgresStore {
     /// If the server cannot be reached, or with the name of each table, column,
     /// index, sequence and privilege that is missing or differs, and what to do.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
-        self.operate(|on| {
-            Box::pin(async move {
-                let schema = &on.sql.schema;
-                let found = Found::look(on.connection, schema).await.map_err(failure)?;
+        let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
+        inner.admin.pool.check()?;
+        sql::detached(async move {
+            let check = async |session: &mut Session<'_>| {
+                let (on, schema) = (&mut *session.connection, &connector.schema);
+                let found = Found::look(on, schema).await.map_err(failure)?;
                 let differences = found.refuse_differences(schema);
-                let missing = missing_privileges(on.connection, schema);
-                let missing = missing.await.map_err(failure)?;
+                let missing = missing_privileges(on, schema).await.map_err(failure)?;
                 if missing.is_empty() {
                     return differences;
                 }
@@ -86,10 +87,9 @@ impl PostgresStore {
                 if let Err(differences) = differences {
                     error = format!("{}; {error}", differences.cause());
                 }
-                Err(on
-                    .sql
-                    .explain(StoreError::unavailable(error).of_privileges()))
-            })
+                Err(StoreError::unavailable(error).of_privileges())
+            };
+            inner.admin.pool.run(check).await
         })
         .await
     }
@@ -98,7 +98,7 @@ impl PostgresStore {
     /// tables, one in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        self.connections.sql.schema.grants(role).join("\n")
+        self.inner.connector.schema.grants(role).join("\n")
     }
 }
 
@@ -199,7 +199,7 @@ fn creating(error: StoreError, schema: &Schema) -> StoreError {
          or apply `PostgresStore::schema_sql()` as one, and then the grants of \
          `PostgresStore::grants_for`",
         error.cause(),
-        identifier(schema.name()),
+        schema.identifier(),
     ))
 }
 
@@ -404,7 +404,7 @@ impl Found {
     }
 
     fn difference_of_a_sequence(&self, schema: &Schema, name: &str) -> Option<String> {
-        let sequence = format!("sequence {}.{name}", identifier(schema.name()));
+        let sequence = format!("sequence {}.{name}", schema.identifier());
         let Some(found) = self.sequences.iter().find(|found| found.name == name) else {
             return Some(format!("{sequence} does not exist"));
         };
@@ -487,7 +487,7 @@ const EXPECTED: [(&str, &str, bool); 14] = [
 const DEFINITIONS: &str = include_str!("../../../migrations/postgres/0001_records.sql");
 
 /// Of a migration: it may have to wait for another one.
-const PATIENCE: Patience = Patience {
+const TIMEOUTS: Timeouts = Timeouts {
     statement: Duration::ZERO,
     lock: Duration::from_secs(60),
     idle_in_transaction: Duration::ZERO,
@@ -639,7 +639,7 @@ mod tests {
 
     #[test]
     fn definitions_name_the_schema_of_every_object() {
-        let schema = Schema::named("a\"b".into()).unwrap();
+        let schema = Schema::new("a\"b".into(), "role".into()).unwrap();
         let named = definitions(&schema);
         let statements: Vec<&str> = named
             .lines()

@@ -2,79 +2,77 @@
 
 use std::sync::Arc;
 
-use sqlx::{Connection as _, Postgres, Transaction, pool::PoolOptions, query, query_as};
+use sqlx::{
+    Connection as _, PgPool, Postgres, SqlSafeStr as _, SqlStr, Transaction,
+    postgres::PgPoolOptions, query, query_as,
+};
 
-#[cfg(doc)]
-use super::PostgresStoreBuilder;
 use super::{
     PostgresStore,
-    failures::{failure, sqlstate},
-    schema::Statements,
-    statements::CommitCall,
+    connector::Connector,
+    error::{failure, sqlstate},
+    pool::Pool,
+    schema::{Schema, statements},
+    session::{Session, SessionSettings, column},
 };
 use crate::{
-    Operation, StoreError,
+    Operation, RecordName, StoreError, Token,
     store::{
         Completion, Transitioned, sql,
+        sql::calls::Call,
         sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
         sql::commit_error::{CommitError, CommitErrorKind},
+        sql::single::{Attempt, Limits, Single, SingleCalls},
         sql::transaction::OperationTransaction,
     },
 };
 
 impl PostgresStore {
-    /// Begins a transaction for the handler's own writes, to be ended by
-    /// [`commit`](Self::commit) or
-    /// [`rollback`](OperationTransaction::rollback). It is READ COMMITTED and
-    /// read-write, on one of the store's connections for transactions, without a
-    /// statement timeout.
+    /// Begins a transaction for the handler's own writes.
     ///
-    /// Dropped, it is rolled back, as after a crash. A dropped call leaves no
-    /// transaction behind.
+    /// It ends with [`commit`](Self::commit) or
+    /// [`rollback`](OperationTransaction::rollback). If it is dropped, it is rolled
+    /// back, as after a crash. A dropped call leaves no transaction behind.
+    ///
+    /// The transaction is READ COMMITTED and read-write, on one of the store's
+    /// connections for transactions, without a statement timeout.
     ///
     /// # Errors
     ///
     /// [`Unavailable`](CommitErrorKind::Unavailable) if the server cannot be
     /// reached or no connection is free within
-    /// [`acquire_timeout`](PostgresStoreBuilder::acquire_timeout), and
+    /// [`acquire_timeout`](crate::store::PostgresStoreBuilder::acquire_timeout), and
     /// [`LeaseLost`](CommitErrorKind::LeaseLost). Both are 503 with `Retry-After`.
     pub async fn begin(&self, operation: &Operation) -> Result<PostgresTransaction, CommitError> {
-        let (pool, pooled) = (self.transactions.clone(), self.pooled.clone());
-        let connections = Arc::clone(&self.connections);
-        let patience = pool
-            .options()
-            .get_acquire_timeout()
-            .saturating_add(self.connections.deadline);
+        let inner = Arc::clone(&self.inner);
         OperationTransaction::begin(operation, async move {
-            connections.check()?;
-            let begin = async {
-                match pooled {
-                    None => pool.begin_with(BEGIN).await,
-                    Some(pooled) => pool.begin_with(pooled).await,
-                }
-            };
-            let began = connections.while_reachable(patience, begin).await?;
+            inner.pool.check()?;
+            let HandlerTransactions { pool, begin, .. } = &inner.transactions;
+            let timeout = inner.connector.acquire_timeout;
+            let limit = timeout.saturating_add(inner.pool.call_timeout);
+            let begin = pool.begin_with(begin.clone());
+            let began = inner.pool.while_reachable(limit, begin).await?;
             began
                 .unwrap_or(Err(sqlx::Error::PoolTimedOut))
-                .map_err(|error| not_begun(error, pool.options()))
+                .map_err(|error| inner.transactions.not_begun(error))
         })
         .await
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
-    /// moment, either both are there or neither is.
+    /// moment, either both are stored or neither is.
     ///
-    /// The response is written as the last statement, and COMMIT is sent by a
-    /// task that goes on when the caller is dropped. If its answer gets lost, the
-    /// record is asked, which waits for the transaction's end. A transaction
-    /// from another pool is accepted if it is READ COMMITTED and on the store's
-    /// database. One that has ended before, by a statement of the handler's own
-    /// or by the database, records nothing.
+    /// The response is written by the last statement. A task sends COMMIT, even if the
+    /// caller is dropped meanwhile. If the answer to COMMIT gets lost, the store reads
+    /// the record once the transaction has ended. A transaction from another pool is
+    /// accepted if it is READ COMMITTED and on the store's database. A transaction that
+    /// has ended before, by a statement of the handler or by the database, records
+    /// nothing.
     ///
-    /// The handler may set a `search_path` and a role of its own in the
-    /// transaction. If that role may not write to the records, the session's own
-    /// role completes the record. The handler's role and `search_path` are restored
-    /// before COMMIT, so that deferred triggers run under them.
+    /// The handler may set a `search_path` and a role in the transaction. If that role
+    /// may not write to the records, the session's own role completes the record. The
+    /// handler's role and `search_path` are restored before COMMIT, so that deferred
+    /// triggers run under them.
     ///
     /// ```
     /// # use axum::{Router, body::Body, routing::post};
@@ -130,9 +128,9 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// A [`CommitError`], whose kind says what is known. Return it, or the
-    /// handler's own response to it; if the handler answers as if it had been
-    /// committed, the client gets 500 `rolled-back`.
+    /// Fails with a [`CommitError`] whose kind tells whether the transaction may be
+    /// committed. Return it, or a response of the handler's own for it. If the handler
+    /// answers as if the transaction were committed, the client gets 500 `rolled-back`.
     pub fn commit(
         &self,
         operation: &Operation,
@@ -143,7 +141,7 @@ impl PostgresStore {
     }
 }
 
-/// A transaction that [`PostgresStore::begin`] began, on a connection of sqlx for
+/// A transaction that [`PostgresStore::begin`] began, on an sqlx connection to
 /// PostgreSQL.
 pub type PostgresTransaction = OperationTransaction<Postgres>;
 
@@ -156,24 +154,26 @@ impl CommitBackend for PostgresStore {
         operation: &Operation,
         completion: &Completion,
     ) -> Result<Transitioned, CommitError> {
-        // A savepoint whose beginning was dropped takes the transaction with it.
+        // A savepoint that was dropped while it began takes the transaction with it.
         if !transaction.is_in_transaction() {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
         }
-        let sql = &self.connections.sql;
-        let persistent = self.pooled.is_none();
+        let HandlerTransactions {
+            sql, persistent, ..
+        } = &self.inner.transactions;
+        let refused = |error| self.inner.transactions.refused(error);
         let (isolation, path, role): (String, Option<String>, Option<String>) =
             query_as(sql.prepare.clone())
-                .persistent(persistent)
+                .persistent(*persistent)
                 .bind(operation.token().as_bytes().as_slice())
                 .fetch_one(&mut **transaction)
                 .await
-                .map_err(|error| refused(sql, error))?;
+                .map_err(refused)?;
         if isolation != "read committed" {
             return Err(CommitError::new(CommitErrorKind::Isolation));
         }
         let (completed, still_open): (bool, bool) = query_as(sql.complete.clone())
-            .persistent(persistent)
+            .persistent(*persistent)
             .bind(operation.name().scope().as_str())
             .bind(operation.name().key().as_str())
             .bind(operation.token().as_bytes().as_slice())
@@ -182,18 +182,18 @@ impl CommitBackend for PostgresStore {
             .bind(sql::micros(completion.at_least))
             .fetch_one(&mut **transaction)
             .await
-            .map_err(|error| refused(sql, error))?;
+            .map_err(refused)?;
         match (completed, still_open) {
             (true, _) => {
-                // What runs at COMMIT, as deferred triggers do, is the handler's.
+                // Deferred triggers run at COMMIT, with the handler's settings.
                 if path.is_some() || role.is_some() {
                     query(RESTORE)
-                        .persistent(persistent)
+                        .persistent(*persistent)
                         .bind(path)
                         .bind(role)
                         .execute(&mut **transaction)
                         .await
-                        .map_err(|error| refused(sql, error))?;
+                        .map_err(refused)?;
                 }
                 Ok(Transitioned::Applied)
             }
@@ -210,51 +210,164 @@ impl CommitBackend for PostgresStore {
 
     async fn claim_status(&self, operation: &Operation) -> Result<ClaimStatus, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
-        let settled = self.commits.call(CommitCall { name, token }).await?;
-        sql::claim_status(settled)
+        let lookups = &self.inner.transactions.lookups;
+        let state = lookups.call(CommitLookup { name, token }).await?;
+        sql::claim_status(state)
     }
 }
 
-fn not_begun(error: sqlx::Error, pool: &PoolOptions<Postgres>) -> CommitError {
-    let kind = CommitErrorKind::Unavailable;
-    match error {
-        sqlx::Error::PoolTimedOut => {
-            let reason = format!(
-                "no connection for a transaction was free or could be opened within {:?}, \
-                 `transaction_connections` is {}",
-                pool.get_acquire_timeout(),
-                pool.get_max_connections(),
-            );
-            CommitError::caused(kind, reason)
+/// The transactions of handlers.
+pub(super) struct HandlerTransactions {
+    pub(super) pool: PgPool,
+    begin: SqlStr,
+    persistent: bool,
+    sql: Statements,
+    schema: Arc<Schema>,
+    lookups: SingleCalls<CommitLookups>,
+    pub(super) lookup_pool: Arc<Pool>,
+}
+
+impl HandlerTransactions {
+    pub(super) fn new(
+        connector: &Connector,
+        settings: SessionSettings,
+        max_connections: u32,
+        lookup_pool: Arc<Pool>,
+        lookup_limits: Limits,
+    ) -> Self {
+        let begin = settings.begin.clone();
+        let settings = Arc::new(settings);
+        let pool = PgPoolOptions::new()
+            .max_connections(max_connections)
+            .acquire_timeout(connector.acquire_timeout)
+            .after_connect(move |connection, _| {
+                let settings = Arc::clone(&settings);
+                Box::pin(async move { settings.apply(connection).await })
+            });
+        let lookups = CommitLookups {
+            pool: Arc::clone(&lookup_pool),
+            sql: Statements::new(&connector.schema),
+        };
+        Self {
+            pool: pool.connect_lazy_with(connector.options.clone()),
+            persistent: begin.is_none(),
+            begin: begin.unwrap_or_else(|| BEGIN.into_sql_str()),
+            sql: Statements::new(&connector.schema),
+            schema: Arc::clone(&connector.schema),
+            lookups: SingleCalls::new(Arc::new(lookups), lookup_limits),
+            lookup_pool,
         }
-        error => CommitError::caused(kind, error),
+    }
+
+    fn not_begun(&self, error: sqlx::Error) -> CommitError {
+        let kind = CommitErrorKind::Unavailable;
+        match error {
+            sqlx::Error::PoolTimedOut => {
+                let options = self.pool.options();
+                let reason = format!(
+                    "no connection for a transaction was free or could be opened within {:?}, \
+                     `transaction_connections` is {}",
+                    options.get_acquire_timeout(),
+                    options.get_max_connections(),
+                );
+                CommitError::caused(kind, reason)
+            }
+            error => CommitError::caused(kind, error),
+        }
+    }
+
+    /// Returns the error of a statement that failed before COMMIT was sent.
+    fn refused(&self, error: sqlx::Error) -> CommitError {
+        let kind = CommitErrorKind::Aborted;
+        match sqlstate(&error).as_deref() {
+            // The table of records does not exist.
+            Some("42P01") => CommitError::caused(CommitErrorKind::OtherDatabase, error),
+            // Neither the handler's role nor the session's may write to it.
+            Some("42501") => CommitError::caused(kind, self.schema.explain(failure(error))),
+            _ => CommitError::caused(kind, error),
+        }
     }
 }
 
-/// A statement that failed before COMMIT was sent.
-fn refused(sql: &Statements, error: sqlx::Error) -> CommitError {
-    match sqlstate(&error).as_deref() {
-        // The table of records is not there.
-        Some("42P01") => CommitError::caused(CommitErrorKind::OtherDatabase, error),
-        // Neither the handler's role nor the session's may write to it.
-        Some("42501") => CommitError::caused(CommitErrorKind::Aborted, sql.explain(failure(error))),
-        _ => CommitError::caused(CommitErrorKind::Aborted, error),
+/// Looks up the outcome of a COMMIT whose answer got lost.
+struct CommitLookups {
+    pool: Arc<Pool>,
+    sql: Statements,
+}
+
+struct CommitLookup {
+    name: RecordName,
+    token: Token,
+}
+
+impl Call for CommitLookup {
+    fn name(&self) -> &RecordName {
+        &self.name
     }
 }
 
-pub(super) const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+impl Single for CommitLookups {
+    type Call = CommitLookup;
+    /// The state of the record with this token, once no transaction can change it.
+    type Answer = Option<i64>;
 
-/// What is said here lasts as long as the transaction: [`COMPLETE`] does nothing
-/// if it ended meanwhile or before, by a ROLLBACK that the driver sent or the
-/// handler wrote, and each statement would commit on its own. A transaction of
-/// another pool is made as durable as the store's own.
-///
-/// The record is completed with the `search_path` of a new session: the
-/// handler's may lead to operators that a tenant has made. If the handler's role
-/// may not write to the records, the session's role completes the record. Returns
-/// the settings it changed, for [`RESTORE`]. Functions and operators are
-/// qualified, because this statement still runs with the handler's `search_path`.
-pub(super) const PREPARE: &str = "
+    async fn attempt(&self, call: &CommitLookup) -> Result<Attempt<Option<i64>>, StoreError> {
+        self.pool
+            .run(async |session| self.look_up(session, call).await)
+            .await
+    }
+}
+
+impl CommitLookups {
+    async fn look_up(
+        &self,
+        session: &mut Session<'_>,
+        CommitLookup { name, token }: &CommitLookup,
+    ) -> Result<Attempt<Option<i64>>, StoreError> {
+        for (statement, is_locked) in [(&self.sql.unlocked_state, false), (&self.sql.state, true)] {
+            let query = session.query_record(statement, name);
+            let row = session.row(query.bind(token.as_bytes().as_slice())).await?;
+            match row {
+                Some(_) if is_locked => return Ok(Attempt::Locked),
+                Some(row) => return Ok(Attempt::Made(Some(column(&row, "state")?))),
+                None => {}
+            }
+        }
+        Ok(Attempt::Made(None))
+    }
+}
+
+const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
+
+const RESTORE: &str = "
+SELECT CASE WHEN $1::pg_catalog.text IS NOT NULL THEN
+           pg_catalog.set_config('search_path', $1, true) END,
+       CASE WHEN $2::pg_catalog.text IS NOT NULL THEN
+           pg_catalog.set_config('role', $2, true) END";
+
+/// The state of the record with a claim's token.
+macro_rules! state {
+    () => {
+        "
+SELECT state::bigint
+FROM {records}
+WHERE scope = $1 AND key = $2 AND token = $3"
+    };
+}
+
+statements! {
+    /// Sets what `complete` needs, until the transaction ends.
+    ///
+    /// `complete` does nothing if the transaction has ended since, by a ROLLBACK of the
+    /// driver or of the handler: each statement would commit on its own. A transaction
+    /// from another pool becomes as durable as the store's own.
+    ///
+    /// The record is completed with the `search_path` of a new session, because the
+    /// handler's may lead to operators that a tenant has made. If the handler's role may
+    /// not write to the records, the session's role completes the record. Returns the
+    /// settings that were changed, for [`RESTORE`]. Functions and operators are
+    /// qualified, because this statement runs with the handler's `search_path`.
+    prepare = "
 SELECT before.isolation,
        CASE WHEN said.path OPERATOR(pg_catalog.<>) before.path THEN before.path END,
        CASE WHEN said.role OPERATOR(pg_catalog.<>) before.role THEN before.role END
@@ -292,30 +405,32 @@ FROM (
     OFFSET 0
 ) AS said";
 
-const RESTORE: &str = "
-SELECT CASE WHEN $1::pg_catalog.text IS NOT NULL THEN
-           pg_catalog.set_config('search_path', $1, true) END,
-       CASE WHEN $2::pg_catalog.text IS NOT NULL THEN
-           pg_catalog.set_config('role', $2, true) END";
-
-/// Only an open claim: one that was completed already, even by this token, must
-/// not take further writes with it.
-pub(super) const COMPLETE: &str = "
+    /// Completes an open claim. A record that was completed before, even with this token,
+    /// must not take further writes with it.
+    complete = "
 WITH transaction AS MATERIALIZED (
     SELECT COALESCE(
         current_setting('tower_idempotency.completes', true) = encode($3, 'hex'),
         false) AS is_open
 ), completed AS (
     UPDATE {records}
-    SET state = 2,
+    SET state = {completed},
         response = $4,
         unknown_since = NULL,
         expires_at = GREATEST(
             claimed_at + $5 * interval '1 microsecond',
             clock_timestamp() + $6 * interval '1 microsecond')
-    WHERE scope = $1 AND key = $2 AND token = $3 AND state IN (1, 3)
+    WHERE scope = $1 AND key = $2 AND token = $3 AND state IN ({in_progress}, {unknown})
       AND (SELECT is_open FROM transaction)
     RETURNING 1
 )
 SELECT EXISTS (SELECT FROM completed), is_open
 FROM transaction";
+
+    /// Skips a record that an open transaction has written. A plain read would see the
+    /// version before it.
+    unlocked_state = concat!(state!(), "\nFOR SHARE SKIP LOCKED");
+
+    /// Finds a record that `unlocked_state` skipped because it is locked.
+    state = state!();
+}

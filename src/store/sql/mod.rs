@@ -17,7 +17,9 @@ pub(crate) mod transaction;
 pub(crate) use self::detached::detached;
 #[cfg(feature = "postgres")]
 pub(crate) use self::{
-    columns::{GrantColumns, IN_PROGRESS, NamedColumns, RecordColumns, UNKNOWN, name},
+    columns::{
+        COMPLETED, GrantColumns, IN_PROGRESS, NamedColumns, RecordColumns, UNKNOWN, name, released,
+    },
     error::failure,
     pages::{MAX_EXAMINED, first_name, page, page_limit},
     parameters::{Resolved, claim_status, fence, micros, reclaim_as, repeated},

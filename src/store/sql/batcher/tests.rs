@@ -16,6 +16,7 @@ struct Echo {
     singles: Arc<AtomicUsize>,
     /// The call that, made singly, takes until another one is held.
     held: watch::Sender<String>,
+    pause: Duration,
 }
 
 impl Echo {
@@ -68,6 +69,10 @@ impl Batch for Echo {
             .map(|key| (!key.starts_with("locked")).then_some(Ok(key)));
         Ok(answers.collect())
     }
+
+    fn pause_after(&self, _elapsed: Duration) -> Duration {
+        self.pause
+    }
 }
 
 impl Single for Echo {
@@ -112,7 +117,10 @@ type Pending = JoinHandle<Result<String, StoreError>>;
 
 impl Trial {
     fn new(max_waiting: usize) -> Self {
-        let echo = Echo::default();
+        Self::with(Echo::default(), max_waiting)
+    }
+
+    fn with(echo: Echo, max_waiting: usize) -> Self {
         let limits = limits(1, max_waiting);
         let permits = Arc::clone(&limits.permits);
         let concurrent = ConcurrentBatches { usual: 1, max: 2 };
@@ -222,6 +230,24 @@ async fn slow_batch_delays_no_other_call() {
             answer(call).await.unwrap();
         }
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn next_batch_waits_for_the_pause() {
+    let pause = Duration::from_millis(20);
+    let echo = Echo {
+        pause,
+        ..Echo::default()
+    };
+    let trial = Trial::with(echo, 10);
+    let first = trial.ask("first").await;
+    let next = trial.ask("next").await;
+    trial.open().await;
+    assert_eq!(answer(first).await.unwrap(), "first");
+    assert_eq!(trial.batches().len(), 1);
+    tokio::time::sleep(pause).await;
+    trial.open().await;
+    assert_eq!(answer(next).await.unwrap(), "next");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! What an error of the database means, and what to do about it.
+//! Errors of the server: what they mean for the store, and a remedy.
 
 use std::{borrow::Cow, error, fmt, io, time::Duration};
 
@@ -10,11 +10,11 @@ use crate::store::{
 };
 
 pub(super) fn failure(error: Error) -> StoreError {
-    sql::failure(error, answered)
+    sql::failure(error, reported)
 }
 
-/// As [`failure`], of an attempt to connect.
-pub(super) fn connecting(error: Error, options: &PgConnectOptions) -> StoreError {
+/// Returns the error of an attempt to connect.
+pub(super) fn connect_failure(error: Error, options: &PgConnectOptions) -> StoreError {
     match error {
         Error::Io(cause) => StoreError::unavailable(Unreachable {
             address: address(options),
@@ -24,15 +24,15 @@ pub(super) fn connecting(error: Error, options: &PgConnectOptions) -> StoreError
     }
 }
 
-/// An attempt to connect that took longer than `bound`.
-pub(super) fn not_answered(options: &PgConnectOptions, bound: Duration) -> StoreError {
+/// Returns the error of an attempt to connect that timed out.
+pub(super) fn connect_timeout(options: &PgConnectOptions, timeout: Duration) -> StoreError {
     StoreError::timed_out().because(format!(
-        "cannot connect to {} within `acquire_timeout` ({bound:?})",
+        "cannot connect to {} within `acquire_timeout` ({timeout:?})",
         address(options)
     ))
 }
 
-/// Where the server is asked for, without the user and the password.
+/// Returns the server's address, without the user and the password.
 pub(super) fn address(options: &PgConnectOptions) -> String {
     match options.get_socket() {
         Some(socket) => socket.display().to_string(),
@@ -66,31 +66,32 @@ pub(super) fn is_lock_timeout(error: &Error) -> bool {
     sqlstate(error).as_deref() == Some(LOCK_NOT_AVAILABLE)
 }
 
-/// What the server's own error means.
-fn answered(error: &dyn DatabaseError) -> StoreError {
+/// Returns the meaning of an error that the server reported.
+fn reported(error: &dyn DatabaseError) -> StoreError {
     let code = error.code().unwrap_or_default();
     match &*code {
         "57014" => StoreError::timed_out().because("`statement_timeout` has passed"),
-        // A batch may wait for one of its records.
+        // One record of a batch may be locked.
         LOCK_NOT_AVAILABLE => StoreError::timed_out().because(RECORD_LOCKED).about_one(),
         "53100" => StoreError::full("the server's disk"),
-        "42501" => said(error, &code).of_privileges(),
-        // Values, constraints, limits, and what a trigger says.
-        _ if is_of(&code, &["21", "22", "23", "54", "P0"]) => said(error, &code).about_one(),
-        _ => said(error, &code),
+        "42501" => with_remedy(error, &code).of_privileges(),
+        // Values, constraints, limits and triggers.
+        _ if has_class(&code, &["21", "22", "23", "54", "P0"]) => {
+            with_remedy(error, &code).about_one()
+        }
+        _ => with_remedy(error, &code),
     }
 }
 
-/// What the server said, and a remedy if there is one.
-fn said(error: &dyn DatabaseError, code: &str) -> StoreError {
-    let said = postgres_error(error);
+fn with_remedy(error: &dyn DatabaseError, code: &str) -> StoreError {
+    let text = postgres_error(error);
     StoreError::unavailable(match remedy(code, error.message()) {
-        Some(remedy) => format!("{said}: {remedy}"),
-        None => said,
+        Some(remedy) => format!("{text}: {remedy}"),
+        None => text,
     })
 }
 
-fn is_of(code: &str, classes: &[&str]) -> bool {
+fn has_class(code: &str, classes: &[&str]) -> bool {
     classes.iter().any(|class| code.starts_with(class))
 }
 
@@ -105,7 +106,7 @@ fn remedy(code: &str, message: &str) -> Option<&'static str> {
         "26000" | "42P05" => {
             "a pooler in transaction mode needs `PostgresStoreBuilder::pooler_safe`"
         }
-        // Of the pooler, which is never translated.
+        // A message of the pooler, which is never translated.
         "08P01" if message.contains("startup parameter") => {
             "PgBouncer needs `ignore_startup_parameters = extra_float_digits`"
         }
@@ -118,7 +119,7 @@ fn remedy(code: &str, message: &str) -> Option<&'static str> {
             "raise the server's `max_connections`, or lower `max_connections` and \
              `transaction_connections` of the store"
         }
-        "57P03" => "the server starts, stops or recovers: the store goes on when it is ready",
+        "57P03" => "the server is starting, stopping or recovering: the store tries again",
         _ => return None,
     })
 }
@@ -147,7 +148,7 @@ mod tests {
                 "unsupported startup parameter: extra_float_digits",
                 "ignore_startup",
             ),
-            ("57P03", "the database system is starting up", "ready"),
+            ("57P03", "the database system is starting up", "tries again"),
         ] {
             let remedy = remedy(code, message).unwrap();
             assert!(remedy.contains(says), "{code}: {remedy}");

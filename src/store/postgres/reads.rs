@@ -1,0 +1,138 @@
+//! Reads of records, many in one statement.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{FromRow as _, postgres::PgRow};
+
+use super::{
+    error::failure,
+    pool::Pool,
+    schema::{Schema, statements},
+    session::{Session, column},
+};
+use crate::{
+    RecordName,
+    store::{
+        StoreError,
+        sql::RecordColumns,
+        sql::batcher::{Answers, Batch},
+        sql::calls::ReadCall,
+        sql::reads::Found,
+        sql::single::{Attempt, Single},
+    },
+};
+
+pub(super) struct RecordReads {
+    pool: Arc<Pool>,
+    sql: Statements,
+    /// Whether the batches carry large responses.
+    is_large: bool,
+}
+
+impl RecordReads {
+    pub(super) fn new(pool: Arc<Pool>, schema: &Schema, is_large: bool) -> Self {
+        Self {
+            pool,
+            sql: Statements::new(schema),
+            is_large,
+        }
+    }
+}
+
+impl Batch for RecordReads {
+    async fn execute(&self, calls: &[ReadCall]) -> Result<Answers<Option<Found>>, StoreError> {
+        self.pool
+            .run(async |session| read_many(session, &self.sql, calls).await)
+            .await
+    }
+
+    fn pause_after(&self, elapsed: Duration) -> Duration {
+        match self.is_large {
+            true => self.pool.pause_after_large(elapsed),
+            false => Duration::ZERO,
+        }
+    }
+}
+
+impl Single for RecordReads {
+    type Call = ReadCall;
+    type Answer = Option<Found>;
+
+    async fn attempt(&self, call: &ReadCall) -> Result<Attempt<Option<Found>>, StoreError> {
+        let ReadCall { name, max_response } = call;
+        let found = self
+            .pool
+            .run(async |session| read(session, &self.sql, name, *max_response).await);
+        found.await.map(Attempt::Made)
+    }
+}
+
+pub(super) async fn read(
+    session: &mut Session<'_>,
+    sql: &Statements,
+    name: &RecordName,
+    max_response: usize,
+) -> Result<Option<Found>, StoreError> {
+    let query = session.query_record(&sql.read, name);
+    let row = session.row(query.bind(length(max_response))).await?;
+    row.as_ref().map(found).transpose()
+}
+
+async fn read_many(
+    session: &mut Session<'_>,
+    sql: &Statements,
+    calls: &[ReadCall],
+) -> Result<Answers<Option<Found>>, StoreError> {
+    if let [ReadCall { name, max_response }] = calls {
+        let found = read(session, sql, name, *max_response).await?;
+        return Ok(vec![Some(Ok(found))]);
+    }
+    let lengths = calls.iter().map(|call| length(call.max_response));
+    let query = session
+        .query_records(&sql.read_many, calls.iter().map(|call| &call.name))
+        .bind(lengths.collect::<Vec<_>>());
+    let rows = session.rows(query).await?;
+    let mut answers: Answers<_> = calls.iter().map(|_| Some(Ok(None))).collect();
+    for row in &rows {
+        let place: i64 = column(row, "place")?;
+        let index = usize::try_from(place - 1).ok();
+        if let Some(answer) = index.and_then(|index| answers.get_mut(index)) {
+            *answer = Some(found(row).map(Some));
+        }
+    }
+    Ok(answers)
+}
+
+/// Returns a length as the type of a column.
+fn length(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+pub(super) fn found(row: &PgRow) -> Result<Found, StoreError> {
+    RecordColumns::from_row(row).map_err(failure)?.decode()
+}
+
+statements! {
+    /// `octet_length` does not read the response.
+    read = "
+SELECT {record},
+       CASE WHEN octet_length(response) <= $3 THEN response END AS response,
+       octet_length(response)::bigint AS bytes
+FROM {records}, (SELECT clock_timestamp() AS now) AS clock
+WHERE scope = $1 AND key = $2";
+
+    read_many = "
+SELECT asked.place, record.*
+FROM unnest($1::text[], $2::text[], $3::bigint[])
+        WITH ORDINALITY AS asked (scope, key, max_response, place)
+    CROSS JOIN LATERAL (
+        SELECT {record},
+               CASE
+                   WHEN octet_length(response) <= asked.max_response THEN response
+               END AS response,
+               octet_length(response)::bigint AS bytes
+        FROM {records} AS record, (SELECT clock_timestamp() AS now) AS clock
+        WHERE record.scope = asked.scope AND record.key = asked.key
+        OFFSET 0
+    ) AS record";
+}
