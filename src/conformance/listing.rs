@@ -209,7 +209,7 @@ pub(super) async fn listed(
 ) -> Vec<(RecordName, Record)> {
     let (mut listed, mut after) = (Vec::<(RecordName, Record)>::new(), None);
     loop {
-        let page = good(store.list(&filter, after.as_ref(), limit).await);
+        let page = good(store.list(filter, after.as_ref(), limit).await);
         assert!(
             page.records.len() <= limit.max(1) as usize,
             "list: no more records than the limit of {limit}"

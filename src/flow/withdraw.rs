@@ -70,7 +70,7 @@ impl<S: Store> Withdrawal<S> {
         let longest_pause = LONGEST_PAUSE.min(config.lease() / 3);
         let mut pause = FIRST_PAUSE;
         loop {
-            let failure = match shared.call(self.attempt()).await {
+            let failure = match self.attempt().await {
                 Ok(true) => return,
                 Ok(false) => None,
                 Err(error) => Some(error),
@@ -106,7 +106,7 @@ impl<S: Store> Withdrawal<S> {
                 reclaim_as: ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Reconcile,
                 ..
             } => {
-                let record = self.shared.store.read(&self.name).await?;
+                let record = self.shared.call(self.shared.store.read(&self.name)).await?;
                 return Ok(record.is_none_or(|record| record.fence != seen));
             }
             Hold::Reclaim {
@@ -125,7 +125,11 @@ impl<S: Store> Withdrawal<S> {
     /// granted.
     async fn claim_again(&self) -> Result<Again, StoreError> {
         Ok(
-            match self.shared.store.claim(&self.name, &self.claim).await {
+            match self
+                .shared
+                .call(self.shared.store.claim(&self.name, &self.claim))
+                .await
+            {
                 Ok(Claimed::Acquired(_)) => match self.undo().await? {
                     Transitioned::Applied => Again::Over,
                     Transitioned::Superseded => Again::Pending,
@@ -142,13 +146,13 @@ impl<S: Store> Withdrawal<S> {
     async fn reclaim_again(&self, seen: Fence, reclaim_as: ReclaimAs) -> Result<Again, StoreError> {
         let store = &self.shared.store;
         let reclaimed = store.reclaim(&self.name, seen, reclaim_as, &self.claim);
-        if reclaimed.await?.is_some() {
+        if self.shared.call(reclaimed).await?.is_some() {
             return Ok(match self.undo().await? {
                 Transitioned::Applied => Again::Over,
                 Transitioned::Superseded => Again::Pending,
             });
         }
-        Ok(match store.read(&self.name).await? {
+        Ok(match self.shared.call(store.read(&self.name)).await? {
             // It has expired meanwhile: an earlier attempt may still be on its way.
             Some(record) if record.fence == seen => Again::Pending,
             Some(record) => self.found(record),
@@ -172,9 +176,8 @@ impl<S: Store> Withdrawal<S> {
             RecordState::Unknown if record.takeovers == 0 => {
                 let (resolution, at_least) = (Resolution::DidNotHappen, Duration::ZERO);
                 let store = &self.shared.store;
-                let resolved = store
-                    .resolve(&self.name, record.fence, &resolution, at_least)
-                    .await?;
+                let resolving = store.resolve(&self.name, record.fence, &resolution, at_least);
+                let resolved = self.shared.call(resolving).await?;
                 self.shared.waiters.wake(&self.name);
                 resolved
             }
@@ -187,11 +190,13 @@ impl<S: Store> Withdrawal<S> {
         let store = &self.shared.store;
         let (name, token) = (&self.name, self.claim.token);
         let undone = match self.hold.undo() {
-            Undo::Release(release) => store.release(name, token, release).await,
+            Undo::Release(release) => self.shared.call(store.release(name, token, release)).await,
             Undo::MarkUnknown => {
                 let retention = self.shared.config.unknown_retention;
                 let owner = MarkedBy::Owner(token);
-                store.mark_unknown(name, owner, retention).await
+                self.shared
+                    .call(store.mark_unknown(name, owner, retention))
+                    .await
             }
         };
         self.shared.waiters.wake(name);

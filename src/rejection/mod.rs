@@ -33,7 +33,7 @@ pub struct Rejection {
     /// What an operator finds in the log, where the text for the client would say
     /// too much.
     warning: Option<&'static str>,
-    cause: Option<StoreError>,
+    cause: Option<Box<StoreError>>,
     mismatch: Option<Box<Mismatch>>,
     /// What the problem type begins with.
     types: Option<Arc<str>>,
@@ -373,7 +373,7 @@ impl Rejection {
 
     fn caused(self, warning: &'static str, cause: &StoreError) -> Self {
         Self {
-            cause: Some(cause.clone()),
+            cause: Some(Box::new(cause.clone())),
             ..self.warning(warning)
         }
     }
@@ -381,7 +381,7 @@ impl Rejection {
     /// Logs what an operator has to know, if anything.
     pub(crate) fn log(&self, warnings: &Warnings) {
         if let Some(warning) = self.warning {
-            warnings.warn(warning, self.cause.as_ref(), self.operation);
+            warnings.warn(warning, self.cause.as_deref(), self.operation);
         }
     }
 

@@ -764,11 +764,11 @@ async fn rule_53_the_handlers_word_beats_the_table_and_is_not_seen(place: &Place
         |_, response| {
             _ = response
                 .extensions_mut()
-                .insert(Disposition::Release(Release::AnyRequest))
+                .insert(Disposition::Release(Release::AnyRequest));
         },
         |run, _| {
             run.operation()
-                .set_disposition(Disposition::Release(Release::AnyRequest))
+                .set_disposition(Disposition::Release(Release::AnyRequest));
         },
     ];
     let unknown_201: [Says; 2] = [

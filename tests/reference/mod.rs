@@ -319,7 +319,7 @@ async fn ask(
 
 async fn listed(store: &impl Store, filter: &Filter) -> Vec<(RecordName, Seen)> {
     let mut listed: Vec<_> = store
-        .list(&filter, None, 1_000)
+        .list(filter, None, 1_000)
         .await
         .unwrap()
         .records
