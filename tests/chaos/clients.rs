@@ -48,7 +48,7 @@ pub(crate) struct Case {
     pub(crate) replays: usize,
     /// Whether the last pursuit has come to an answer that is final.
     pub(crate) is_final: bool,
-    /// Whether it got its final answer only without the requests of others.
+    /// Whether it was settled only without the requests of others.
     pub(crate) is_slow: bool,
     pub(crate) last: String,
 }

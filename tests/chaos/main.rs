@@ -27,10 +27,11 @@ use std::{
 
 use futures_util::{StreamExt as _, future::join_all, stream};
 use rand::{SeedableRng as _, rngs::StdRng};
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
 use self::{
     clients::Case,
+    faults::Injected,
     oracle::Findings,
     place::Place,
     processes::{Notices, Seat},
@@ -117,7 +118,7 @@ async fn chaos(name: &'static str, mut place: Place) {
         let (asked, happened) = tokio::join!(clients, injecting);
         cases.extend(asked.concat());
         injected.extend(happened);
-        cases = ask_again(&world, cases, seed).await;
+        cases = ask_again(&world, cases, &injected, seed).await;
         let findings = Findings::gather(name, &place, &world, &cases, &injected).await;
         println!("{findings}");
         faults = findings.faults();
@@ -151,7 +152,7 @@ async fn ask_until(until: Instant, world: &World, client: u64, seed: u64) -> Vec
 
 /// Asks with every key once more, after the last fault. Each gets a final answer in
 /// time, and the same one as before.
-async fn ask_again(world: &World, cases: Vec<Case>, seed: u64) -> Vec<Case> {
+async fn ask_again(world: &World, cases: Vec<Case>, injected: &[Injected], seed: u64) -> Vec<Case> {
     let asking = cases.into_iter().enumerate().map(|(index, mut case)| {
         let mut rng = StdRng::seed_from_u64(seed.wrapping_sub(index as u64));
         async move {
@@ -165,12 +166,20 @@ async fn ask_again(world: &World, cases: Vec<Case>, seed: u64) -> Vec<Case> {
         .collect()
         .await;
     // SQLite has one writer at a time, and an order may hold it for longer than the
-    // store timeout. A key that still has no answer without others is stuck.
-    for case in cases.iter_mut().filter(|case| !case.is_final) {
-        case.is_slow = true;
+    // store timeout. A key that is not settled without the requests of others is stuck.
+    let runs = oracle::runs(world);
+    for case in &mut cases {
+        let runs = runs.get(&case.key).copied().unwrap_or_default();
         let mut rng = StdRng::seed_from_u64(seed);
         let until = Instant::now() + SETTLED_WITHIN;
-        case.pursue(world, until, &mut rng).await;
+        while oracle::is_unsettled(case, runs, injected) && Instant::now() < until {
+            case.is_slow = true;
+            case.pursue(world, until, &mut rng).await;
+            if !case.done.is_empty() {
+                break;
+            }
+            time::sleep(Duration::from_millis(200)).await;
+        }
     }
     cases
 }

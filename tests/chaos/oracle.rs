@@ -31,7 +31,6 @@ struct Wrongs {
 
 impl Wrongs {
     fn of(case: &Case, orders: usize, runs: usize, injected: &[Injected]) -> Self {
-        let never_ran = case.kind == Kind::Plain && runs == 0;
         let (effects, most) = match case.kind {
             Kind::Plain => (runs, 1),
             _ => (orders, usize::from(case.orders())),
@@ -39,7 +38,7 @@ impl Wrongs {
         Self {
             doubled: usize::from(effects > most),
             lost: usize::from(!case.done.is_empty() && effects == 0),
-            stuck: usize::from(!case.is_final || (never_ran && !may_have_died(case, injected))),
+            stuck: usize::from(is_unsettled(case, runs, injected)),
             unlike: usize::from(case.done.len() > 1),
         }
     }
@@ -62,7 +61,7 @@ pub(crate) struct Findings {
     keys: usize,
     rows: Vec<(String, usize, Wrongs)>,
     total: Wrongs,
-    /// How many keys got their final answer only without the requests of others.
+    /// How many keys were settled only without the requests of others.
     slow: usize,
     /// What has to be seen, or nothing was tried.
     seen: Vec<(&'static str, usize)>,
@@ -185,6 +184,13 @@ impl fmt::Display for Findings {
     }
 }
 
+/// Returns whether a key has no final answer, or an unknown outcome although its handler
+/// never ran.
+pub(crate) fn is_unsettled(case: &Case, runs: usize, injected: &[Injected]) -> bool {
+    let never_ran = case.kind == Kind::Plain && runs == 0;
+    !case.is_final || (never_ran && !may_have_died(case, injected))
+}
+
 /// Whether a process may have died that had claimed this key, before it ran the
 /// handler or withdrew its claim.
 fn may_have_died(case: &Case, injected: &[Injected]) -> bool {
@@ -253,7 +259,7 @@ async fn orders(world: &World) -> HashMap<String, usize> {
 }
 
 /// How often the handler ran for each key.
-fn runs(world: &World) -> HashMap<String, usize> {
+pub(crate) fn runs(world: &World) -> HashMap<String, usize> {
     let mut runs = HashMap::new();
     for line in std::fs::read_to_string(&world.runs).unwrap().lines() {
         if let Some((_, key)) = line.split_once(' ') {
