@@ -139,6 +139,7 @@ fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
         (&notices.superseded, Fault::Stop),
         (&notices.commit_found, Fault::AnswerCut),
         (&notices.abort_found, Fault::CommitCut),
+        (&notices.disk_full, Fault::FullDisk),
     ] {
         if deck.contains(&fault) && count(seen) == 0 {
             deck.push(fault);
@@ -155,7 +156,7 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
         Fault::Stall => millis(1_500..4_000),
         Fault::Trickle => millis(2_000..4_000),
         Fault::Standby => millis(1_000..3_000),
-        Fault::FullDisk => millis(1_000..2_500),
+        Fault::FullDisk => millis(1_500..3_000),
         _ => Duration::ZERO,
     };
     let seats: Vec<&Seat> = world.rerunning.iter().chain(&world.refusing).collect();

@@ -20,7 +20,7 @@ pub(crate) struct Notices {
     pub(crate) superseded: AtomicUsize,
     pub(crate) commit_found: AtomicUsize,
     pub(crate) abort_found: AtomicUsize,
-    /// Warnings of a full disk, which are limited in number.
+    /// Warnings of a full store or database, which are limited in number.
     pub(crate) disk_full: AtomicUsize,
     panics: Mutex<Vec<String>>,
 }
@@ -32,7 +32,7 @@ impl Notices {
                 ("notice=\"superseded\"", &self.superseded),
                 ("notice=\"commit-found\"", &self.commit_found),
                 ("notice=\"abort-found\"", &self.abort_found),
-                ("the idempotency store is full", &self.disk_full),
+                (" is full", &self.disk_full),
             ] {
                 if line.contains(notice) {
                     count.fetch_add(1, Ordering::Relaxed);
