@@ -524,3 +524,21 @@ async fn a_response_for_which_a_full_store_has_no_room_goes_out_and_does_not_run
     }
     assert_eq!(probe.runs(), 1);
 }
+
+tokio::task_local! {
+    static TENANT: &'static str;
+}
+
+#[tokio::test]
+async fn handler_sees_the_task_locals_of_its_caller() {
+    let probe = Probe::running(|run| async move {
+        // Also after the first time that it was pending.
+        tokio::task::yield_now().await;
+        let mut response = run.created();
+        *response.body_mut() = TENANT.get().into();
+        Ok(response)
+    });
+    let api = Api::new(required(memory()), &probe);
+    let answer = TENANT.scope("acme", api.send(keyed("K"))).await;
+    assert_eq!(answer.body, "acme");
+}
