@@ -90,7 +90,7 @@ impl Deed {
             Self::SorryAfterEffect => "500 after effect",
             Self::BadGateway => "502",
             Self::KeepShortly => "keep shortly",
-            Self::Live => "live",
+            Self::Live => "streamed",
             Self::BreakOff => "break off",
         }
     }

@@ -107,7 +107,9 @@ pub(crate) enum Call {
     Resolve {
         seen: u64,
         /// The response, if it happened.
-        happened: Option<(u64, Duration)>,
+        happened: Option<u64>,
+        /// How long the record is kept at least.
+        at_least: Duration,
     },
 }
 

@@ -165,7 +165,7 @@ const SEEN: [&str; 20] = [
     "key-reused",
     "late calls",
     "late recordings",
-    "live",
+    "streamed",
     "lost answers",
     "recorded",
     "released",

@@ -266,13 +266,17 @@ impl Oracle {
                 self.demand(allowed, || "I3: a live lease was marked unknown".into());
                 self.count("unknown outcomes");
             }
-            Call::Resolve { seen, happened } => {
+            Call::Resolve {
+                seen,
+                happened,
+                at_least,
+            } => {
                 let allowed = self.records.get_mut(&name).is_some_and(|kept| {
                     let allowed = kept.fence == seen && kept.state == State::Unknown;
+                    kept.expires_at = kept.expires_at.max(now + at_least);
                     kept.state = match happened {
-                        Some((response, at_least)) => {
+                        Some(response) => {
                             kept.token = NOBODY;
-                            kept.expires_at = kept.expires_at.max(now + at_least);
                             State::Completed { response }
                         }
                         None => {
@@ -535,7 +539,7 @@ impl Oracle {
         self.count(answer.outcome);
         let (name, body) = self.requests[&request];
         let is_final = matches!(answer.outcome, "recorded" | "replayed");
-        let is_own = matches!(answer.outcome, "released" | "unrecorded" | "live");
+        let is_own = matches!(answer.outcome, "released" | "unrecorded" | "streamed");
         if !is_final && !is_own {
             return;
         }

@@ -207,7 +207,7 @@ async fn operator(world: Arc<World>) {
                 record.fence.get(),
             );
             let response = RecordedResponse::new(Response::new(said)).unwrap();
-            let happened = (digest(&response.encode()), LEASE);
+            let happened = digest(&response.encode());
             (Resolution::Happened(response), Some(happened))
         } else {
             (Resolution::DidNotHappen, None)
@@ -222,6 +222,7 @@ async fn operator(world: Arc<World>) {
             call: Call::Resolve {
                 seen: record.fence.get(),
                 happened,
+                at_least: LEASE,
             },
             applied: resolved == Transitioned::Applied,
         });
