@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 
-/// The kinds of [`Rejection`]; each is one problem type.
+/// The kinds of [`Rejection`](crate::Rejection); each is one problem type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RejectionKind {
