@@ -6,6 +6,7 @@ use sqlx::FromRow as _;
 
 use super::{
     error::failure,
+    parameters::micros,
     pool::Pool,
     schema::{Schema, statements},
     session::{Session, column},
@@ -15,7 +16,8 @@ use crate::{
     store::{
         Purged, StoreError,
         admin::{Filter, FilterKind, Page},
-        sql::{self, NamedColumns, micros},
+        sql::columns::{NamedColumns, name},
+        sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
     },
 };
 
@@ -66,29 +68,29 @@ impl Admin {
         limit: u32,
     ) -> Result<Page, StoreError> {
         // Text has no NUL.
-        let (scope, key) = sql::first_name(filter, after, '\u{1}');
-        let limit = sql::page_limit(limit);
-        let first = |statement| session.query(statement).bind(scope).bind(key).bind(limit);
-        let sql = &self.sql;
-        let (statement, age) = match (filter.kind, filter.scope.is_some()) {
-            (FilterKind::Unknown, false) => (&sql.list_unknown, None),
-            (FilterKind::Unknown, true) => (&sql.list_unknown_in_scope, None),
-            (FilterKind::InProgressFor(age), false) => (&sql.list_in_progress, Some(age)),
-            (FilterKind::InProgressFor(age), true) => (&sql.list_in_progress_in_scope, Some(age)),
+        let (scope, key) = first_name(filter, after, '\u{1}');
+        let limit = page_limit(limit);
+        let (statement, age) = match (filter.kind, &filter.scope) {
+            (FilterKind::Unknown, None) => (&self.sql.list_unknown, None),
+            (FilterKind::Unknown, Some(_)) => (&self.sql.list_unknown_in_scope, None),
+            (FilterKind::InProgressFor(age), None) => (&self.sql.list_in_progress, Some(age)),
+            (FilterKind::InProgressFor(age), Some(_)) => {
+                (&self.sql.list_in_progress_in_scope, Some(age))
+            }
         };
-        let mut query = first(statement);
+        let mut query = session.query(statement).bind(scope).bind(key).bind(limit);
         if let Some(age) = age {
-            query = query.bind(micros(age)).bind(sql::MAX_EXAMINED);
+            query = query.bind(micros(age)).bind(MAX_EXAMINED);
         }
         let (mut found, mut last) = (Vec::new(), None);
         for row in &session.rows(query).await? {
             if column(row, "is_last")? {
-                last = Some(sql::name(row).map_err(failure)?);
+                last = Some(name(row).map_err(failure)?);
             } else {
                 found.push(NamedColumns::from_row(row).map_err(failure)?);
             }
         }
-        sql::page(found, limit, last)
+        page(found, limit, last)
     }
 
     async fn purge_in(

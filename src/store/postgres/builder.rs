@@ -21,8 +21,9 @@ use super::{
     transitions::Transitions,
 };
 use crate::store::{
-    StoreError, sql,
+    StoreError,
     sql::batcher::{Batcher, ConcurrentBatches},
+    sql::detached,
     sql::reads::Reads,
     sql::single::{Limits, SingleCalls},
 };
@@ -307,7 +308,7 @@ async fn inspect(
     pooler_safe: bool,
     timeout: Duration,
 ) -> Result<Schema, StoreError> {
-    sql::detached(async move {
+    detached(async move {
         let schema = server::inspect(&options, schema, pooler_safe);
         let schema = tokio::time::timeout(timeout, schema).await;
         schema.unwrap_or_else(|_| Err(connect_timeout(&options, timeout)))

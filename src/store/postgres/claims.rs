@@ -14,7 +14,9 @@ use std::{
 use sqlx::{FromRow as _, SqlStr, postgres::PgRow};
 
 use super::{
+    answers::AnswersByToken,
     error::{failure, is_lock_timeout},
+    parameters::micros,
     pool::Pool,
     reads::{self, found},
     schema::{Schema, statements},
@@ -22,11 +24,11 @@ use super::{
 };
 use crate::store::{
     Claim, Claimed, Grant, StoreError,
-    sql::batcher::{Answers, AnswersByToken, Batch},
+    sql::batcher::{Answers, Batch},
     sql::calls::{ClaimCall, SMALL_RESPONSE},
-    sql::reads::{ClaimAnswer, Found, is_own},
+    sql::columns::{Found, GrantColumns},
+    sql::reads::{ClaimAnswer, is_own},
     sql::single::{Attempt, Single},
-    sql::{GrantColumns, micros},
 };
 
 pub(super) struct Claims {
@@ -112,46 +114,23 @@ impl Claims {
                 return Ok(Attempt::Made(acquired(grant(&row)?)));
             }
             self.removals.set_last(removal);
-            let grant = self.refence(session, call).await?;
-            return Ok(grant.map(|grant| grant.map_or(VANISHED, acquired)));
+            if let Some((_, grant)) = self.refence(session, &[call]).await?.first() {
+                return Ok(Attempt::Made(acquired(*grant)));
+            }
         }
         // In a statement of its own: the snapshot of the first may lack the record.
         let found = reads::read(session, &self.reads, name, SMALL_RESPONSE).await?;
-        let Some(mut found) = found else {
-            return Ok(Attempt::Made(VANISHED));
-        };
-        // The answer to an earlier try got lost, and its fence may be too small.
-        if let Found::Whole(record) = &mut found
-            && is_own(record, claim.token.as_bytes())
-        {
-            match self.refence(session, call).await? {
-                Attempt::Made(Some(grant)) => record.fence = grant.fence,
-                Attempt::Made(None) => return Ok(Attempt::Made(VANISHED)),
-                Attempt::Locked => return Ok(Attempt::Locked),
-            }
-        }
-        Ok(Attempt::Made(found.into()))
-    }
-
-    /// Draws a new fence for a claim whose record exists. Returns `None` if the claim
-    /// is no longer in progress.
-    ///
-    /// While the record exists, no other claim of its name can be granted and removed.
-    async fn refence(
-        &self,
-        session: &mut Session<'_>,
-        ClaimCall { name, claim }: &ClaimCall,
-    ) -> Result<Attempt<Option<Grant>>, StoreError> {
-        let token = claim.token.as_bytes();
-        let query = session.query_record(&self.sql.refence, name);
-        let granted = session.row(query.bind(token.as_slice())).await?;
-        if let Some(row) = granted {
-            return Ok(Attempt::Made(Some(grant(&row)?)));
-        }
-        let found = reads::read(session, &self.reads, name, SMALL_RESPONSE).await?;
         Ok(match found {
-            Some(Found::Whole(record)) if is_own(&record, token) => Attempt::Locked,
-            _ => Attempt::Made(None),
+            // The answer to an earlier try got lost, and its fence may be too small.
+            Some(Found::Whole(mut record)) if is_own(&record, claim.token.as_bytes()) => {
+                let Some((_, grant)) = self.refence(session, &[call]).await?.pop() else {
+                    return Ok(Attempt::Locked);
+                };
+                record.fence = grant.fence;
+                Attempt::Made(Found::Whole(record).into())
+            }
+            Some(found) => Attempt::Made(found.into()),
+            None => Attempt::Made(ClaimAnswer::Claimed(Claimed::Vanished)),
         })
     }
 
@@ -204,45 +183,42 @@ impl Claims {
                 }
             }
         }
+        let refenced: Vec<&ClaimCall> = calls
+            .iter()
+            .filter(|call| refenced.contains(&call.claim.token.as_bytes().as_slice()))
+            .collect();
         if !refenced.is_empty() {
-            self.refence_many(session, calls, &refenced, &mut answers)
-                .await?;
+            // The claims are written, so none of them may be made again.
+            let grants = self.refence(session, &refenced).await;
+            for (token, grant) in grants.map_err(StoreError::about_all)? {
+                answers.set(&token, Ok(acquired(grant)));
+            }
         }
         Ok(answers.into_answers())
     }
 
-    /// Draws new fences for the claims with these tokens, whose records exist.
-    async fn refence_many(
+    /// Draws new fences for claims whose records exist. Returns the grants of those that
+    /// are in progress and not locked, with their tokens.
+    ///
+    /// While the record exists, no other claim of its name can be granted and removed.
+    async fn refence(
         &self,
         session: &mut Session<'_>,
-        calls: &[ClaimCall],
-        tokens: &[&[u8]],
-        answers: &mut AnswersByToken<ClaimAnswer>,
-    ) -> Result<(), StoreError> {
-        let calls: Vec<&ClaimCall> = calls
+        calls: &[&ClaimCall],
+    ) -> Result<Vec<(Vec<u8>, Grant)>, StoreError> {
+        let tokens = calls
             .iter()
-            .filter(|call| tokens.contains(&call.claim.token.as_bytes().as_slice()))
-            .collect();
-        let tokens: Vec<&[u8]> = calls
+            .map(|call| call.claim.token.as_bytes().as_slice());
+        let query = session
+            .query_records(&self.sql.refence, calls.iter().map(|call| &call.name))
+            .bind(tokens.collect::<Vec<_>>());
+        let rows = session.rows(query).await?;
+        let grants = rows
             .iter()
-            .map(|call| call.claim.token.as_bytes().as_slice())
-            .collect();
-        let names = calls.iter().map(|call| &call.name);
-        let query = session.query_records(&self.sql.refence_many, names);
-        // The claims are written: none of them may be made again.
-        let rows = session.rows(query.bind(&tokens)).await;
-        let rows = rows.map_err(StoreError::about_all)?;
-        for token in tokens {
-            answers.set(token, Err(StoreError::timed_out()));
-        }
-        for row in &rows {
-            answers.set(column(row, "asked")?, grant(row).map(acquired));
-        }
-        Ok(())
+            .map(|row| Ok((column(row, "asked")?, grant(row)?)));
+        grants.collect()
     }
 }
-
-const VANISHED: ClaimAnswer = ClaimAnswer::Claimed(Claimed::Vanished);
 
 fn acquired(grant: Grant) -> ClaimAnswer {
     ClaimAnswer::Claimed(Claimed::Acquired(grant))
@@ -286,12 +262,6 @@ statements! {
     /// setting ends with the statement.
     claim_singly = claim!("
 FROM (SELECT pg_catalog.set_config('lock_timeout', '20ms', true) OFFSET 0) AS patience");
-
-    refence = "
-UPDATE {records}
-SET fence = GREATEST({next_fence}, fence + 1)
-WHERE scope = $1 AND key = $2 AND token = $3 AND state = {in_progress}{unlocked}
-RETURNING operation, fence, attempt::bigint";
 
     /// Returns the records that are visible, and inserts the other names. A name
     /// without a row has a record that was inserted meanwhile.
@@ -341,7 +311,7 @@ FROM claimed";
 
     /// `LATERAL` with its lock, and `ON CONFLICT`, make the planner find records by
     /// their names. No row is ever inserted.
-    refence_many = "
+    refence = "
 WITH held AS MATERIALIZED (
     SELECT record.*
     FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)

@@ -6,11 +6,12 @@ use sqlx::{Error, error::DatabaseError, postgres::PgConnectOptions};
 
 use crate::store::{
     StoreError,
-    sql::{self, error::postgres_error, single::RECORD_LOCKED},
+    sql::error::{self as sql_error, postgres_error},
+    sql::single::RECORD_LOCKED,
 };
 
 pub(super) fn failure(error: Error) -> StoreError {
-    sql::failure(error, reported)
+    sql_error::failure(error, reported)
 }
 
 /// Returns the error of an attempt to connect.

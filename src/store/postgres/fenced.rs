@@ -1,8 +1,7 @@
 //! Calls that are guarded by the fence that their caller has seen.
 //!
 //! Each is one statement with its guard in the `WHERE` clause. None waits for a lock:
-//! if it changes nothing, a second statement tells a locked record from a guard that
-//! does not hold.
+//! if it changes nothing, a second statement reads the record to find out why.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,17 +9,21 @@ use sqlx::SqlStr;
 
 use super::{
     claims::grant,
+    parameters::{self, micros},
     pool::Pool,
+    reads,
     schema::{Schema, statements},
-    session::{PgQuery, Session, column},
+    session::{PgQuery, Session},
+    transitions::not_applied,
 };
 use crate::{
     Fence, RecordName,
     store::{
-        Claim, Grant, ReclaimAs, StoreError, Transitioned,
+        Claim, Grant, MarkedBy, ReclaimAs, StoreError, Transition, Transitioned,
+        admin::Resolution,
         sql::calls::Call,
+        sql::columns::{COMPLETED, RELEASED_SAME_REQUEST},
         sql::single::{Attempt, Single},
-        sql::{self, Resolved, micros},
         transition::NO_OWNER,
     },
 };
@@ -28,6 +31,7 @@ use crate::{
 pub(super) struct Fenced {
     pool: Arc<Pool>,
     sql: Statements,
+    reads: reads::Statements,
 }
 
 pub(super) struct FencedCall {
@@ -42,7 +46,10 @@ pub(super) enum FencedTransition {
     MarkLapsed {
         retention: Duration,
     },
-    Resolve(Resolved),
+    Resolve {
+        resolution: Resolution,
+        at_least: Duration,
+    },
     Forget,
 }
 
@@ -59,13 +66,14 @@ impl Call for FencedCall {
     }
 
     fn bytes(&self) -> usize {
-        match &self.transition {
-            FencedTransition::Resolve(Resolved {
-                response: Some(response),
+        let response = match &self.transition {
+            FencedTransition::Resolve {
+                resolution: Resolution::Happened(response),
                 ..
-            }) => self.name.bytes() + response.len(),
-            _ => self.name.bytes(),
-        }
+            } => response.body_len(),
+            _ => 0,
+        };
+        self.name.bytes() + response
     }
 }
 
@@ -85,6 +93,7 @@ impl Fenced {
         Self {
             pool,
             sql: Statements::new(schema),
+            reads: reads::Statements::new(schema),
         }
     }
 
@@ -95,100 +104,98 @@ impl Fenced {
     ) -> Result<Attempt<FencedAnswer>, StoreError> {
         let query = |session: &Session<'_>, statement: &SqlStr| -> PgQuery {
             let query = session.query_record(statement, &call.name);
-            query.bind(sql::fence(call.seen))
+            query.bind(parameters::fence(call.seen))
         };
-        let applied = match &call.transition {
+        let is_applied = match &call.transition {
             FencedTransition::Reclaim(reclaim_as, claim) => {
-                return self.reclaim(session, query, *reclaim_as, claim).await;
+                let reclaim = query(session, &self.sql.reclaim)
+                    .bind(parameters::reclaim_as(*reclaim_as))
+                    .bind(claim.operation.as_bytes().as_slice())
+                    .bind(claim.token.as_bytes().as_slice())
+                    .bind(claim.fingerprint.as_bytes().as_slice())
+                    .bind(micros(claim.lease))
+                    .bind(micros(claim.retention));
+                if let Some(row) = session.row(reclaim).await? {
+                    return Ok(Attempt::Made(FencedAnswer {
+                        transitioned: Transitioned::Applied,
+                        grant: Some(grant(&row)?),
+                    }));
+                }
+                false
             }
             FencedTransition::MarkLapsed { retention } => {
-                let marking = query(session, &self.sql.mark_lapsed);
-                session.changes(marking.bind(micros(*retention))).await?
+                let mark = query(session, &self.sql.mark_lapsed);
+                session.changes(mark.bind(micros(*retention))).await?
             }
-            FencedTransition::Resolve(resolved) => {
-                let resolution = query(session, &self.sql.resolve)
-                    .bind(resolved.state)
-                    .bind(resolved.response.as_deref())
-                    .bind(resolved.at_least)
+            FencedTransition::Resolve {
+                resolution,
+                at_least,
+            } => {
+                let (state, response) = match resolution {
+                    Resolution::Happened(response) => (COMPLETED, Some(response.encode())),
+                    Resolution::DidNotHappen => (RELEASED_SAME_REQUEST, None),
+                };
+                let resolve = query(session, &self.sql.resolve)
+                    .bind(state)
+                    .bind(response.as_deref())
+                    .bind(micros(*at_least))
                     .bind(NO_OWNER.as_bytes().as_slice());
-                session.changes(resolution).await?
+                session.changes(resolve).await?
             }
             FencedTransition::Forget => session.changes(query(session, &self.sql.forget)).await?,
         };
-        let mut transitioned = Transitioned::Applied;
-        if !applied {
-            let found = session.row(query(session, &self.sql.find)).await?;
-            let found = found.as_ref().map(|row| {
-                let state: i64 = column(row, "state")?;
-                Ok((state, column(row, "has_lapsed")?))
-            });
-            transitioned = match (&call.transition, found.transpose()?) {
-                (FencedTransition::MarkLapsed { .. }, Some((sql::IN_PROGRESS, true)))
-                | (FencedTransition::Resolve(_), Some((sql::UNKNOWN, _)))
-                | (FencedTransition::Forget, Some(_)) => return Ok(Attempt::Locked),
-                (FencedTransition::MarkLapsed { .. }, Some((state, _))) => {
-                    sql::repeated(Some(state), &[sql::UNKNOWN])?
-                }
-                _ => Transitioned::Superseded,
-            };
-        }
-        Ok(Attempt::Made(FencedAnswer {
+        let answer = match is_applied {
+            true => Attempt::Made(Transitioned::Applied),
+            false => self.not_applied(session, call).await?,
+        };
+        Ok(answer.map(|transitioned| FencedAnswer {
             transitioned,
             grant: None,
         }))
     }
 
-    async fn reclaim(
+    /// Returns the answer to a call that changed nothing. If it is allowed, another
+    /// transaction had locked the record.
+    async fn not_applied(
         &self,
         session: &mut Session<'_>,
-        query: impl Fn(&Session<'_>, &SqlStr) -> PgQuery,
-        reclaim_as: ReclaimAs,
-        claim: &Claim,
-    ) -> Result<Attempt<FencedAnswer>, StoreError> {
-        let reclaim_as = sql::reclaim_as(reclaim_as);
-        let reclaim = query(session, &self.sql.reclaim)
-            .bind(reclaim_as)
-            .bind(claim.operation.as_bytes().as_slice())
-            .bind(claim.token.as_bytes().as_slice())
-            .bind(claim.fingerprint.as_bytes().as_slice())
-            .bind(micros(claim.lease))
-            .bind(micros(claim.retention));
-        if let Some(row) = session.row(reclaim).await? {
-            return Ok(Attempt::Made(FencedAnswer {
-                transitioned: Transitioned::Applied,
-                grant: Some(grant(&row)?),
-            }));
-        }
-        let is_allowed = query(session, &self.sql.may_reclaim).bind(reclaim_as);
-        Ok(match session.row(is_allowed).await? {
-            Some(_) => Attempt::Locked,
-            None => Attempt::Made(FencedAnswer {
-                transitioned: Transitioned::Superseded,
-                grant: None,
-            }),
-        })
+        FencedCall {
+            name,
+            seen,
+            transition,
+        }: &FencedCall,
+    ) -> Result<Attempt<Transitioned>, StoreError> {
+        let seen = *seen;
+        let superseded = Attempt::Made(Transitioned::Superseded);
+        let Some((mut record, now)) = reads::load(session, &self.reads, name).await? else {
+            return Ok(superseded);
+        };
+        let transition = match transition {
+            FencedTransition::Reclaim(reclaim_as, claim) => {
+                let reclaimed = record.reclaim(seen, *reclaim_as, claim, seen, now);
+                return Ok(reclaimed.map_or(superseded, |_| Attempt::Locked));
+            }
+            FencedTransition::Forget if record.fence == seen => return Ok(Attempt::Locked),
+            FencedTransition::Forget => return Ok(superseded),
+            FencedTransition::MarkLapsed { retention } => Transition::MarkUnknown {
+                marked_by: MarkedBy::Lapsed(seen),
+                retention: *retention,
+            },
+            FencedTransition::Resolve {
+                resolution,
+                at_least,
+            } => Transition::Resolve {
+                seen,
+                resolution,
+                at_least: *at_least,
+            },
+        };
+        Ok(not_applied(&record, transition, now))
     }
 }
 
-/// The guard of a reclaim.
-macro_rules! may_reclaim {
-    () => {
-        "record.scope = $1 AND record.key = $2 AND record.fence = $3
-  AND CASE $4::bigint
-      WHEN {takeover} THEN record.state = {in_progress} AND record.lease_until < clock.now
-      WHEN {retry} THEN record.state IN ({released_same}, {released_any})
-          AND record.expires_at >= clock.now
-      WHEN {replace} THEN record.state = {released_any} AND record.expires_at >= clock.now
-      WHEN {expired} THEN record.expires_at < clock.now
-          AND (record.state <> {in_progress} OR record.lease_until < clock.now)
-      WHEN {rerun} THEN record.state = {unknown} AND record.expires_at >= clock.now
-      WHEN {reconcile} THEN record.state = {unknown} AND record.expires_at >= clock.now
-      END"
-    };
-}
-
 statements! {
-    reclaim = concat!("
+    reclaim = "
 UPDATE {records} AS record
 SET operation = CASE
         WHEN $4 IN ({takeover}, {retry}, {rerun}, {reconcile}) THEN record.operation
@@ -212,13 +219,18 @@ SET operation = CASE
     lease_until = clock.now + $8 * interval '1 microsecond',
     expires_at = clock.now + $9 * interval '1 microsecond'
 FROM (SELECT clock_timestamp() AS now) AS clock
-WHERE ", may_reclaim!(), "{unlocked}
-RETURNING record.operation, record.fence, record.attempt::bigint");
-
-    may_reclaim = concat!("
-SELECT 1
-FROM {records} AS record, (SELECT clock_timestamp() AS now) AS clock
-WHERE ", may_reclaim!());
+WHERE record.scope = $1 AND record.key = $2 AND record.fence = $3
+  AND CASE $4::bigint
+      WHEN {takeover} THEN record.state = {in_progress} AND record.lease_until < clock.now
+      WHEN {retry} THEN record.state IN ({released_same}, {released_any})
+          AND record.expires_at >= clock.now
+      WHEN {replace} THEN record.state = {released_any} AND record.expires_at >= clock.now
+      WHEN {expired} THEN record.expires_at < clock.now
+          AND (record.state <> {in_progress} OR record.lease_until < clock.now)
+      WHEN {rerun} THEN record.state = {unknown} AND record.expires_at >= clock.now
+      WHEN {reconcile} THEN record.state = {unknown} AND record.expires_at >= clock.now
+      END{unlocked}
+RETURNING record.operation, record.fence, record.attempt::bigint";
 
     mark_lapsed = "
 UPDATE {records}
@@ -252,9 +264,4 @@ WITH held AS MATERIALIZED (
 DELETE FROM {records} AS record
 USING drawn
 WHERE record.scope = $1 AND record.key = $2 AND record.fence = $3 AND removal > 0";
-
-    find = "
-SELECT state::bigint, lease_until < clock_timestamp() AS has_lapsed
-FROM {records}
-WHERE scope = $1 AND key = $2 AND fence = $3";
 }

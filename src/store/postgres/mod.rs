@@ -1,11 +1,13 @@
 //! The PostgreSQL store.
 
 mod admin;
+mod answers;
 pub(super) mod builder;
 mod claims;
 mod connector;
-pub(super) mod error;
+mod error;
 mod fenced;
+mod parameters;
 mod pool;
 mod reads;
 mod schema;
@@ -33,9 +35,9 @@ use super::{
     admin::{Filter, Page},
     sql::batcher::Batcher,
     sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
+    sql::detached,
     sql::reads::Reads,
     sql::single::SingleCalls,
-    sql::{self, Resolved},
 };
 use crate::{Fence, RecordName, Token};
 
@@ -257,7 +259,10 @@ impl Store for PostgresStore {
                 resolution,
                 at_least,
             } => {
-                let resolve = FencedTransition::Resolve(Resolved::new(resolution, at_least));
+                let resolve = FencedTransition::Resolve {
+                    resolution: resolution.clone(),
+                    at_least,
+                };
                 return Ok(self.by_fence(name, seen, resolve).await?.transitioned);
             }
         };
@@ -278,7 +283,7 @@ impl Store for PostgresStore {
     ) -> Result<Page, StoreError> {
         let inner = Arc::clone(&self.inner);
         let (filter, after) = (filter.clone(), after.cloned());
-        sql::detached(async move { inner.admin.list(&filter, after.as_ref(), limit).await }).await
+        detached(async move { inner.admin.list(&filter, after.as_ref(), limit).await }).await
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
@@ -292,7 +297,6 @@ impl Store for PostgresStore {
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
         let inner = Arc::clone(&self.inner);
-        sql::detached(async move { inner.admin.purge_expired(limit, unknown_retention).await })
-            .await
+        detached(async move { inner.admin.purge_expired(limit, unknown_retention).await }).await
     }
 }

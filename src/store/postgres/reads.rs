@@ -14,11 +14,11 @@ use crate::{
     RecordName,
     store::{
         StoreError,
-        sql::RecordColumns,
         sql::batcher::{Answers, Batch},
         sql::calls::ReadCall,
-        sql::reads::Found,
+        sql::columns::{Found, RecordColumns},
         sql::single::{Attempt, Single},
+        transition::StoredRecord,
     },
 };
 
@@ -91,9 +91,8 @@ async fn read_many(
     let query = session
         .query_records(&sql.read_many, calls.iter().map(|call| &call.name))
         .bind(lengths.collect::<Vec<_>>());
-    let rows = session.rows(query).await?;
     let mut answers: Answers<_> = calls.iter().map(|_| Some(Ok(None))).collect();
-    for row in &rows {
+    for row in &session.rows(query).await? {
         let place: i64 = column(row, "place")?;
         let index = usize::try_from(place - 1).ok();
         if let Some(answer) = index.and_then(|index| answers.get_mut(index)) {
@@ -103,10 +102,28 @@ async fn read_many(
     Ok(answers)
 }
 
+/// Reads a record without its response. Returns it with the moment of the read.
+pub(super) async fn load(
+    session: &mut Session<'_>,
+    sql: &Statements,
+    name: &RecordName,
+) -> Result<Option<(StoredRecord, Duration)>, StoreError> {
+    let query = session.query_record(&sql.read, name).bind(0_i64);
+    let Some(row) = session.row(query).await? else {
+        return Ok(None);
+    };
+    let columns = RecordColumns::from_row(&row).map_err(failure)?;
+    let now = Duration::from_micros(NOW.unsigned_abs());
+    Ok(Some((columns.load(NOW)?.record, now)))
+}
+
 /// Returns a length as the type of a column.
 fn length(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
 }
+
+/// The moment of a read. Any moment serves that has others before it.
+const NOW: i64 = i64::MAX / 2;
 
 pub(super) fn found(row: &PgRow) -> Result<Found, StoreError> {
     RecordColumns::from_row(row).map_err(failure)?.decode()

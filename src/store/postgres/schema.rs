@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use crate::store::{ReclaimAs, Release, StoreError, sql};
+use super::parameters::reclaim_as;
+use crate::store::{
+    ReclaimAs, StoreError,
+    sql::columns::{COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN},
+};
 
 /// The schema of the store's tables, and the role that uses them.
 ///
@@ -72,18 +76,18 @@ impl Schema {
             "record" => RECORD.into(),
             "unlocked" => self.expand(UNLOCKED),
 
-            "in_progress" => sql::IN_PROGRESS.to_string(),
-            "completed" => sql::COMPLETED.to_string(),
-            "unknown" => sql::UNKNOWN.to_string(),
-            "released_same" => sql::released(Release::SameRequest).to_string(),
-            "released_any" => sql::released(Release::AnyRequest).to_string(),
+            "in_progress" => IN_PROGRESS.to_string(),
+            "completed" => COMPLETED.to_string(),
+            "unknown" => UNKNOWN.to_string(),
+            "released_same" => RELEASED_SAME_REQUEST.to_string(),
+            "released_any" => RELEASED_ANY_REQUEST.to_string(),
 
-            "takeover" => sql::reclaim_as(ReclaimAs::Takeover).to_string(),
-            "retry" => sql::reclaim_as(ReclaimAs::Retry).to_string(),
-            "replace" => sql::reclaim_as(ReclaimAs::Replace).to_string(),
-            "expired" => sql::reclaim_as(ReclaimAs::Expired).to_string(),
-            "rerun" => sql::reclaim_as(ReclaimAs::Rerun).to_string(),
-            "reconcile" => sql::reclaim_as(ReclaimAs::Reconcile).to_string(),
+            "takeover" => reclaim_as(ReclaimAs::Takeover).to_string(),
+            "retry" => reclaim_as(ReclaimAs::Retry).to_string(),
+            "replace" => reclaim_as(ReclaimAs::Replace).to_string(),
+            "expired" => reclaim_as(ReclaimAs::Expired).to_string(),
+            "rerun" => reclaim_as(ReclaimAs::Rerun).to_string(),
+            "reconcile" => reclaim_as(ReclaimAs::Reconcile).to_string(),
 
             unknown => format!("{{{unknown}}}"),
         }

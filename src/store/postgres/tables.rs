@@ -17,7 +17,7 @@ use super::{
     schema::{FENCES, RECORDS, REMOVALS, Schema, identifier},
     session::{Session, Timeouts},
 };
-use crate::store::{StoreError, sql};
+use crate::store::{StoreError, sql::detached};
 
 impl PostgresStore {
     /// Makes the store's tables, or brings them up to date; and their schema, if it
@@ -39,7 +39,7 @@ impl PostgresStore {
     /// - The database was migrated by a later version of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
         let connector = Arc::clone(&self.inner.connector);
-        sql::detached(async move {
+        detached(async move {
             // sqlx would log the wait for another process as a slow statement.
             let options = connector.options.clone().disable_statement_logging();
             let connected = options.connect().await;
@@ -74,7 +74,7 @@ impl PostgresStore {
     pub async fn check_schema(&self) -> Result<(), StoreError> {
         let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
         inner.admin.pool.check()?;
-        sql::detached(async move {
+        detached(async move {
             let check = async |session: &mut Session<'_>| {
                 let (on, schema) = (&mut *session.connection, &connector.schema);
                 let found = Found::look(on, schema).await.map_err(failure)?;

@@ -11,6 +11,7 @@ use super::{
     PostgresStore,
     connector::Connector,
     error::{failure, sqlstate},
+    parameters::micros,
     pool::Pool,
     schema::{Schema, statements},
     session::{Session, SessionSettings, column},
@@ -18,8 +19,11 @@ use super::{
 use crate::{
     Operation, RecordName, StoreError, Token,
     store::{
-        Completion, Transitioned, sql,
+        Completion, Transitioned,
         sql::calls::Call,
+        sql::columns::{
+            COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN,
+        },
         sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
         sql::commit_error::{CommitError, CommitErrorKind},
         sql::single::{Attempt, Limits, Single, SingleCalls},
@@ -178,8 +182,8 @@ impl CommitBackend for PostgresStore {
             .bind(operation.name().key().as_str())
             .bind(operation.token().as_bytes().as_slice())
             .bind(&completion.response[..])
-            .bind(sql::micros(completion.retention))
-            .bind(sql::micros(completion.at_least))
+            .bind(micros(completion.retention))
+            .bind(micros(completion.at_least))
             .fetch_one(&mut **transaction)
             .await
             .map_err(refused)?;
@@ -211,8 +215,14 @@ impl CommitBackend for PostgresStore {
     async fn claim_status(&self, operation: &Operation) -> Result<ClaimStatus, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
         let lookups = &self.inner.transactions.lookups;
-        let state = lookups.call(CommitLookup { name, token }).await?;
-        sql::claim_status(state)
+        match lookups.call(CommitLookup { name, token }).await? {
+            Some(COMPLETED) => Ok(ClaimStatus::Completed),
+            Some(IN_PROGRESS | UNKNOWN) => Ok(ClaimStatus::Open),
+            None | Some(RELEASED_SAME_REQUEST | RELEASED_ANY_REQUEST) => {
+                Ok(ClaimStatus::Superseded)
+            }
+            Some(_) => Err(StoreError::corrupt("state")),
+        }
     }
 }
 

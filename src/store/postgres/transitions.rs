@@ -3,23 +3,29 @@
 //! No statement here waits for a lock: a locked record is skipped, and its call is
 //! made singly.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{
+    answers::AnswersByToken,
+    parameters::micros,
     pool::Pool,
+    reads,
     schema::{Schema, statements},
     session::{Session, column},
 };
 use crate::store::{
-    StoreError, Transitioned, sql,
-    sql::batcher::{Answers, AnswersByToken, Batch},
-    sql::calls::TransitionCall,
+    StoreError, Transition, Transitioned,
+    sql::batcher::{Answers, Batch},
+    sql::calls::{OwnerTransition, TransitionCall},
+    sql::columns::{COMPLETED, IN_PROGRESS, UNKNOWN, released},
     sql::single::{Attempt, Single},
+    transition::StoredRecord,
 };
 
 pub(super) struct Transitions {
     pool: Arc<Pool>,
     sql: Statements,
+    reads: reads::Statements,
     /// Whether the batches carry large responses.
     is_large: bool,
 }
@@ -55,6 +61,7 @@ impl Transitions {
         Self {
             pool,
             sql: Statements::new(schema),
+            reads: reads::Statements::new(schema),
             is_large,
         }
     }
@@ -64,43 +71,24 @@ impl Transitions {
         session: &mut Session<'_>,
         calls: &[TransitionCall],
     ) -> Result<Answers<Transitioned>, StoreError> {
-        let mut answers = AnswersByToken::new(calls.iter().map(|call| *call.token.as_bytes()));
         if let [call] = calls {
-            if self.apply(session, call).await? {
-                answers.set(call.token.as_bytes(), Ok(Transitioned::Applied));
-            }
-        } else {
-            let states: Vec<i64> = calls.iter().map(|call| call.transition.state()).collect();
-            let responses: Vec<Option<&[u8]>> = calls
-                .iter()
-                .map(|call| call.transition.response())
-                .collect();
-            let (durations, at_least): (Vec<i64>, Vec<i64>) =
-                calls.iter().map(|call| call.transition.durations()).unzip();
-            let query = session
-                .query_records(&self.sql.apply_many, calls.iter().map(|call| &call.name))
-                .bind(tokens(calls.iter()))
-                .bind(states)
-                .bind(responses)
-                .bind(durations)
-                .bind(at_least);
-            for row in session.rows(query).await? {
-                answers.set(column(&row, "token")?, Ok(Transitioned::Applied));
-            }
+            let is_applied = self.apply(session, call).await?;
+            return Ok(vec![is_applied.then_some(Ok(Transitioned::Applied))]);
         }
-        let left = answers.without_answer(calls);
-        if !left.is_empty() {
-            let states = self.states(session, &left).await?;
-            for call in left {
-                let token = call.token.as_bytes();
-                let state = states.get(token).copied();
-                // A transition that is allowed failed because its record is locked.
-                if !state.is_some_and(|state| call.transition.is_allowed_in(state)) {
-                    let repeated = sql::repeated(state, call.transition.applied_states());
-                    answers.set(token, repeated);
-                }
-            }
+        let tokens = || calls.iter().map(|call| call.token.as_bytes());
+        let parameters = || calls.iter().map(|call| Parameters::of(&call.transition));
+        let query = session
+            .query_records(&self.sql.apply_many, calls.iter().map(|call| &call.name))
+            .bind(tokens().map(<[u8; 16]>::as_slice).collect::<Vec<_>>())
+            .bind(parameters().map(|of| of.state).collect::<Vec<_>>())
+            .bind(parameters().map(|of| of.response).collect::<Vec<_>>())
+            .bind(parameters().map(|of| of.duration).collect::<Vec<_>>())
+            .bind(parameters().map(|of| of.at_least).collect::<Vec<_>>());
+        let mut answers = AnswersByToken::new(tokens().copied());
+        for row in &session.rows(query).await? {
+            answers.set(column(row, "token")?, Ok(Transitioned::Applied));
         }
+        // The others are made singly.
         Ok(answers.into_answers())
     }
 
@@ -112,14 +100,11 @@ impl Transitions {
         if self.apply(session, call).await? {
             return Ok(Attempt::Made(Transitioned::Applied));
         }
-        let states = self.states(session, &[call]).await?;
-        match states.get(call.token.as_bytes()).copied() {
-            Some(state) if call.transition.is_allowed_in(state) => Ok(Attempt::Locked),
-            state => {
-                let repeated = sql::repeated(state, call.transition.applied_states());
-                repeated.map(Attempt::Made)
-            }
-        }
+        let loaded = reads::load(session, &self.reads, &call.name).await?;
+        Ok(match loaded {
+            Some((record, now)) => not_applied(&record, call.transition(), now),
+            None => Attempt::Made(Transitioned::Superseded),
+        })
     }
 
     /// Returns whether the transition was allowed and the record not locked.
@@ -132,38 +117,62 @@ impl Transitions {
             transition,
         }: &TransitionCall,
     ) -> Result<bool, StoreError> {
-        let (duration, at_least) = transition.durations();
+        let of = Parameters::of(transition);
         let query = session
             .query_record(&self.sql.apply, name)
             .bind(token.as_bytes().as_slice())
-            .bind(transition.state())
-            .bind(transition.response())
-            .bind(duration)
-            .bind(at_least);
+            .bind(of.state)
+            .bind(of.response)
+            .bind(of.duration)
+            .bind(of.at_least);
         session.changes(query).await
-    }
-
-    /// Returns the states of the records with the tokens of the calls.
-    async fn states(
-        &self,
-        session: &mut Session<'_>,
-        calls: &[&TransitionCall],
-    ) -> Result<HashMap<[u8; 16], i64>, StoreError> {
-        let query = session
-            .query_records(&self.sql.states, calls.iter().map(|call| &call.name))
-            .bind(tokens(calls.iter().copied()));
-        let rows = session.rows(query).await?;
-        let states = rows.iter().map(|row| {
-            let token: Vec<u8> = column(row, "token")?;
-            let token = token.try_into().map_err(|_| StoreError::corrupt("token"))?;
-            Ok((token, column(row, "state")?))
-        });
-        states.collect()
     }
 }
 
-fn tokens<'c>(calls: impl Iterator<Item = &'c TransitionCall>) -> Vec<&'c [u8]> {
-    calls.map(|call| call.token.as_bytes().as_slice()).collect()
+/// Returns the answer to a transition that changed nothing. If it is allowed, another
+/// transaction had locked the record.
+pub(super) fn not_applied(
+    record: &StoredRecord,
+    transition: Transition<'_>,
+    now: Duration,
+) -> Attempt<Transitioned> {
+    let mut after = record.clone();
+    match after.apply(transition, now) {
+        answer if after == *record => Attempt::Made(answer),
+        _ => Attempt::Locked,
+    }
+}
+
+/// The parameters of a transition.
+struct Parameters<'c> {
+    /// The record's next state.
+    state: i64,
+    response: Option<&'c [u8]>,
+    /// How long the lease lasts, or how long the record is kept.
+    duration: i64,
+    /// How long a completed record is kept at least from now.
+    at_least: i64,
+}
+
+impl<'c> Parameters<'c> {
+    fn of(transition: &'c OwnerTransition) -> Self {
+        let (state, duration, at_least) = match transition {
+            OwnerTransition::Renew { lease } => (IN_PROGRESS, micros(*lease), 0),
+            OwnerTransition::Complete(completion) => (
+                COMPLETED,
+                micros(completion.retention),
+                micros(completion.at_least),
+            ),
+            OwnerTransition::Release(release) => (released(*release), 0, 0),
+            OwnerTransition::MarkUnknown { retention } => (UNKNOWN, micros(*retention), 0),
+        };
+        Self {
+            state,
+            response: transition.response(),
+            duration,
+            at_least,
+        }
+    }
 }
 
 statements! {
@@ -237,15 +246,4 @@ SET state = CASE
         END
 WHERE scope = $1 AND key = $2 AND token = $3
   AND (state = {in_progress} OR (state = {unknown} AND $4 = {completed})){unlocked}";
-
-    states = "
-SELECT asked.token, record.state
-FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
-    CROSS JOIN LATERAL (
-        SELECT state::bigint
-        FROM {records} AS record
-        WHERE record.scope = asked.scope AND record.key = asked.key
-          AND record.token = asked.token
-        OFFSET 0
-    ) AS record";
 }

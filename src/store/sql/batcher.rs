@@ -53,42 +53,6 @@ pub(crate) trait Batch: Single {
 /// The answers to the calls of a batch.
 pub(crate) type Answers<A> = Vec<Option<Result<A, StoreError>>>;
 
-/// The answers to a batch, found by the tokens of its calls.
-#[cfg(feature = "postgres")]
-pub(crate) struct AnswersByToken<A> {
-    indexes: HashMap<[u8; 16], usize>,
-    answers: Answers<A>,
-}
-
-#[cfg(feature = "postgres")]
-impl<A> AnswersByToken<A> {
-    /// Returns a `None` for each token.
-    pub(crate) fn new(tokens: impl ExactSizeIterator<Item = [u8; 16]>) -> Self {
-        Self {
-            answers: (0..tokens.len()).map(|_| None).collect(),
-            indexes: tokens.zip(0..).collect(),
-        }
-    }
-
-    /// Sets the answer to the call with this token, if there is one.
-    pub(crate) fn set(&mut self, token: &[u8], answer: Result<A, StoreError>) {
-        if let Some(index) = self.indexes.get(token) {
-            self.answers[*index] = Some(answer);
-        }
-    }
-
-    /// Returns those of `calls` that have no answer.
-    pub(crate) fn without_answer<'c, C>(&self, calls: &'c [C]) -> Vec<&'c C> {
-        let calls = calls.iter().zip(&self.answers);
-        let unanswered = calls.filter(|(_, answer)| answer.is_none());
-        unanswered.map(|(call, _)| call).collect()
-    }
-
-    pub(crate) fn into_answers(self) -> Answers<A> {
-        self.answers
-    }
-}
-
 /// Combines calls of one kind into batches.
 pub(crate) struct Batcher<B: Batch>(Arc<Shared<B>>);
 

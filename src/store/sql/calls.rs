@@ -8,13 +8,9 @@ use std::{
 
 use tokio::sync::oneshot;
 
-#[cfg(feature = "postgres")]
-use super::{columns, parameters};
-#[cfg(feature = "sqlite")]
-use crate::store::{MarkedBy, Transition};
 use crate::{
     RecordName, StoreError, Token,
-    store::{Claim, Completion, Release},
+    store::{Claim, Completion, MarkedBy, Release, Transition},
 };
 
 /// A call that may share a batch with others.
@@ -177,7 +173,6 @@ impl Call for TransitionCall {
 }
 
 impl TransitionCall {
-    #[cfg(feature = "sqlite")]
     pub(crate) fn transition(&self) -> Transition<'_> {
         let token = self.token;
         match &self.transition {
@@ -205,57 +200,10 @@ impl TransitionCall {
 }
 
 impl OwnerTransition {
-    /// Returns the record's next state.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn state(&self) -> i64 {
-        match self {
-            Self::Renew { .. } => columns::IN_PROGRESS,
-            Self::Complete(_) => columns::COMPLETED,
-            Self::Release(release) => columns::released(*release),
-            Self::MarkUnknown { .. } => columns::UNKNOWN,
-        }
-    }
-
-    /// Returns the states that show that the transition was applied before.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn applied_states(&self) -> &'static [i64] {
-        match self {
-            Self::Renew { .. } => &[],
-            Self::Complete(_) => &[columns::COMPLETED],
-            Self::Release(_) => &[
-                columns::RELEASED_SAME_REQUEST,
-                columns::RELEASED_ANY_REQUEST,
-            ],
-            Self::MarkUnknown { .. } => &[columns::UNKNOWN],
-        }
-    }
-
-    /// Returns whether the transition is allowed in `state`.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn is_allowed_in(&self, state: i64) -> bool {
-        let is_late = state == columns::UNKNOWN && matches!(self, Self::Complete(_));
-        state == columns::IN_PROGRESS || is_late
-    }
-
     pub(crate) fn response(&self) -> Option<&[u8]> {
         match self {
             Self::Complete(completion) => Some(&completion.response),
             _ => None,
-        }
-    }
-
-    /// Returns the new duration of the lease or of the record, and the least time
-    /// that a completed record is kept, in microseconds.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn durations(&self) -> (i64, i64) {
-        let micros = parameters::micros;
-        match self {
-            Self::Renew { lease } => (micros(*lease), 0),
-            Self::Complete(completion) => {
-                (micros(completion.retention), micros(completion.at_least))
-            }
-            Self::Release(_) => (0, 0),
-            Self::MarkUnknown { retention } => (micros(*retention), 0),
         }
     }
 }

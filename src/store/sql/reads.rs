@@ -5,10 +5,10 @@
 //! which carries about 1 MiB. So large responses delay neither claims nor other
 //! reads.
 
-pub(crate) use super::columns::Found;
 use super::{
     batcher::{Batch, Batcher},
     calls::{ReadCall, SMALL_RESPONSE},
+    columns::Found,
     single::Single,
 };
 use crate::{

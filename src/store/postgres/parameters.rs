@@ -1,0 +1,32 @@
+//! Values as parameters of statements.
+
+use std::time::Duration;
+
+use crate::{Fence, store::ReclaimAs};
+
+/// Returns microseconds for a statement to add to its clock.
+pub(super) fn micros(duration: Duration) -> i64 {
+    let micros = duration.min(LONGEST).as_micros();
+    micros.try_into().unwrap_or(i64::MAX)
+}
+
+/// Returns the fence as a column has it. A fence that is too large for the column
+/// becomes one that no record has.
+pub(super) fn fence(seen: Fence) -> i64 {
+    i64::try_from(seen.get()).unwrap_or(-1)
+}
+
+/// Returns the number by which statements know the kind of a reclaim.
+pub(super) fn reclaim_as(reclaim_as: ReclaimAs) -> i64 {
+    match reclaim_as {
+        ReclaimAs::Takeover => 1,
+        ReclaimAs::Retry => 2,
+        ReclaimAs::Replace => 3,
+        ReclaimAs::Expired => 4,
+        ReclaimAs::Rerun => 5,
+        ReclaimAs::Reconcile => 6,
+    }
+}
+
+/// The longest duration that a clock can be moved by within the range of a timestamp.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
