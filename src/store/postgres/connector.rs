@@ -95,7 +95,7 @@ impl Connector {
         let asked = Instant::now();
         let first = Arc::clone(&self.first).lock_owned().await;
         self.fail_if_down()?;
-        // After an attempt that has reached the server, nobody waits for the next.
+        // After an attempt that has reached the server, others need not wait for this one.
         let was_reached = self.state().reached.is_some_and(|reached| reached >= asked);
         let first = (!was_reached).then_some(first);
         // In a task, so that the attempt completes even if this caller leaves.

@@ -7,6 +7,7 @@ mod claims;
 mod connector;
 mod error;
 mod fenced;
+mod migrations;
 mod parameters;
 mod pool;
 mod reads;

@@ -1,69 +1,18 @@
-//! The store's tables: making them, checking them, and the privileges that a role
-//! needs on them.
-
-use std::{sync::Arc, time::Duration};
+//! Checks of the store's tables, and the privileges that a role needs on them.
 
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, Error, FromRow, PgConnection, Row as _,
-    SqlSafeStr as _,
-    migrate::{Migration, MigrationType},
-    postgres::PgRow,
-    query, query_as, query_scalar, raw_sql,
+    AssertSqlSafe, Error, FromRow, PgConnection, Row as _, postgres::PgRow, query_as, query_scalar,
 };
 
 use super::{
     PostgresStore,
-    error::{connect_failure, failure},
+    error::failure,
     schema::{FENCES, RECORDS, REMOVALS, Schema, identifier},
-    session::{Session, Timeouts},
+    session::Session,
 };
 use crate::store::{StoreError, sql::detached};
 
 impl PostgresStore {
-    /// Makes the store's tables, or brings them up to date; and their schema, if it
-    /// was [named](crate::store::PostgresStoreBuilder::schema) and does not exist.
-    ///
-    /// Tables that the application's own migrations have made are checked, as by
-    /// [`check_schema`](Self::check_schema), and adopted. If nothing is to be done,
-    /// nothing is written, and a role that may not create tables is enough.
-    ///
-    /// Safe from several processes at once: one migrates, the others wait for
-    /// up to a minute. All is one transaction; a crash leaves it done or not done.
-    ///
-    /// # Errors
-    ///
-    /// - The server cannot be reached, or does not let the role create what is
-    ///   missing.
-    /// - Tables are there that differ from what this version needs. The error names
-    ///   each difference.
-    /// - The database was migrated by a later version of this crate.
-    pub async fn migrate(&self) -> Result<(), StoreError> {
-        let connector = Arc::clone(&self.inner.connector);
-        detached(async move {
-            // sqlx would log the wait for another process as a slow statement.
-            let options = connector.options.clone().disable_statement_logging();
-            let connected = options.connect().await;
-            let mut connection = connected.map_err(|error| connect_failure(error, &options))?;
-            let begin = AssertSqlSafe(format!("{}; {QUIETLY}", TIMEOUTS.begin()));
-            let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
-            migrate(&mut transaction, &connector.schema).await?;
-            transaction.commit().await.map_err(failure)?;
-            connection.close().await.map_err(failure)
-        })
-        .await
-    }
-
-    /// Returns the statements that make the store's tables, for the application's
-    /// own migrations. Each names the [schema](crate::store::PostgresStoreBuilder::schema),
-    /// which has to exist.
-    ///
-    /// [`migrate`](Self::migrate) adopts the tables afterwards; it need not be
-    /// called at all.
-    #[must_use]
-    pub fn schema_sql(&self) -> String {
-        definitions(&self.inner.connector.schema)
-    }
-
     /// Checks that the tables are as this version needs them, and that the store's
     /// role may use them.
     ///
@@ -77,7 +26,7 @@ impl PostgresStore {
         detached(async move {
             let check = async |session: &mut Session<'_>| {
                 let (on, schema) = (&mut *session.connection, &connector.schema);
-                let found = Found::look(on, schema).await.map_err(failure)?;
+                let found = Tables::look(on, schema).await.map_err(failure)?;
                 let differences = found.refuse_differences(schema);
                 let missing = missing_privileges(on, schema).await.map_err(failure)?;
                 if missing.is_empty() {
@@ -102,107 +51,6 @@ impl PostgresStore {
     }
 }
 
-/// In a transaction.
-async fn migrate(on: &mut PgConnection, schema: &Schema) -> Result<(), StoreError> {
-    let records = records();
-    if !is_due(on, schema, &records).await? {
-        return Ok(());
-    }
-    // Another process may be at it.
-    query("SELECT pg_catalog.pg_advisory_xact_lock($1)")
-        .persistent(false)
-        .bind(LOCK)
-        .execute(&mut *on)
-        .await
-        .map_err(failure)?;
-    if !is_due(on, schema, &records).await? {
-        return Ok(());
-    }
-    make(on, schema, &records)
-        .await
-        .map_err(|error| creating(failure(error), schema))
-}
-
-/// Whether the migration of the records is neither done nor needless.
-async fn is_due(
-    on: &mut PgConnection,
-    schema: &Schema,
-    records: &Migration,
-) -> Result<bool, StoreError> {
-    let ledger = Ledger::look(on, schema).await.map_err(failure)?;
-    if ledger.may_read {
-        let applied: Vec<(i64, bool, Vec<u8>)> = query_as(text(schema, APPLIED))
-            .persistent(false)
-            .fetch_all(&mut *on)
-            .await
-            .map_err(failure)?;
-        if let Some((later, ..)) = applied
-            .iter()
-            .find(|(version, ..)| *version > records.version)
-        {
-            return Err(StoreError::unavailable(format!(
-                "the tables were migrated to version {later} by a later version of this crate, \
-                 which knows {} versions",
-                records.version
-            )));
-        }
-        if let Some((_, success, checksum)) = applied.first() {
-            if *success && checksum[..] == records.checksum[..] {
-                return Ok(false);
-            }
-            return Err(StoreError::unavailable(
-                "the ledger of the store's migrations has another migration of version 1: \
-                 `PostgresStore::check_schema` says how the tables differ from what is needed",
-            ));
-        }
-    }
-    let found = Found::look(on, schema).await.map_err(failure)?;
-    if found.is_empty() {
-        return Ok(true);
-    }
-    found.refuse_differences(schema)?;
-    // Tables of the application's own making. Without the right to make a ledger,
-    // or to read it, there is nothing to be done about them.
-    Ok(ledger.may_note && (ledger.may_read || !ledger.exists))
-}
-
-/// Makes the missing tables, and notes the migration as done.
-async fn make(on: &mut PgConnection, schema: &Schema, records: &Migration) -> Result<(), Error> {
-    if !Ledger::look(on, schema).await?.has_schema {
-        raw_sql(text(schema, "CREATE SCHEMA IF NOT EXISTS {name}"))
-            .execute(&mut *on)
-            .await?;
-    }
-    if Found::look(on, schema).await?.is_empty() {
-        raw_sql(AssertSqlSafe(definitions(schema)))
-            .execute(&mut *on)
-            .await?;
-    }
-    raw_sql(text(schema, LEDGER)).execute(&mut *on).await?;
-    query(text(schema, NOTE))
-        .persistent(false)
-        .bind(records.version)
-        .bind(&*records.description)
-        .bind(&*records.checksum)
-        .execute(on)
-        .await
-        .map(drop)
-}
-
-/// An error on the way to the tables.
-fn creating(error: StoreError, schema: &Schema) -> StoreError {
-    if !error.lacks_privileges() {
-        return error;
-    }
-    StoreError::unavailable(format!(
-        "{}: call `PostgresStore::migrate` as a role that may create tables in schema {}, \
-         or apply `PostgresStore::schema_sql()` as one, and then the grants of \
-         `PostgresStore::grants_for`",
-        error.cause(),
-        schema.identifier(),
-    ))
-}
-
 /// A row whose columns have the names of the fields.
 macro_rules! row {
     ($(#[$doc:meta])* struct $name:ident {
@@ -220,35 +68,16 @@ macro_rules! row {
         }
     };
 }
+pub(super) use row;
 
-row! {
-/// The ledger, before it is read.
-struct Ledger {
-    has_schema: bool,
-    exists: bool,
-    may_read: bool,
-    /// Whether the migration may be noted, in a new ledger if there is none.
-    may_note: bool,
-}
-}
-
-impl Ledger {
-    async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
-        query_as(text(schema, LOOK_FOR_LEDGER))
-            .persistent(false)
-            .fetch_one(on)
-            .await
-    }
-}
-
-/// The relations of the store that are there.
-struct Found {
+/// The relations in the schema that have names of the store's.
+pub(super) struct Tables {
     relations: Vec<Relation>,
     columns: Vec<Column>,
     indexes: Vec<Index>,
     sequences: Vec<Sequence>,
-    /// A number was drawn from the sequence of removals; `None` if that may not be
-    /// asked.
+    /// Whether a number was drawn from the sequence of removals. `None` if the role may
+    /// not read it.
     has_drawn: Option<bool>,
 }
 
@@ -290,13 +119,13 @@ struct Sequence {
 }
 }
 
-impl Found {
-    async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
+impl Tables {
+    pub(super) async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
         let relations: Vec<Relation> = all(on, schema, RELATIONS).await?;
         let removals = relations.iter().find(|found| found.name == REMOVALS);
         let has_drawn = match removals {
             Some(removals) if removals.kind == "S" && removals.may_read => {
-                let drawn = query_scalar(text(schema, "SELECT is_called FROM {removals}"));
+                let drawn = query_scalar(template(schema, "SELECT is_called FROM {removals}"));
                 Some(drawn.persistent(false).fetch_one(&mut *on).await?)
             }
             _ => None,
@@ -310,13 +139,12 @@ impl Found {
         })
     }
 
-    fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.relations.is_empty()
     }
 
-    /// Fails with all that differs from [`definitions`], in so far as the store
-    /// needs it.
-    fn refuse_differences(&self, schema: &Schema) -> Result<(), StoreError> {
+    /// Fails with all differences from what the store needs.
+    pub(super) fn refuse_differences(&self, schema: &Schema) -> Result<(), StoreError> {
         let mut differences = self.differences_of_the_table(schema);
         for name in [FENCES, REMOVALS] {
             differences.extend(self.difference_of_a_sequence(schema, name));
@@ -357,7 +185,7 @@ impl Found {
             };
             if column.kind != kind {
                 differences.push(format!("{what} is {}, not {kind}", column.kind));
-            } else if column.collation.as_deref().is_some_and(is_of_a_language) {
+            } else if column.collation.as_deref().is_some_and(is_linguistic) {
                 differences.push(format!("{what} is not COLLATE \"C\""));
             }
             if column.not_null != not_null {
@@ -420,50 +248,29 @@ impl Found {
 
 /// The privileges that the role of the connection lacks.
 async fn missing_privileges(on: &mut PgConnection, schema: &Schema) -> Result<Vec<String>, Error> {
-    query_scalar(text(schema, MISSING_PRIVILEGES))
+    query_scalar(template(schema, MISSING_PRIVILEGES))
         .persistent(false)
         .fetch_all(on)
         .await
 }
 
-async fn all<T>(on: &mut PgConnection, schema: &Schema, question: &str) -> Result<Vec<T>, Error>
+async fn all<T>(on: &mut PgConnection, schema: &Schema, query: &str) -> Result<Vec<T>, Error>
 where
     T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
 {
-    query_as(text(schema, question))
+    query_as(template(schema, query))
         .persistent(false)
         .fetch_all(on)
         .await
 }
 
-fn text(schema: &Schema, template: &str) -> AssertSqlSafe<String> {
+pub(super) fn template(schema: &Schema, template: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(schema.expand(template))
 }
 
 /// Collations that compare by bytes have these names.
-fn is_of_a_language(collation: &str) -> bool {
+fn is_linguistic(collation: &str) -> bool {
     !matches!(collation, "C" | "POSIX" | "ucs_basic")
-}
-
-/// The migration's statements, with the schema named.
-fn definitions(schema: &Schema) -> String {
-    let template = DEFINITIONS
-        .replace("SEQUENCE idempotency_fences", "SEQUENCE {fences}")
-        .replace("SEQUENCE idempotency_removals", "SEQUENCE {removals}")
-        .replace("nextval('idempotency_removals')", "{next_removal}")
-        .replace("TABLE idempotency_records", "TABLE {records}")
-        .replace("ON idempotency_records", "ON {records}");
-    schema.expand(&template)
-}
-
-fn records() -> Migration {
-    Migration::new(
-        1,
-        "records".into(),
-        MigrationType::Simple,
-        DEFINITIONS.into_sql_str(),
-        false,
-    )
 }
 
 /// Each column with its type, and whether it is NOT NULL.
@@ -484,57 +291,7 @@ const EXPECTED: [(&str, &str, bool); 14] = [
     ("unknown_since", "timestamp with time zone", false),
 ];
 
-const DEFINITIONS: &str = include_str!("../../../migrations/postgres/0001_records.sql");
-
-/// Of a migration: it may have to wait for another one.
-const TIMEOUTS: Timeouts = Timeouts {
-    statement: Duration::ZERO,
-    lock: Duration::from_secs(60),
-    idle_in_transaction: Duration::ZERO,
-};
-
-/// Without notices that something exists.
-const QUIETLY: &str = "SET LOCAL client_min_messages TO warning";
-
-/// The number of an advisory lock, drawn once.
-const LOCK: i64 = 0x6964_656d_706f_7465;
-
-/// As sqlx spells the ledgers of applications.
-const LEDGER: &str = "
-CREATE TABLE IF NOT EXISTS {ledger} (
-    version bigint PRIMARY KEY,
-    description text NOT NULL,
-    installed_on timestamptz NOT NULL DEFAULT now(),
-    success boolean NOT NULL,
-    checksum bytea NOT NULL,
-    execution_time bigint NOT NULL
-)";
-
-const APPLIED: &str = "SELECT version, success, checksum FROM {ledger} ORDER BY version";
-
-const NOTE: &str = "
-INSERT INTO {ledger} (version, description, success, checksum, execution_time)
-VALUES ($1, $2, TRUE, $3, 0)";
-
-const LOOK_FOR_LEDGER: &str = "
-SELECT namespace.oid IS NOT NULL AS has_schema,
-       ledger.oid IS NOT NULL AS exists,
-       COALESCE(
-           has_schema_privilege(namespace.oid, 'USAGE')
-               AND has_table_privilege(ledger.oid, 'SELECT'),
-           false) AS may_read,
-       COALESCE(
-           CASE
-               WHEN ledger.oid IS NULL THEN has_schema_privilege(namespace.oid, 'CREATE')
-               ELSE has_table_privilege(ledger.oid, 'INSERT')
-           END,
-           false) AS may_note
-FROM (SELECT 1) AS one
-    LEFT JOIN pg_catalog.pg_namespace AS namespace ON namespace.nspname = {schema}
-    LEFT JOIN pg_catalog.pg_class AS ledger
-        ON ledger.relnamespace = namespace.oid AND ledger.relname = '_idempotency_migrations'";
-
-/// What is asked of relations in the store's schema.
+/// A query about relations in the schema.
 macro_rules! relations {
     ($select:literal, $joins:literal, $which:literal) => {
         concat!(
@@ -632,22 +389,3 @@ UNION ALL
       END"
     )
 );
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn definitions_name_the_schema_of_every_object() {
-        let schema = Schema::new("a\"b".into(), "role".into()).unwrap();
-        let named = definitions(&schema);
-        let statements: Vec<&str> = named
-            .lines()
-            .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
-            .collect();
-        assert_eq!(statements.len(), 6, "{statements:?}");
-        for statement in statements {
-            assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
-        }
-    }
-}

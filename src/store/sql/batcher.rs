@@ -295,7 +295,7 @@ impl<B: Batch> Queue<B> {
     /// neither starves.
     fn take(&mut self) -> Vec<Waiting<B>> {
         self.batches = self.batches.wrapping_add(1);
-        let mut next = NextBatch::default();
+        let mut next = NextBatch::new();
         if self.batches.is_multiple_of(LATE_FIRST) {
             self.load_late(&mut next);
         }
@@ -399,8 +399,8 @@ struct NextBatch<B: Batch> {
     is_full: bool,
 }
 
-impl<B: Batch> Default for NextBatch<B> {
-    fn default() -> Self {
+impl<B: Batch> NextBatch<B> {
+    fn new() -> Self {
         Self {
             calls: Vec::new(),
             names: HashSet::new(),
@@ -408,9 +408,7 @@ impl<B: Batch> Default for NextBatch<B> {
             is_full: false,
         }
     }
-}
 
-impl<B: Batch> NextBatch<B> {
     fn has_space(&self, skipped: &[Waiting<B>]) -> bool {
         !self.is_full && self.calls.len() < MAX_CALLS && skipped.len() < MAX_SKIPPED
     }
