@@ -1,11 +1,8 @@
 //! A store of one's own on `store::transition`, checked by the conformance suite.
 //!
-//! A lock around a map makes each call atomic. A store on a server loads one record,
-//! calls the same method on it, and writes it back by a compare-and-swap.
-//!
-//! ```sh
-//! cargo run --example custom_store --features conformance
-//! ```
+//! A lock around a map makes each call atomic. A store on a server loads a record, calls
+//! the same method on it, and writes it back by compare-and-swap. Run it with
+//! `cargo run --example custom_store --features conformance`.
 
 use std::{
     collections::BTreeMap,
@@ -25,6 +22,8 @@ use tower_idempotency::{
     },
 };
 
+type Result<T> = std::result::Result<T, StoreError>;
+
 /// Panics at the first promise that the store breaks.
 #[tokio::main(flavor = "current_thread", start_paused = true)]
 pub(crate) async fn main() {
@@ -41,10 +40,7 @@ impl Subject for NewMap {
     const TICK: Option<Duration> = Some(Duration::from_nanos(1));
 
     async fn store(&self) -> MapStore {
-        MapStore {
-            table: Arc::default(),
-            start: Instant::now(),
-        }
+        MapStore(Arc::default(), Instant::now())
     }
 
     async fn pass(&self, time: Duration) {
@@ -52,41 +48,33 @@ impl Subject for NewMap {
     }
 }
 
+/// The records, and the origin of the store's clock.
 #[derive(Clone)]
-pub(crate) struct MapStore {
-    table: Arc<Mutex<Table>>,
-    start: Instant,
-}
+pub(crate) struct MapStore(Arc<Mutex<Table>>, Instant);
 
 #[derive(Default)]
 struct Table {
     records: BTreeMap<RecordName, StoredRecord>,
-    /// Outlives every record: fences grow over removals too.
+    /// Outlives every record, so that fences grow over removals too.
     last_fence: u64,
 }
 
-impl Table {
-    fn next_fence(&mut self) -> Fence {
-        self.last_fence += 1;
-        Fence::from(self.last_fence)
-    }
-}
-
 impl MapStore {
-    /// The table, and the time now that it is locked.
+    /// Reads the clock under the lock.
     fn lock(&self) -> (MutexGuard<'_, Table>, Duration) {
-        let table = self.table.lock().expect("no call panics");
-        (table, self.start.elapsed())
+        let table = self.0.lock().expect("no call panics");
+        (table, self.1.elapsed())
     }
 }
 
 impl Store for MapStore {
-    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed> {
         let (mut table, now) = self.lock();
         if let Some(record) = table.records.get(name) {
             return Ok(Claimed::Occupied(record.read(now)));
         }
-        let record = StoredRecord::claimed(claim, table.next_fence(), now);
+        table.last_fence += 1;
+        let record = StoredRecord::claimed(claim, Fence::from(table.last_fence), now);
         let grant = record.grant();
         table.records.insert(name.clone(), record);
         Ok(Claimed::Acquired(grant))
@@ -98,68 +86,53 @@ impl Store for MapStore {
         seen: Fence,
         reclaim_as: ReclaimAs,
         claim: &Claim,
-    ) -> Result<Option<Grant>, StoreError> {
+    ) -> Result<Option<Grant>> {
         let (mut table, now) = self.lock();
-        let next = table.next_fence();
+        table.last_fence += 1;
+        let next = Fence::from(table.last_fence);
         let record = table.records.get_mut(name);
         Ok(record.and_then(|record| record.reclaim(seen, reclaim_as, claim, next, now)))
     }
 
-    async fn transition(
-        &self,
-        name: &RecordName,
-        transition: Transition<'_>,
-    ) -> Result<Transitioned, StoreError> {
+    async fn transition(&self, name: &RecordName, to: Transition<'_>) -> Result<Transitioned> {
         let (mut table, now) = self.lock();
         let record = table.records.get_mut(name);
-        Ok(record.map_or(Transitioned::Superseded, |record| {
-            record.apply(transition, now)
-        }))
+        Ok(record.map_or(Transitioned::Superseded, |record| record.apply(to, now)))
     }
 
-    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>> {
         let (table, now) = self.lock();
         Ok(table.records.get(name).map(|record| record.read(now)))
     }
 
-    async fn list(
-        &self,
-        filter: &Filter,
-        after: Option<&RecordName>,
-        limit: u32,
-    ) -> Result<Page, StoreError> {
+    async fn list(&self, filter: &Filter, after: Option<&RecordName>, limit: u32) -> Result<Page> {
         let (table, now) = self.lock();
         let rest = (after.map_or(Unbounded, Excluded), Unbounded);
         let mut page = Page::default();
-        for (name, record) in table.records.range(rest) {
-            if page.records.len() >= limit.max(1) as usize {
-                page.next = page.records.last().map(|(name, _)| name.clone());
-                break;
-            }
+        // The lock is not held for long, however many records there are.
+        for (name, record) in table.records.range(rest).take(10_000) {
             let record = record.read(now);
+            page.next = Some(name.clone());
             if filter.matches(name, &record) {
                 page.records.push((name.clone(), record));
+            }
+            if page.records.len() >= limit.max(1) as usize {
+                break;
             }
         }
         Ok(page)
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned> {
         let (mut table, _) = self.lock();
-        match table.records.get(name) {
-            Some(record) if record.grant().fence == seen => {
-                table.records.remove(name);
-                Ok(Transitioned::Applied)
-            }
-            _ => Ok(Transitioned::Superseded),
+        if table.records.get(name).map(|record| record.grant().fence) != Some(seen) {
+            return Ok(Transitioned::Superseded);
         }
+        table.records.remove(name);
+        Ok(Transitioned::Applied)
     }
 
-    async fn purge_expired(
-        &self,
-        limit: u32,
-        unknown_retention: Duration,
-    ) -> Result<Purged, StoreError> {
+    async fn purge_expired(&self, limit: u32, unknown_retention: Duration) -> Result<Purged> {
         let (mut table, now) = self.lock();
         let mut purged = Purged::default();
         table.records.retain(|_, record| {

@@ -9,3 +9,7 @@ pub mod exactly_once {}
 
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
+
+#[cfg(feature = "conformance")]
+#[doc = include_str!("../docs/writing-a-store.md")]
+pub mod writing_a_store {}

@@ -29,12 +29,12 @@ enum Defect {
     ForgetsItsLastFence,
     TakesOverLiveLeases,
     ReclaimsWithAnyFence,
-    ReplacesWhatIsBound,
+    ReplacesReleasedRecords,
     BeginsANewOperationForEachRetry,
     CountsNoTakeovers,
-    FreesWhatWasLost,
+    FreesAfterTakeovers,
     LeavesTheTokenToTheOwner,
-    RenewsForAnybody,
+    RenewsWithAnyToken,
     RenewsNothingThatHasLapsed,
     TurnsLateOwnersAway,
     KeepsTheLastResponse,
@@ -44,7 +44,7 @@ enum Defect {
     MarksLiveLeasesUnknown,
     ResolvesWithAnyFence,
     SweepsLiveLeases,
-    SweepsLapsedLeasesWithoutAWord,
+    RemovesLapsedRecords,
     SweepsMoreThanItsLimit,
     JoinsScopeAndKey,
     FoldsCase,
@@ -100,7 +100,7 @@ impl Broken {
         }
         let lost = record.takeovers > 0;
         match &mut record.state {
-            RecordState::Released(release) if lost && self.has(Defect::FreesWhatWasLost) => {
+            RecordState::Released(release) if lost && self.has(Defect::FreesAfterTakeovers) => {
                 *release = Release::AnyRequest;
             }
             RecordState::InProgress { lease_left } if self.has(Defect::LapsesAtTheMomentItself) => {
@@ -123,7 +123,7 @@ impl Broken {
         lease: Duration,
     ) -> Result<Transitioned, StoreError> {
         if let Some(record) = self.seen(name).await {
-            if self.has(Defect::RenewsForAnybody) {
+            if self.has(Defect::RenewsWithAnyToken) {
                 token = record.token;
             }
             let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
@@ -298,7 +298,7 @@ impl Store for Broken {
                     .await?;
                 reclaim_as = ReclaimAs::Retry;
             }
-            if self.has(Defect::ReplacesWhatIsBound) && reclaim_as == ReclaimAs::Replace {
+            if self.has(Defect::ReplacesReleasedRecords) && reclaim_as == ReclaimAs::Replace {
                 reclaim_as = ReclaimAs::Retry;
                 claim.operation = record.operation;
             }
@@ -399,7 +399,7 @@ impl Store for Broken {
         let inner = self.inner();
         let mut removed = 0;
         let sweeps_live = self.has(Defect::SweepsLiveLeases);
-        let sweeps_lapsed = self.has(Defect::SweepsLapsedLeasesWithoutAWord);
+        let sweeps_lapsed = self.has(Defect::RemovesLapsedRecords);
         let in_progress = Filter::in_progress_for(Duration::ZERO);
         for (name, record) in inner.list(&in_progress, None, u32::MAX).await?.records {
             let lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
@@ -509,116 +509,116 @@ macro_rules! catches {
 
 catches! {
     a_second_owner_is_caught:
-        ReadsThenClaims breaks one_of_all_simultaneous_claims_is_acquired
+        ReadsThenClaims breaks one_of_many_simultaneous_claims_is_acquired
         because "one of all simultaneous calls is acquired, and";
     a_fence_that_was_granted_before_is_caught:
         ForgetsItsLastFence
-        breaks i2_fences_strictly_increase_over_release_expiry_sweep_and_forget
+        breaks i2_fences_grow_over_release_expiry_sweep_and_forget
         because "the fences of a name grow over a removal";
     fences_that_begin_again_in_a_race_are_caught:
-        ForgetsItsLastFence breaks i2_fences_strictly_increase_while_claims_and_removals_race
+        ForgetsItsLastFence breaks i2_fences_grow_while_claims_and_removals_race
         because "each fence is larger than all before it";
     a_live_lease_that_is_taken_over_is_caught:
-        TakesOverLiveLeases breaks i3_take_over_is_granted_for_a_lapsed_lease_only
+        TakesOverLiveLeases breaks i3_takeover_needs_a_lapsed_lease
         because "is granted in the state that it names, and in no other";
     a_fence_that_is_not_compared_is_caught:
-        ReclaimsWithAnyFence breaks retry_is_granted_for_a_live_released_record_only
+        ReclaimsWithAnyFence breaks retry_needs_a_released_record
         because "not with another fence";
-    a_bound_record_that_is_replaced_is_caught:
-        ReplacesWhatIsBound breaks replace_is_granted_for_a_live_freed_record_only
+    a_replaced_record_of_the_same_request_is_caught:
+        ReplacesReleasedRecords breaks replace_needs_a_record_free_for_any_request
         because "is granted in the state that it names, and in no other";
     a_retry_under_another_operation_is_caught:
         BeginsANewOperationForEachRetry
-        breaks retry_is_granted_for_a_live_released_record_only
+        breaks retry_needs_a_released_record
         because "grants the operation and attempt that follow";
     takeovers_that_are_not_counted_are_caught:
-        CountsNoTakeovers breaks take_overs_in_a_row_are_counted_and_a_retry_remembers_one
-        because "take-overs in a row";
-    a_key_that_is_free_for_all_after_a_loss_is_caught:
-        FreesWhatWasLost breaks i6_a_release_after_a_take_over_is_for_the_same_request_only
+        CountsNoTakeovers breaks takeovers_are_counted_and_a_retry_keeps_one
+        because "takeovers in a row";
+    a_key_that_is_free_after_a_takeover_is_caught:
+        FreesAfterTakeovers breaks i6_release_after_a_takeover_is_for_the_same_request
         because "is for the same only";
-    an_owner_that_keeps_its_rights_after_an_operators_word_is_caught:
+    a_resolution_that_leaves_the_token_is_caught:
         LeavesTheTokenToTheOwner
-        breaks an_operators_word_that_it_happened_ends_an_unknown_record_only
-        because "is nobody's once it happened";
-    a_lease_that_anybody_renews_is_caught:
-        RenewsForAnybody breaks renew_is_for_the_claim_in_progress_with_this_token_only
+        breaks resolve_as_happened_needs_an_unknown_record
+        because "changes only if it happened";
+    a_renewal_with_any_token_is_caught:
+        RenewsWithAnyToken breaks renew_needs_the_token_of_a_claim_in_progress
         because "by a stranger on";
     a_lapsed_lease_that_its_owner_cannot_renew_is_caught:
         RenewsNothingThatHasLapsed
-        breaks renew_extends_the_lease_from_now_even_if_it_has_lapsed
+        breaks renew_extends_the_lease_from_now_even_if_lapsed
         because "even if it has lapsed";
     a_late_completion_that_is_refused_is_caught:
-        TurnsLateOwnersAway breaks complete_is_for_the_last_claim_in_progress_or_unknown_only
+        TurnsLateOwnersAway breaks complete_needs_the_token_of_the_last_claim
         because "is applied";
     a_response_that_is_overwritten_is_caught:
-        KeepsTheLastResponse breaks completing_again_is_applied_and_changes_nothing
+        KeepsTheLastResponse breaks repeated_complete_is_applied_and_changes_nothing
         because "already: changes nothing";
     a_completed_record_that_changes_is_caught:
-        KeepsTheLastResponse breaks i4_a_completed_record_never_changes_before_it_expires
+        KeepsTheLastResponse breaks i4_completed_record_changes_only_after_its_expiry
         because "Complete of a completed record: changes nothing";
     bytes_that_are_cut_are_caught:
-        CutsResponsesAtNul breaks a_response_comes_back_byte_for_byte
+        CutsResponsesAtNul breaks response_is_kept_byte_for_byte
         because "comes back byte for byte";
     a_retention_from_the_completion_is_caught:
         CountsRetentionFromTheCompletion
-        breaks the_retention_of_a_completion_counts_from_the_claim
+        breaks retention_of_a_completion_counts_from_the_claim
         because "from its claim";
     a_live_lease_that_is_marked_unknown_is_caught:
         MarksLiveLeasesUnknown
-        breaks i3_anybody_may_mark_a_claim_unknown_once_its_lease_has_lapsed
+        breaks i3_mark_unknown_without_a_token_needs_a_lapsed_lease
         because "its guard does not hold";
-    an_operators_word_on_another_claim_is_caught:
-        ResolvesWithAnyFence breaks an_operators_word_that_it_happened_ends_an_unknown_record_only
+    a_resolution_of_another_claim_is_caught:
+        ResolvesWithAnyFence breaks resolve_as_happened_needs_an_unknown_record
         because "its guard does not hold";
     a_live_lease_that_is_swept_is_caught:
-        SweepsLiveLeases breaks i3_a_live_lease_is_never_swept
+        SweepsLiveLeases breaks i3_sweep_leaves_live_leases
         because "a record with a live lease is never touched";
     an_unknown_outcome_that_is_swept_away_is_caught:
-        SweepsLapsedLeasesWithoutAWord
-        breaks i11_a_lapsed_record_is_swept_as_unknown_and_counted_when_it_goes
+        RemovesLapsedRecords
+        breaks i11_sweep_marks_lapsed_records_unknown_before_removal
         because "becomes unknown, and is not removed";
     a_sweep_beyond_its_limit_is_caught:
         SweepsMoreThanItsLimit
-        breaks a_sweep_keeps_to_its_limit_and_less_means_that_no_more_is_due
+        breaks sweep_keeps_to_its_limit
         because "looks at no more than the limit";
     scopes_that_run_into_keys_are_caught:
-        JoinsScopeAndKey breaks i9_names_that_look_alike_name_different_records
+        JoinsScopeAndKey breaks i9_similar_names_name_different_records
         because "a name without a record is acquired";
     keys_without_case_are_caught:
-        FoldsCase breaks i9_names_that_look_alike_name_different_records
+        FoldsCase breaks i9_similar_names_name_different_records
         because "a name without a record is acquired";
     a_list_that_begins_again_is_caught:
-        ListsFromTheStartAgain breaks the_pages_of_a_list_have_each_record_once_in_one_order
+        ListsFromTheStartAgain breaks list_has_each_record_once_in_one_order
         because "each record is on one page";
     a_list_that_ends_too_early_is_caught:
-        EndsAtAShortPage breaks the_pages_of_a_list_have_each_record_once_in_one_order
+        EndsAtAShortPage breaks list_has_each_record_once_in_one_order
         because "have all that";
     a_list_of_every_scope_is_caught:
-        ListsEveryScope breaks a_filter_with_a_scope_lists_its_records_only
+        ListsEveryScope breaks list_of_a_scope_has_its_records_only
         because "a scope's records and no others";
     a_count_that_is_too_small_is_caught:
-        CountsToItsLimit breaks a_count_is_exact_below_its_limit
+        CountsToItsLimit breaks count_is_exact_below_its_limit
         because "up to 4";
     a_list_without_an_order_is_caught:
-        ListsByTheLimit breaks the_pages_of_a_list_have_each_record_once_in_one_order
+        ListsByTheLimit breaks list_has_each_record_once_in_one_order
         because "does not depend on the limit";
     a_lease_that_ends_a_moment_early_is_caught:
         LapsesAtTheMomentItself
-        breaks i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after
+        breaks i3_lease_is_live_at_its_last_moment
         because "has not lapsed at the moment itself";
     a_completion_in_two_steps_is_caught:
-        CompletesInTwoSteps breaks i15_a_dropped_complete_happens_or_does_not
+        CompletesInTwoSteps breaks i15_dropped_complete_happens_or_does_not
         because "happens or does not";
     an_owner_that_completes_anothers_claim_is_caught:
-        ComparesTheTokenAMomentBefore breaks of_a_late_completion_and_take_overs_one_wins
-        because "by a lapsed owner and take-overs one wins";
+        ComparesTheTokenAMomentBefore breaks late_completion_or_one_takeover_wins
+        because "by a lapsed owner and takeovers one wins";
     a_sweep_that_does_not_look_again_is_caught:
         RemovesWhatHadExpiredAMomentBefore
-        breaks i1_a_sweep_never_removes_a_record_that_was_claimed_again
+        breaks i1_sweep_leaves_a_reclaimed_record
         because "a record that was claimed again has a live lease and stays";
     a_store_that_a_dropped_call_wedges_is_caught:
-        IsWedgedByADroppedCall breaks i15_a_dropped_complete_happens_or_does_not
+        IsWedgedByADroppedCall breaks i15_dropped_complete_happens_or_does_not
         because "a store that can be reached answers";
 }
 
@@ -627,7 +627,7 @@ async fn a_released_record_that_is_removed_is_caught() {
     // Nearly every trial releases something to begin with, so that this one is
     // blamed for more than its own.
     let broken = broken_by(Defect::RemovesWhatIsReleased).await;
-    let named = "a_released_record_keeps_its_claim_and_its_retention";
+    let named = "released_record_keeps_its_claim_and_retention";
     assert!(broken.iter().any(|(name, _)| *name == named));
 }
 

@@ -1,13 +1,11 @@
-//! The contract of [`Store`] as tests that the author of any store can run.
+//! The contract of [`Store`] as tests, for the authors of stores.
 //!
-//! Each promise is a method of [`Trial`], named by the sentence that it tests;
-//! a number in front (`i2_…`) is that of the invariant behind it. A store that
-//! keeps all of them can be put below the layer. The stores of this crate run
-//! the same suite.
+//! Each promise is a method of [`Trial`] with a number in front (`i2_…`) if an invariant
+//! of `docs/invariants.md` depends on it. The stores of this crate pass the same suite.
+//! The guide `writing_a_store` shows how to write a store.
 //!
-//! A [`Subject`] says how to get a fresh store and how to let time pass.
-//! [`conformance_tests!`](crate::conformance_tests) then makes one test of each
-//! promise:
+//! A [`Subject`] makes a fresh store and lets time pass.
+//! [`conformance_tests!`](crate::conformance_tests) makes one test of each promise:
 //!
 //! ```
 //! use tower_idempotency::{MemoryStore, conformance::Subject, conformance_tests};
@@ -25,7 +23,7 @@
 //! conformance_tests!(Memory);
 //! ```
 //!
-//! Outside a test harness, [`promises`] lists them:
+//! Outside of a test harness, [`promises`] returns the promises:
 //!
 //! ```
 //! use std::time::Duration;
@@ -56,10 +54,10 @@
 //!
 //! # Real servers
 //!
-//! Let [`Subject::store`] make an empty database or schema, [`Subject::finish`]
-//! drop it, and [`Subject::peer`] connect to it once more, as another process
-//! would. The subject is an expression that each test evaluates for itself, and
-//! it may be awaited. Give the tests threads, so that calls are simultaneous:
+//! Let [`Subject::store`] make an empty database, [`Subject::peer`] connect to it once
+//! more, as another process would, and [`Subject::finish`] drop it. Each test evaluates
+//! the expression of the subject, which may await. Give the tests threads, so that calls
+//! are simultaneous:
 //!
 //! ```
 //! use tower_idempotency::{conformance::Subject, conformance_tests};
@@ -96,30 +94,29 @@
 //! }
 //! ```
 //!
-//! No test expects anything to happen *within* some time, so a slow machine
-//! does not fail them; each lets at most a few times [`Subject::SHORT`] pass.
+//! No test depends on the speed of the machine. Each lets a few times
+//! [`Subject::SHORT`] pass.
 //!
 //! # What is not tested
 //!
-//! That a completion survives a crash of the server, that a store which is full
-//! or cannot be reached fails with the right [`StoreErrorKind`], and that a row
-//! which cannot be read is [`StoreErrorKind::Corrupt`]: only the author of the
-//! store can bring these about.
+//! Only the author of a store can test that a completion survives a crash of the server,
+//! that a store which is full or cannot be reached returns the right [`StoreErrorKind`],
+//! and that a record which cannot be read is [`StoreErrorKind::Corrupt`].
 //!
 //! [`StoreErrorKind`]: crate::StoreErrorKind
 //! [`StoreErrorKind::Corrupt`]: crate::StoreErrorKind::Corrupt
 
-mod claiming;
-mod dropping;
-mod listing;
-mod naming;
-mod reclaiming;
-mod settling;
-mod situation;
-mod sweeping;
-mod timing;
-mod together;
+mod states;
+mod claims;
+mod reclaims;
+mod concurrency;
+mod transitions;
 mod unknown;
+mod times;
+mod sweeps;
+mod lists;
+mod names;
+mod cancellation;
 
 use std::{fmt, future::ready, panic::resume_unwind, pin::Pin, sync::Arc, time::Duration};
 
@@ -131,51 +128,49 @@ use crate::{
     store::{Claim, Claimed, Grant, ReclaimAs, Record},
 };
 
-/// How the suite gets a store, and how time passes for it.
+/// A store under test, and its time.
 ///
-/// A store that is not `Clone` can be wrapped in a
-/// [`DynStore`](crate::DynStore).
+/// Wrap a store that is not `Clone` in an `Arc`.
 pub trait Subject: Send + Sync + 'static {
     /// The store under test.
     type Store: Store + Clone;
 
-    /// The lease or retention that is made to pass: at least four times what
-    /// the store's clock rounds off. Defaults to 100 ms.
+    /// A lease or retention that the suite lets pass. Must be at least four times the
+    /// resolution of the store's clock. Defaults to 100 ms.
     const SHORT: Duration = Duration::from_millis(100);
 
-    /// The smallest step of the store's clock, **if it moves by exactly what
-    /// [`pass`](Self::pass) is given and stands still otherwise**; the suite
-    /// then tests the very moments at which a lease lapses and a record
-    /// expires, which it leaves out otherwise. Defaults to `None`.
+    /// The smallest step of the store's clock, if the clock is **paused** and moves
+    /// exactly by the time that [`pass`](Self::pass) is given.
+    ///
+    /// The suite then tests the exact moments at which a lease lapses and a record
+    /// expires. Defaults to `None`: these tests do nothing.
     const TICK: Option<Duration> = None;
 
-    /// A fresh store without records. Called once for each trial.
+    /// Returns a fresh store without records. Called once for each trial.
     fn store(&self) -> impl Future<Output = Self::Store> + Send;
 
-    /// Another way to the same records, best with connections of its own.
-    /// Called once for each trial. Defaults to a clone.
+    /// Returns another handle of the same store, with its own connections if it has
+    /// any. Called once for each trial. Defaults to a clone.
     fn peer(&self, store: &Self::Store) -> impl Future<Output = Self::Store> + Send {
         ready(store.clone())
     }
 
-    /// Lets at least this much time pass on the store's clock. Defaults to
-    /// Tokio's `sleep`.
+    /// Lets at least this time pass on the store's clock. Defaults to Tokio's `sleep`.
     fn pass(&self, time: Duration) -> impl Future<Output = ()> + Send {
         tokio::time::sleep(time)
     }
 
-    /// Removes what `store` made; not called after a failure, so that the
-    /// records can be looked at. Defaults to nothing.
+    /// Removes what [`store`](Self::store) made. Not called after a failure, so that the
+    /// records can be inspected. Defaults to dropping the store.
     fn finish(&self, store: Self::Store) -> impl Future<Output = ()> + Send {
         drop(store);
         ready(())
     }
 }
 
-/// One fresh store, on which a promise is tested: each promise is a method.
+/// A fresh store on which one promise is tested. Each promise is a method.
 ///
-/// A method panics if the store breaks its promise, and says which. A trial is
-/// good for one promise.
+/// A method panics if the store breaks the promise, and its message names the call.
 ///
 /// ```
 /// # use tower_idempotency::{MemoryStore, conformance::{Subject, Trial}};
@@ -186,7 +181,7 @@ pub trait Subject: Send + Sync + 'static {
 /// # }
 /// # #[tokio::main(flavor = "current_thread")] async fn main() {
 /// let trial = Trial::begin(Memory).await;
-/// trial.one_of_all_simultaneous_claims_is_acquired().await;
+/// trial.one_of_many_simultaneous_claims_is_acquired().await;
 /// trial.end().await;
 /// # }
 /// ```
@@ -198,7 +193,7 @@ pub struct Trial<S: Subject> {
 }
 
 impl<S: Subject> Trial<S> {
-    /// A trial of a fresh store.
+    /// Makes a fresh store.
     pub async fn begin(subject: S) -> Self {
         let store = subject.store().await;
         let peer = subject.peer(&store).await;
@@ -209,7 +204,7 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Ends the trial of a store that kept its promise.
+    /// Removes the store, after its promise was kept.
     pub async fn end(self) {
         drop(self.peer);
         self.subject.finish(self.store).await;
@@ -220,7 +215,7 @@ impl<S: Subject> Trial<S> {
         self.subject.pass(S::SHORT * 2).await;
     }
 
-    /// What the store's clock may be wrong by.
+    /// The error of the store's clock that the suite accepts.
     fn grain() -> Duration {
         if S::TICK.is_some() {
             Duration::ZERO
@@ -233,7 +228,7 @@ impl<S: Subject> Trial<S> {
         one.abs_diff(other) <= Self::grain()
     }
 
-    /// The store and its peer, by turns.
+    /// Returns the store or its peer, by turns.
     fn either(&self, turn: usize) -> &S::Store {
         if turn.is_multiple_of(2) {
             &self.store
@@ -284,19 +279,19 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// The record, which must be there.
+    /// Returns the record, which must exist.
     async fn record(&self, name: &RecordName) -> Record {
         self.peek(name)
             .await
             .unwrap_or_else(|| panic!("read: a record stays until it is swept or forgotten"))
     }
 
-    /// The record, if there is one.
+    /// Returns the record, or `None` if there is none.
     async fn peek(&self, name: &RecordName) -> Option<Record> {
         good(self.store.read(name).await)
     }
 
-    /// The answers to calls that are made all at once, in their order.
+    /// Makes all calls at the same time, and returns their answers in order.
     async fn at_once<C>(&self, calls: impl IntoIterator<Item = C>) -> Vec<C::Output>
     where
         C: Future<Output: Send + 'static> + Send + 'static,
@@ -333,7 +328,7 @@ struct Held {
     claim: Claim,
 }
 
-/// One promise of a store, to be checked on any subject.
+/// One promise of a store, which can be checked on any subject.
 pub struct Promise<S: Subject> {
     name: &'static str,
     check: for<'a> fn(&'a Trial<S>) -> Checking<'a>,
@@ -342,17 +337,17 @@ pub struct Promise<S: Subject> {
 type Checking<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
 
 impl<S: Subject> Promise<S> {
-    /// The sentence, spelled as the method of [`Trial`].
+    /// Returns the name of its method of [`Trial`].
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.name
     }
 
-    /// Checks it on a fresh store.
+    /// Checks the promise on a fresh store.
     ///
     /// # Panics
     ///
-    /// If the store breaks it.
+    /// If the store breaks the promise.
     pub async fn check(&self, subject: S) {
         let trial = Trial::begin(subject).await;
         (self.check)(&trial).await;
@@ -366,7 +361,7 @@ impl<S: Subject> fmt::Debug for Promise<S> {
     }
 }
 
-/// Every promise of a store.
+/// Returns every promise of a store.
 #[must_use]
 pub fn promises<S: Subject>() -> Vec<Promise<S>> {
     macro_rules! list {
@@ -380,12 +375,11 @@ pub fn promises<S: Subject>() -> Vec<Promise<S>> {
     crate::for_each_promise!([list] [])
 }
 
-/// Makes one test of each promise of a store, named by its sentence.
+/// Makes one test of each promise of a store.
 ///
-/// Takes the [`Subject`](crate::conformance::Subject), an expression that each
-/// test evaluates and that may be awaited; before it, if one likes, the
-/// attributes of the tests, which default to `#[tokio::test]`. A second subject
-/// in the same file goes into a module of its own.
+/// Takes the [`Subject`](crate::conformance::Subject), as an expression that each test
+/// evaluates and that may await. Attributes before it are those of the tests, and default
+/// to `#[tokio::test]`. Put a second subject in the same file into its own module.
 ///
 /// ```
 /// # use tower_idempotency::{MemoryStore, conformance::Subject, conformance_tests};
@@ -422,102 +416,102 @@ macro_rules! conformance_tests {
     };
 }
 
-/// Hands the name of every promise to a macro.
+/// Passes the name of every promise to a macro.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_promise {
     ([$($callback:tt)*] [$($before:tt)*]) => {
         $($callback)* ! {
             $($before)*
-            a_name_without_a_record_is_acquired
-            a_claim_of_an_occupied_name_gets_the_record_that_is_there
-            a_record_reads_as_what_was_done_to_it_expired_or_not
-            without_a_record_every_call_is_superseded
-            one_of_all_simultaneous_claims_is_acquired
-            i1_claiming_again_with_the_same_token_grants_nothing_and_shows_the_token
-            i1_reclaiming_again_with_the_same_token_grants_nothing_and_shows_the_token
-            i2_fences_strictly_increase_over_release_expiry_sweep_and_forget
-            i2_fences_strictly_increase_while_claims_and_removals_race
-            a_claim_that_nobody_continues_lapses_and_stays_in_progress
-            forget_removes_a_record_in_any_state_with_its_fence_and_frees_the_name
-            ids_and_tokens_come_back_whole
-            i3_take_over_is_granted_for_a_lapsed_lease_only
-            rerun_is_granted_for_a_live_unknown_record_only
-            reconcile_is_granted_for_a_live_unknown_record_only
-            retry_is_granted_for_a_live_released_record_only
-            replace_is_granted_for_a_live_freed_record_only
-            expired_is_granted_for_an_expired_record_without_a_live_lease_only
-            one_of_all_simultaneous_take_overs_is_granted
-            one_of_all_simultaneous_reruns_is_granted
-            one_of_all_simultaneous_reconciliations_is_granted
-            one_of_all_simultaneous_retries_is_granted
-            one_of_all_simultaneous_replacements_is_granted
-            one_of_all_simultaneous_claims_of_an_expired_record_is_granted
-            take_overs_in_a_row_are_counted_and_a_retry_remembers_one
-            i6_a_release_after_a_take_over_is_for_the_same_request_only
-            a_record_claimed_again_lives_by_its_new_claim
-            a_superseded_owner_changes_nothing
-            of_a_late_completion_and_take_overs_one_wins
-            of_a_late_heartbeat_and_take_overs_one_wins
-            each_of_many_simultaneous_calls_gets_its_own_answer
-            each_of_many_simultaneous_claims_gets_its_own_grant_or_record
-            renew_is_for_the_claim_in_progress_with_this_token_only
-            complete_is_for_the_last_claim_in_progress_or_unknown_only
-            release_for_the_same_request_is_for_the_claim_in_progress_with_this_token_only
-            release_for_any_request_is_for_the_claim_in_progress_with_this_token_only
-            completing_again_is_applied_and_changes_nothing
-            releasing_again_is_applied_and_changes_nothing
-            marking_again_is_applied_and_changes_nothing
-            i4_a_completed_record_never_changes_before_it_expires
-            a_response_comes_back_byte_for_byte
-            simultaneous_callers_get_their_own_responses_whatever_their_sizes
-            i11_a_late_completion_is_kept_whoever_marks_the_record_unknown
+            claim_acquires_a_name_without_a_record
+            claim_of_an_occupied_name_shows_its_record
+            read_shows_each_state_expired_or_not
+            every_call_without_a_record_is_superseded
+            one_of_many_simultaneous_claims_is_acquired
+            i1_repeated_claim_shows_its_own_record
+            i1_repeated_reclaim_is_granted_once
+            i2_fences_grow_over_release_expiry_sweep_and_forget
+            i2_fences_grow_while_claims_and_removals_race
+            abandoned_claim_lapses_and_stays_in_progress
+            forget_removes_a_record_in_any_state
+            ids_tokens_and_fingerprints_are_kept_whole
+            i3_takeover_needs_a_lapsed_lease
+            rerun_needs_an_unknown_record
+            reconcile_needs_an_unknown_record
+            retry_needs_a_released_record
+            replace_needs_a_record_free_for_any_request
+            expired_needs_an_expired_record_without_a_live_lease
+            one_of_many_simultaneous_takeovers_is_granted
+            one_of_many_simultaneous_reruns_is_granted
+            one_of_many_simultaneous_reconciliations_is_granted
+            one_of_many_simultaneous_retries_is_granted
+            one_of_many_simultaneous_replacements_is_granted
+            one_of_many_simultaneous_claims_of_an_expired_record_is_granted
+            takeovers_are_counted_and_a_retry_keeps_one
+            i6_release_after_a_takeover_is_for_the_same_request
+            reclaim_sets_lease_retention_and_age_anew
+            superseded_owner_changes_nothing
+            late_completion_or_one_takeover_wins
+            late_renewal_or_one_takeover_wins
+            simultaneous_calls_get_their_own_answers
+            simultaneous_claims_get_their_own_grants_or_records
+            renew_needs_the_token_of_a_claim_in_progress
+            complete_needs_the_token_of_the_last_claim
+            release_for_the_same_request_needs_the_owners_token
+            release_for_any_request_needs_the_owners_token
+            repeated_complete_is_applied_and_changes_nothing
+            repeated_release_is_applied_and_changes_nothing
+            repeated_mark_unknown_is_applied_and_changes_nothing
+            i4_completed_record_changes_only_after_its_expiry
+            response_is_kept_byte_for_byte
+            simultaneous_readers_get_their_own_responses_of_any_size
+            i11_late_completion_of_an_unknown_record_is_kept
             simultaneous_completions_keep_one_response
-            a_released_record_keeps_its_claim_and_its_retention
-            an_owner_may_mark_its_claim_in_progress_unknown_at_any_time
-            i3_anybody_may_mark_a_claim_unknown_once_its_lease_has_lapsed
-            an_operators_word_that_it_happened_ends_an_unknown_record_only
-            an_operators_word_that_it_did_not_happen_ends_an_unknown_record_only
-            what_an_operator_resolved_is_live
-            a_resolved_record_is_kept_at_least_so_long_from_now
+            released_record_keeps_its_claim_and_retention
+            owner_marks_its_claim_unknown_at_any_time
+            i3_mark_unknown_without_a_token_needs_a_lapsed_lease
+            resolve_as_happened_needs_an_unknown_record
+            resolve_as_not_happened_needs_an_unknown_record
+            resolved_record_is_replayed_or_retried
+            resolved_record_is_kept_at_least_as_long_as_asked
             resolve_does_not_shorten_the_retention
-            i11_an_unknown_record_is_kept_for_its_retention_from_the_marking
-            an_owner_that_completes_an_unknown_record_gives_it_the_retention_of_a_completion
-            renew_extends_the_lease_from_now_even_if_it_has_lapsed
-            the_retention_of_a_completion_counts_from_the_claim
+            i11_unknown_record_is_kept_from_its_marking
+            late_completion_sets_the_retention_of_a_completion
+            renew_extends_the_lease_from_now_even_if_lapsed
+            retention_of_a_completion_counts_from_the_claim
             at_least_counts_from_the_completion
             at_least_does_not_shorten_the_retention
-            a_retention_of_a_century_is_kept
-            nothing_is_kept_for_no_time
-            i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after
-            i4_a_record_is_live_at_its_very_end_and_expired_right_after
-            a_released_record_may_be_retried_at_its_very_end
-            a_claim_as_old_as_the_filter_says_is_not_older
-            a_sweep_removes_what_has_expired_and_touches_nothing_else
-            i3_a_live_lease_is_never_swept
-            i11_a_lapsed_record_is_swept_as_unknown_and_counted_when_it_goes
-            a_sweep_keeps_to_its_limit_and_less_means_that_no_more_is_due
+            retention_of_a_century_is_kept
+            zero_lease_and_retention_end_at_once
+            i3_lease_is_live_at_its_last_moment
+            i4_record_is_live_at_its_last_moment
+            released_record_is_retried_at_its_last_moment
+            filter_leaves_out_a_claim_of_exactly_its_age
+            sweep_removes_expired_records_only
+            i3_sweep_leaves_live_leases
+            i11_sweep_marks_lapsed_records_unknown_before_removal
+            sweep_keeps_to_its_limit
             simultaneous_sweeps_count_each_record_once
-            i1_a_sweep_never_removes_a_record_that_was_claimed_again
-            a_list_has_the_records_that_its_filter_chooses_and_no_others
-            the_pages_of_a_list_have_each_record_once_in_one_order
-            a_filter_with_a_scope_lists_its_records_only
-            a_count_is_exact_below_its_limit
-            a_page_begins_after_a_record_that_is_gone
-            a_page_has_no_more_records_than_its_limit
-            i9_nothing_in_one_scope_touches_another
-            i9_names_that_look_alike_name_different_records
-            odd_names_are_kept_as_they_are
-            i15_a_dropped_claim_happens_or_does_not
-            i15_a_dropped_reclaim_happens_or_does_not
-            i15_a_dropped_renew_happens_or_does_not
-            i15_a_dropped_complete_happens_or_does_not
-            i15_a_dropped_release_happens_or_does_not
-            i15_a_dropped_mark_unknown_happens_or_does_not
-            i15_a_dropped_resolve_happens_or_does_not
-            i15_a_dropped_forget_happens_or_does_not
-            i15_a_dropped_sweep_happens_or_does_not
-            i15_a_dropped_read_or_list_changes_nothing
+            i1_sweep_leaves_a_reclaimed_record
+            list_has_the_records_of_its_filter_only
+            list_has_each_record_once_in_one_order
+            list_of_a_scope_has_its_records_only
+            count_is_exact_below_its_limit
+            page_begins_after_a_removed_record
+            page_keeps_to_its_limit
+            i9_calls_in_one_scope_leave_the_others
+            i9_similar_names_name_different_records
+            unusual_names_are_kept_as_given
+            i15_dropped_claim_happens_or_does_not
+            i15_dropped_reclaim_happens_or_does_not
+            i15_dropped_renew_happens_or_does_not
+            i15_dropped_complete_happens_or_does_not
+            i15_dropped_release_happens_or_does_not
+            i15_dropped_mark_unknown_happens_or_does_not
+            i15_dropped_resolve_happens_or_does_not
+            i15_dropped_forget_happens_or_does_not
+            i15_dropped_sweep_happens_or_does_not
+            i15_dropped_read_or_list_changes_nothing
         }
     };
 }
@@ -530,7 +524,7 @@ fn name(key: impl fmt::Display) -> RecordName {
     RecordName::new(Scope::from_stored("conformance"), Key::new(key.to_string()))
 }
 
-/// The fence after, which nobody was granted.
+/// Returns a larger fence, which was not granted.
 fn beyond(fence: Fence) -> Fence {
     Fence::from(fence.get() + 1)
 }
@@ -546,7 +540,7 @@ fn response() -> Bytes {
 
 /// Longer than any trial.
 const HOUR: Duration = Duration::from_secs(3600);
-/// How many callers do the same thing at the same time.
+/// How many callers make the same call at the same time.
 const CROWD: usize = 32;
 
 #[cfg(test)]
@@ -567,16 +561,16 @@ mod tests {
     #[test]
     fn every_promise_is_in_the_list() {
         let written: Vec<_> = [
-            include_str!("claiming.rs"),
-            include_str!("reclaiming.rs"),
-            include_str!("together.rs"),
-            include_str!("settling.rs"),
+            include_str!("claims.rs"),
+            include_str!("reclaims.rs"),
+            include_str!("concurrency.rs"),
+            include_str!("transitions.rs"),
             include_str!("unknown.rs"),
-            include_str!("timing.rs"),
-            include_str!("sweeping.rs"),
-            include_str!("listing.rs"),
-            include_str!("naming.rs"),
-            include_str!("dropping.rs"),
+            include_str!("times.rs"),
+            include_str!("sweeps.rs"),
+            include_str!("lists.rs"),
+            include_str!("names.rs"),
+            include_str!("cancellation.rs"),
         ]
         .iter()
         .flat_map(|file| file.split("pub async fn ").skip(1))

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{
     HOUR, Subject, Trial, fingerprint, good, name,
-    situation::{Call, Situation, Status, applied, happened, status_of},
+    states::{Call, State, Status, applied, happened, status_of},
 };
 use crate::{
     Store,
@@ -11,29 +11,29 @@ use crate::{
 
 /// # Unknown outcomes
 impl<S: Subject> Trial<S> {
-    /// In progress, lapsed or not; nobody else's, and in no other state.
-    pub async fn an_owner_may_mark_its_claim_in_progress_unknown_at_any_time(&self) {
-        self.guard_holds(Call::MarkAsOwner).await;
+    /// The owner may mark a record in progress, lapsed or not.
+    pub async fn owner_marks_its_claim_unknown_at_any_time(&self) {
+        self.guard_holds(Call::MarkByOwner).await;
     }
 
-    /// A live lease is its owner's; no other state can be marked.
-    pub async fn i3_anybody_may_mark_a_claim_unknown_once_its_lease_has_lapsed(&self) {
-        self.guard_holds(Call::MarkAsWitness).await;
+    /// Without the token, a record in progress is marked only after its lease has lapsed.
+    pub async fn i3_mark_unknown_without_a_token_needs_a_lapsed_lease(&self) {
+        self.guard_holds(Call::MarkLapsed).await;
     }
 
-    /// Unknown and seen with this fence, and in no other state.
-    pub async fn an_operators_word_that_it_happened_ends_an_unknown_record_only(&self) {
+    /// `resolve` is applied to an unknown record with this fence.
+    pub async fn resolve_as_happened_needs_an_unknown_record(&self) {
         self.guard_holds(Call::ResolveHappened).await;
     }
 
-    /// Unknown and seen with this fence, and in no other state.
-    pub async fn an_operators_word_that_it_did_not_happen_ends_an_unknown_record_only(&self) {
+    /// `resolve` is applied to an unknown record with this fence.
+    pub async fn resolve_as_not_happened_needs_an_unknown_record(&self) {
         self.guard_holds(Call::ResolveDidNotHappen).await;
     }
 
-    /// Live unknown records are live afterwards: replayed, or tried again.
-    pub async fn what_an_operator_resolved_is_live(&self) {
-        let unknown = Situation {
+    /// A resolved record has not expired if the unknown one had not.
+    pub async fn resolved_record_is_replayed_or_retried(&self) {
+        let unknown = State {
             status: Status::Unknown,
             expired: false,
         };
@@ -67,9 +67,9 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Even if the unknown record has expired.
-    pub async fn a_resolved_record_is_kept_at_least_so_long_from_now(&self) {
-        let expired = Situation {
+    /// `at_least` counts from the call, also for an unknown record that has expired.
+    pub async fn resolved_record_is_kept_at_least_as_long_as_asked(&self) {
+        let expired = State {
             status: Status::Unknown,
             expired: true,
         };
@@ -87,9 +87,9 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// The longer of the two counts.
+    /// The record is kept for the longer of its retention and `at_least`.
     pub async fn resolve_does_not_shorten_the_retention(&self) {
-        let unknown = Situation {
+        let unknown = State {
             status: Status::Unknown,
             expired: false,
         };
@@ -109,16 +109,16 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// An unknown outcome is shown for its own retention, not the claim's.
-    pub async fn i11_an_unknown_record_is_kept_for_its_retention_from_the_marking(&self) {
+    /// The retention of an unknown record counts from `mark_unknown`, not from the claim.
+    pub async fn i11_unknown_record_is_kept_from_its_marking(&self) {
         let name = name("unknown");
         let held = self.hold(&name, S::SHORT, S::SHORT).await;
         self.lapse().await;
         let before = self.record(&name).await;
-        let marked = Call::MarkAsWitness
+        let marked = Call::MarkLapsed
             .make(&self.store, &name, held.token, held.grant.fence)
             .await;
-        applied(marked, "mark_unknown by whoever saw the lease lapse");
+        applied(marked, "mark_unknown of a lapsed record by its fence");
         let record = self.record(&name).await;
         let expires_in = record
             .expires_in
@@ -138,18 +138,16 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// The last owner may end its own unknown record, for the retention of a
-    /// completion.
-    pub async fn an_owner_that_completes_an_unknown_record_gives_it_the_retention_of_a_completion(
-        &self,
-    ) {
+    /// The last owner may complete its unknown record, which then has the retention of
+    /// the completion.
+    pub async fn late_completion_sets_the_retention_of_a_completion(&self) {
         let name = name("late");
         let held = self.hold(&name, S::SHORT, HOUR).await;
         self.lapse().await;
-        let marked = Call::MarkAsWitness
+        let marked = Call::MarkLapsed
             .make(&self.store, &name, held.token, held.grant.fence)
             .await;
-        applied(marked, "mark_unknown by whoever saw the lease lapse");
+        applied(marked, "mark_unknown of a lapsed record by its fence");
         let completion = Completion::new(super::response(), HOUR * 2, Duration::ZERO);
         let completed = self.peer.complete(&name, held.token, &completion).await;
         applied(

@@ -28,13 +28,13 @@
 //! assert!(matches!(record.read(now).state, RecordState::Completed { .. }));
 //! ```
 
-use std::{fmt, time::Duration};
+use std::{array, fmt, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::{
-    Claim, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, Transition, Transitioned,
-    admin::Resolution,
+    Claim, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, StoreError, Transition,
+    Transitioned, admin::Resolution,
 };
 use crate::{Fence, Fingerprint, OperationId, Token};
 
@@ -303,6 +303,77 @@ impl StoredRecord {
         }
     }
 
+    /// Encodes the record, for a store that keeps bytes.
+    ///
+    /// Equal records have equal bytes, so that a compare-and-swap may compare the
+    /// bytes. Later versions of this crate decode them.
+    #[must_use]
+    pub fn to_bytes(&self) -> Bytes {
+        let mut bytes = BytesMut::with_capacity(ENCODED_LEN + self.response_len());
+        bytes.put_u8(VERSION);
+        let (state, lease_until, response) = match &self.state {
+            State::InProgress { lease_until } => (1, *lease_until, None),
+            State::Completed { response } => (2, Duration::ZERO, Some(response)),
+            State::Unknown => (3, Duration::ZERO, None),
+            State::Released(Release::SameRequest) => (4, Duration::ZERO, None),
+            State::Released(Release::AnyRequest) => (5, Duration::ZERO, None),
+        };
+        bytes.put_u8(state);
+        bytes.put_u32_le(self.attempt);
+        bytes.put_u32_le(self.takeovers);
+        bytes.put_u64_le(self.fence.get());
+        for moment in [self.claimed_at, self.expires_at, lease_until] {
+            bytes.put_u64_le(moment.as_secs());
+            bytes.put_u32_le(moment.subsec_nanos());
+        }
+        bytes.put_slice(self.operation.as_bytes());
+        bytes.put_slice(self.token.as_bytes());
+        bytes.put_slice(self.fingerprint.as_bytes());
+        bytes.put_slice(response.map_or(&[], |response| response));
+        bytes.freeze()
+    }
+
+    /// Decodes a record. A recorded response shares the memory of `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// [`Corrupt`](super::StoreErrorKind::Corrupt) if the bytes are no record, or of a
+    /// version that is not known here. Such a record is never absent.
+    pub fn from_bytes(mut bytes: Bytes) -> Result<Self, StoreError> {
+        if bytes.len() < ENCODED_LEN || bytes.get_u8() != VERSION {
+            return Err(StoreError::corrupt("record: version or length"));
+        }
+        let state = bytes.get_u8();
+        let (attempt, takeovers) = (bytes.get_u32_le(), bytes.get_u32_le());
+        let fence = Fence::from(bytes.get_u64_le());
+        let [claimed_at, expires_at, lease_until] = array::from_fn(|_| {
+            let (secs, nanos) = (bytes.get_u64_le(), bytes.get_u32_le());
+            Duration::from_secs(secs).saturating_add(Duration::from_nanos(nanos.into()))
+        });
+        let operation = OperationId::from_bytes(take(&mut bytes));
+        let token = Token::from_bytes(take(&mut bytes));
+        let fingerprint = Fingerprint::from_bytes(take(&mut bytes));
+        let state = match (state, bytes.is_empty()) {
+            (1, true) => State::InProgress { lease_until },
+            (2, _) => State::Completed { response: bytes },
+            (3, true) => State::Unknown,
+            (4, true) => State::Released(Release::SameRequest),
+            (5, true) => State::Released(Release::AnyRequest),
+            _ => return Err(StoreError::corrupt("record: state")),
+        };
+        Ok(Self {
+            operation,
+            fence,
+            attempt,
+            takeovers,
+            fingerprint,
+            token,
+            claimed_at,
+            expires_at,
+            state,
+        })
+    }
+
     fn mark_unknown(&mut self, retention: Duration, now: Duration) {
         self.state = State::Unknown;
         self.expires_at = now.saturating_add(retention);
@@ -348,6 +419,17 @@ pub enum Swept {
     },
 }
 
+fn take<const N: usize>(bytes: &mut Bytes) -> [u8; N] {
+    let mut taken = [0; N];
+    bytes.copy_to_slice(&mut taken);
+    taken
+}
+
+const VERSION: u8 = 1;
+
+/// The length of an encoded record without its response.
+const ENCODED_LEN: usize = 2 + 2 * 4 + 8 + 3 * 12 + 2 * 16 + Fingerprint::LENGTH;
+
 #[cfg(test)]
 mod tests {
     use std::sync::LazyLock;
@@ -355,28 +437,7 @@ mod tests {
     use super::*;
     use crate::store::{Completion, admin::RecordedResponse};
 
-    /// Each call in each state: what the record becomes, `=` if it was so before and
-    /// stays, and `–` if the call is refused.
-    const TABLE: &str = "\
-| call | expired | live | lapsed | completed | unknown | released | free |
-|---|---|---|---|---|---|---|---|
-| `Renew` | either | live | live | – | – | – | – |
-| `Complete` | either | completed | completed | = | completed | – | – |
-| `Release(SameRequest)` | either | released | released | – | – | = | = |
-| `Release(AnyRequest)` | either | free | free | – | – | = | = |
-| `MarkUnknown(Owner)` | either | unknown | unknown | – | = | – | – |
-| `MarkUnknown(Lapsed)` | either | – | unknown | – | = | – | – |
-| `Resolve(Happened)` | either | – | – | – | completed | – | – |
-| `Resolve(DidNotHappen)` | either | – | – | – | released | – | – |
-| `Takeover` | either | – | live | – | – | – | – |
-| `Rerun` | no | – | – | – | live | – | – |
-| `Reconcile` | no | – | – | – | live | – | – |
-| `Retry` | no | – | – | – | – | live | live |
-| `Replace` | no | – | – | – | – | – | live |
-| `Expired` | yes | – | live | live | live | live | live |
-| sweep | yes | – | unknown | removed | removed | removed | removed |
-";
-
+    const GUIDE: &str = include_str!("../../docs/writing-a-store.md");
     const STATES: [&str; 6] = ["live", "lapsed", "completed", "unknown", "released", "free"];
     const NOW: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_secs(1);
@@ -453,7 +514,10 @@ mod tests {
             ("`Expired`", Call::Reclaim(ReclaimAs::Expired)),
             ("sweep", Call::Sweep),
         ];
-        let mut table: Vec<String> = TABLE.lines().take(2).map(str::to_owned).collect();
+        let mut table = vec![
+            format!("| call | expired | {} |", STATES.join(" | ")),
+            "|---|---|---|---|---|---|---|---|".to_owned(),
+        ];
         for (name, call) in calls {
             let live = STATES.map(|state| effect(call, state, HOUR));
             let expired = STATES.map(|state| effect(call, state, SHORT));
@@ -466,7 +530,8 @@ mod tests {
             };
             table.push(format!("| {name} | {when} | {} |", effects.join(" | ")));
         }
-        assert_eq!(table.join("\n") + "\n", TABLE);
+        let table = table.join("\n");
+        assert!(GUIDE.contains(&table), "the guide is to have\n{table}");
     }
 
     /// What a call makes of a record in this state. No call does anything with the
@@ -552,6 +617,66 @@ mod tests {
         Transition::MarkUnknown {
             marked_by,
             retention,
+        }
+    }
+
+    #[test]
+    fn bytes_of_version_1_are_decoded_for_ever() {
+        let claim = Claim {
+            token: Token::from_bytes([0xb1; 16]),
+            operation: OperationId::from_bytes([0xa1; 16]),
+            ..Claim::new(
+                Fingerprint::from_bytes([0xc1; Fingerprint::LENGTH]),
+                Duration::new(3, 4),
+                HOUR,
+            )
+        };
+        let mut record = StoredRecord::claimed(&claim, Fence::from(7), Duration::new(1, 2));
+        record.attempt = 5;
+        record.takeovers = 6;
+        let head = |state: &str, expires: &str, lease: &str| {
+            let bytes = format!(
+                "01{state}05000000060000000700000000000000\
+                 010000000000000002000000{expires}{lease}{}{}{}",
+                "a1".repeat(16),
+                "b1".repeat(16),
+                "c1".repeat(Fingerprint::LENGTH),
+            );
+            hex::decode(bytes).unwrap()
+        };
+        let golden = head("01", "110e00000000000002000000", "040000000000000006000000");
+        assert_eq!(record.to_bytes(), golden);
+        assert_eq!(StoredRecord::from_bytes(golden.into()).unwrap(), record);
+
+        let completion = Completion::new("kept".into(), HOUR, Duration::ZERO);
+        let complete = Transition::Complete {
+            token: claim.token,
+            completion: &completion,
+        };
+        assert_eq!(record.apply(complete, NOW), Transitioned::Applied);
+        let mut golden = head("02", "110e00000000000002000000", &"00".repeat(12));
+        golden.extend(b"kept");
+        assert_eq!(record.to_bytes(), golden);
+        assert_eq!(StoredRecord::from_bytes(golden.into()).unwrap(), record);
+    }
+
+    #[test]
+    fn every_state_is_decoded_and_every_cut_is_corrupt() {
+        for state in STATES {
+            let (_, record) = record(state, HOUR);
+            let bytes = record.to_bytes();
+            assert_eq!(StoredRecord::from_bytes(bytes.clone()).unwrap(), record);
+            for end in 0..ENCODED_LEN {
+                assert!(StoredRecord::from_bytes(bytes.slice(..end)).is_err());
+            }
+            for (index, byte) in [(0, 2), (1, 0), (1, 6)] {
+                let mut damaged = bytes.to_vec();
+                damaged[index] = byte;
+                assert!(StoredRecord::from_bytes(damaged.into()).is_err());
+            }
+            let longer = [&bytes[..], b"!"].concat();
+            let decoded = StoredRecord::from_bytes(longer.into());
+            assert_eq!(decoded.is_ok(), state == "completed");
         }
     }
 

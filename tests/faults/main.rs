@@ -79,7 +79,7 @@ const CLIENT: &[Fault] = &[
         By(&[
             "rule_72_after_the_retention_the_key_runs_again_without_a_sweep",
             "rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim",
-            "expired_is_granted_for_an_expired_record_without_a_live_lease_only",
+            "expired_needs_an_expired_record_without_a_live_lease",
         ]),
     ),
     Fault(
@@ -491,7 +491,7 @@ const STORE: &[Fault] = &[
         "a claim is made and its answer gets lost",
         By(&[
             "rule_58_a_claim_whose_answer_got_lost_is_still_this_requests_claim",
-            "i1_claiming_again_with_the_same_token_grants_nothing_and_shows_the_token",
+            "i1_repeated_claim_shows_its_own_record",
         ]),
     ),
 ];
@@ -511,7 +511,7 @@ const POSTGRES: &[Fault] = &[
         "the loser of a race cannot see the winner's row yet",
         By(&[
             "of_64_simultaneous_claims_exactly_one_is_acquired",
-            "one_of_all_simultaneous_claims_is_acquired",
+            "one_of_many_simultaneous_claims_is_acquired",
         ]),
     ),
     Fault(
@@ -519,7 +519,7 @@ const POSTGRES: &[Fault] = &[
         "the row in the way is swept before it is read",
         By(&[
             "f59_a_record_that_vanishes_under_a_claim_is_claimed_again_and_never_run_without",
-            "i2_fences_strictly_increase_while_claims_and_removals_race",
+            "i2_fences_grow_while_claims_and_removals_race",
         ]),
     ),
     Fault(
@@ -612,8 +612,8 @@ const POSTGRES: &[Fault] = &[
         By(&[
             "chaos_through_pgbouncer",
             // Made into tests of that pooler by `tests/conformance_pgbouncer.rs`.
-            "one_of_all_simultaneous_claims_is_acquired",
-            "i2_fences_strictly_increase_over_release_expiry_sweep_and_forget",
+            "one_of_many_simultaneous_claims_is_acquired",
+            "i2_fences_grow_over_release_expiry_sweep_and_forget",
         ]),
     ),
     Fault(
@@ -632,7 +632,7 @@ const POSTGRES: &[Fault] = &[
         By(&[
             "a_sweep_never_deletes_a_record_that_was_claimed_again",
             "a_sweep_keeps_to_its_limit_and_spares_what_is_leased",
-            "i3_a_live_lease_is_never_swept",
+            "i3_sweep_leaves_live_leases",
         ]),
     ),
     Fault(
@@ -640,7 +640,7 @@ const POSTGRES: &[Fault] = &[
         "the database cannot hold a key, or holds two for equal",
         By(&[
             "names_that_other_collations_merge_stay_apart",
-            "odd_names_are_kept_as_they_are",
+            "unusual_names_are_kept_as_given",
             "rule_14_keys_are_byte_exact_and_case_sensitive",
         ]),
     ),
@@ -714,8 +714,8 @@ const TIME: &[Fault] = &[
         By(&[
             "rule_77_durations_that_cannot_be_are_refused_by_name",
             "rule_77_durations_that_contradict_one_another_are_refused_by_name",
-            "nothing_is_kept_for_no_time",
-            "a_retention_of_a_century_is_kept",
+            "zero_lease_and_retention_end_at_once",
+            "retention_of_a_century_is_kept",
         ]),
     ),
     Fault(
@@ -727,9 +727,9 @@ const TIME: &[Fault] = &[
         84,
         "the retry comes at the very end of a lease or a retention",
         By(&[
-            "i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after",
-            "i4_a_record_is_live_at_its_very_end_and_expired_right_after",
-            "a_released_record_may_be_retried_at_its_very_end",
+            "i3_lease_is_live_at_its_last_moment",
+            "i4_record_is_live_at_its_last_moment",
+            "released_record_is_retried_at_its_last_moment",
             "rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim",
         ]),
     ),
@@ -744,7 +744,7 @@ const SECURITY: &[Fault] = &[
             "rule_32_another_caller_has_a_run_of_its_own_and_learns_nothing",
             "rule_34_without_a_scope_nothing_runs_and_nothing_is_replayed",
             "rule_34_a_single_tenant_is_a_scope_by_name",
-            "i9_nothing_in_one_scope_touches_another",
+            "i9_calls_in_one_scope_leave_the_others",
         ]),
     ),
     Fault(
@@ -763,7 +763,7 @@ const SECURITY: &[Fault] = &[
         By(&[
             "rule_33_scope_and_key_do_not_run_into_one_another",
             "different_parts_make_different_scopes",
-            "i9_names_that_look_alike_name_different_records",
+            "i9_similar_names_name_different_records",
         ]),
     ),
     Fault(
@@ -797,7 +797,7 @@ const SECURITY: &[Fault] = &[
         "a key or a name holds SQL",
         By(&[
             "rule_15_what_looks_like_code_or_a_path_is_opaque_text",
-            "odd_names_are_kept_as_they_are",
+            "unusual_names_are_kept_as_given",
             "two_stores_in_two_schemas_share_nothing",
         ]),
     ),

@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{
     CROWD, HOUR, Subject, Trial, fingerprint, good, name, response,
-    situation::{Case, Situation, Status, applied, same_claim, status_of},
+    states::{Case, State, Status, applied, same_claim, status_of},
 };
 use crate::{
     Store,
@@ -11,11 +11,11 @@ use crate::{
 
 /// # Sweeping
 impl<S: Subject> Trial<S> {
-    /// Completed, released and unknown records go once they have expired; a
-    /// lapsed one in progress is shown as unknown first; all others stay.
-    pub async fn a_sweep_removes_what_has_expired_and_touches_nothing_else(&self) {
+    /// A sweep removes expired records that are completed, released or unknown, marks
+    /// lapsed ones in progress, and leaves the others.
+    pub async fn sweep_removes_expired_records_only(&self) {
         let mut cases = Vec::new();
-        for case in self.cases(Situation::all()).await {
+        for case in self.cases(State::all()).await {
             let before = self.peek(&case.held.name).await;
             cases.push((case, before));
         }
@@ -30,13 +30,11 @@ impl<S: Subject> Trial<S> {
             "purge_expired: removed completed, unknown and released records, and marked one"
         );
         for (case, before) in cases {
-            let Case {
-                situation, held, ..
-            } = case;
-            let what = format!("purge_expired over {situation:?}");
+            let Case { state, held, .. } = case;
+            let what = format!("purge_expired over {state:?}");
             let after = self.peek(&held.name).await;
-            match situation.status {
-                Status::Lapsed if situation.expired => {
+            match state.status {
+                Status::Lapsed if state.expired => {
                     let (Some(before), Some(after)) = (before, after) else {
                         panic!("{what}: a record in progress is never removed");
                     };
@@ -49,8 +47,8 @@ impl<S: Subject> Trial<S> {
                         "{what}: is unknown for the given retention from now, and was {after:?}"
                     );
                 }
-                Status::Completed | Status::Unknown | Status::Bound | Status::Freed
-                    if situation.expired =>
+                Status::Completed | Status::Unknown | Status::Released | Status::Free
+                    if state.expired =>
                 {
                     assert!(after.is_none(), "{what}: is removed, and was {after:?}");
                 }
@@ -65,8 +63,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// An expired claim whose owner is at work is not even marked.
-    pub async fn i3_a_live_lease_is_never_swept(&self) {
+    /// An expired record with a live lease is not marked either.
+    pub async fn i3_sweep_leaves_live_leases(&self) {
         let held = self.hold(&name("at work"), HOUR, S::SHORT).await;
         self.lapse().await;
         let before = self.peek(&held.name).await;
@@ -88,9 +86,9 @@ impl<S: Subject> Trial<S> {
         applied(good(completed), "complete by the owner after a sweep");
     }
 
-    /// A lost owner leaves an unknown outcome, which is shown for its retention
-    /// and counted when it goes.
-    pub async fn i11_a_lapsed_record_is_swept_as_unknown_and_counted_when_it_goes(&self) {
+    /// A lapsed record becomes unknown, is kept for its retention, and is counted when it
+    /// is removed.
+    pub async fn i11_sweep_marks_lapsed_records_unknown_before_removal(&self) {
         let held = self.hold(&name("lost"), S::SHORT, S::SHORT).await;
         self.lapse().await;
         let purged = good(self.store.purge_expired(10, S::SHORT).await);
@@ -125,19 +123,18 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// No batch is larger than asked, and a smaller one means that no more is
-    /// due, whatever live leases are in the way.
-    pub async fn a_sweep_keeps_to_its_limit_and_less_means_that_no_more_is_due(&self) {
+    /// A call touches no more records than its limit. Fewer mean that no more are due.
+    pub async fn sweep_keeps_to_its_limit(&self) {
         // Live leases whose records expired before all others.
-        let at_work: Vec<_> = [Situation {
+        let at_work: Vec<_> = [State {
             status: Status::Live,
             expired: true,
         }; 5]
             .into();
-        let all: Vec<_> = Situation::all().collect();
+        let all: Vec<_> = State::all().collect();
         let due = all
             .into_iter()
-            .filter(|situation| situation.expired && situation.status != Status::Live)
+            .filter(|state| state.expired && state.status != Status::Live)
             .cycle()
             .take(10);
         let cases = self.cases(at_work.into_iter().chain(due)).await;
@@ -168,7 +165,7 @@ impl<S: Subject> Trial<S> {
             let after = self.peek(&case.held.name).await;
             assert_eq!(
                 after.as_ref().map_or(Status::Absent, status_of),
-                match case.situation.status {
+                match case.state.status {
                     Status::Live => Status::Live,
                     Status::Lapsed => Status::Unknown,
                     _ => Status::Absent,
@@ -178,17 +175,17 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Several processes may sweep: together they count each record once.
+    /// Several processes may sweep at once, and together count each record once.
     pub async fn simultaneous_sweeps_count_each_record_once(&self) {
-        let situations = [Status::Completed, Status::Unknown, Status::Lapsed]
-            .map(|status| Situation {
+        let states = [Status::Completed, Status::Unknown, Status::Lapsed]
+            .map(|status| State {
                 status,
                 expired: true,
             })
             .into_iter()
             .cycle()
             .take(60);
-        let cases = self.cases(situations).await;
+        let cases = self.cases(states).await;
         let calls = (0..4).map(|turn| {
             let store = self.either(turn).clone();
             async move {
@@ -203,7 +200,7 @@ impl<S: Subject> Trial<S> {
         for purged in self.at_once(calls).await {
             add(&mut sum, purged);
         }
-        // A sweep may pass over what another one has its hands on.
+        // A sweep may skip a record that another sweep has locked.
         add(&mut sum, good(self.store.purge_expired(100, HOUR).await));
         assert_eq!(
             sum,
@@ -218,15 +215,15 @@ impl<S: Subject> Trial<S> {
             let left = self.peek(&case.held.name).await;
             assert_eq!(
                 left.is_some(),
-                case.situation.status == Status::Lapsed,
+                case.state.status == Status::Lapsed,
                 "purge_expired: several sweeps do what one does"
             );
         }
     }
 
-    /// A sweep that saw an expired record looks again before it removes it.
-    pub async fn i1_a_sweep_never_removes_a_record_that_was_claimed_again(&self) {
-        let expired = Situation {
+    /// A sweep that found an expired record checks it again before it removes it.
+    pub async fn i1_sweep_leaves_a_reclaimed_record(&self) {
+        let expired = State {
             status: Status::Completed,
             expired: true,
         };

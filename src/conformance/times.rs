@@ -2,9 +2,9 @@ use std::time::Duration;
 
 use super::{
     HOUR, Subject, Trial, fingerprint, good,
-    listing::listed,
+    lists::listed,
     name, response,
-    situation::{Call, Status, applied, lease_left, status_of, superseded},
+    states::{Call, Status, applied, lease_left, status_of, superseded},
 };
 use crate::{
     Store,
@@ -13,9 +13,8 @@ use crate::{
 
 /// # Time
 impl<S: Subject> Trial<S> {
-    /// `lease` is counted from the call, be it longer or shorter than what was
-    /// left, and even if nothing was left.
-    pub async fn renew_extends_the_lease_from_now_even_if_it_has_lapsed(&self) {
+    /// `lease` counts from the call, whatever was left of the lease.
+    pub async fn renew_extends_the_lease_from_now_even_if_lapsed(&self) {
         let name = name("renewed");
         let held = self.hold(&name, S::SHORT, HOUR).await;
         self.lapse().await;
@@ -54,8 +53,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// Longer, shorter or the same as at the claim.
-    pub async fn the_retention_of_a_completion_counts_from_the_claim(&self) {
+    /// The retention of a completion may be longer or shorter than that of its claim.
+    pub async fn retention_of_a_completion_counts_from_the_claim(&self) {
         for retention in [HOUR, HOUR * 2, HOUR * 4] {
             let name = name(format!("kept for {retention:?}"));
             let held = self.hold(&name, HOUR, HOUR * 2).await;
@@ -73,7 +72,7 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// A long handler leaves time to replay what it did.
+    /// The response of a long run can still be replayed.
     pub async fn at_least_counts_from_the_completion(&self) {
         let name = name("kept at least");
         let held = self.hold(&name, HOUR, S::SHORT).await;
@@ -92,7 +91,7 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// The longer of the two counts.
+    /// The record is kept for the longer of its retention and `at_least`.
     pub async fn at_least_does_not_shorten_the_retention(&self) {
         let name = name("kept for longer");
         let held = self.hold(&name, HOUR, HOUR * 3).await;
@@ -107,8 +106,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// Nothing expires early because a number did not fit.
-    pub async fn a_retention_of_a_century_is_kept(&self) {
+    /// No record expires early because a number did not fit.
+    pub async fn retention_of_a_century_is_kept(&self) {
         let century = Duration::from_secs(100 * 365 * 24 * 3600);
         let name = name("century");
         let held = self.hold(&name, century, century).await;
@@ -128,8 +127,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// A claim without a lease or retention is lapsed and expired right after.
-    pub async fn nothing_is_kept_for_no_time(&self) {
+    /// A claim with a lease and retention of zero is lapsed and expired right after.
+    pub async fn zero_lease_and_retention_end_at_once(&self) {
         let name = name("no time");
         let held = self.hold(&name, Duration::ZERO, Duration::ZERO).await;
         self.subject.pass(S::SHORT).await;
@@ -149,9 +148,9 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// At its last moment it is live; one tick later it is not. Tested with an
-    /// exact clock only.
-    pub async fn i3_a_lease_is_live_at_its_very_end_and_lapsed_right_after(&self) {
+    /// One tick after its last moment, a lease has lapsed. Tested with an exact clock
+    /// only.
+    pub async fn i3_lease_is_live_at_its_last_moment(&self) {
         let Some(tick) = S::TICK else { return };
         let name = name("moment");
         let held = self.hold(&name, S::SHORT, HOUR).await;
@@ -173,7 +172,7 @@ impl<S: Subject> Trial<S> {
             "reclaim: a lease has not lapsed at the moment itself"
         );
         superseded(
-            Call::MarkAsWitness
+            Call::MarkLapsed
                 .make(&self.store, &name, held.token, held.grant.fence)
                 .await,
             "mark_unknown by a marked_by at the very end of a lease",
@@ -190,23 +189,23 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// At its last moment it is there; one tick later it is not. Tested with an
-    /// exact clock only.
-    pub async fn i4_a_record_is_live_at_its_very_end_and_expired_right_after(&self) {
+    /// One tick after its last moment, a record has expired. Tested with an exact clock
+    /// only.
+    pub async fn i4_record_is_live_at_its_last_moment(&self) {
         let Some(tick) = S::TICK else { return };
         let completed = self.hold(&name("completed"), HOUR, S::SHORT).await;
         let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
-        let settlement = self
+        let answer = self
             .store
             .complete(&completed.name, completed.token, &completion)
             .await;
-        applied(good(settlement), "complete by the owner");
+        applied(good(answer), "complete by the owner");
         let released = self.hold(&name("released"), HOUR, S::SHORT).await;
-        let settlement = self
+        let answer = self
             .store
             .release(&released.name, released.token, Release::AnyRequest)
             .await;
-        applied(good(settlement), "release by the owner");
+        applied(good(answer), "release by the owner");
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
         let expired = |held: &super::Held| {
             let (name, fence) = (held.name.clone(), held.grant.fence);
@@ -266,9 +265,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// A released record may be tried again until its very end. Tested with an
-    /// exact clock only.
-    pub async fn a_released_record_may_be_retried_at_its_very_end(&self) {
+    /// Tested with an exact clock only.
+    pub async fn released_record_is_retried_at_its_last_moment(&self) {
         if S::TICK.is_none() {
             return;
         }
@@ -287,8 +285,9 @@ impl<S: Subject> Trial<S> {
         self.hold_again(&held, ReclaimAs::Retry, claim).await;
     }
 
-    /// *Older than this*, not as old. Tested with an exact clock only.
-    pub async fn a_claim_as_old_as_the_filter_says_is_not_older(&self) {
+    /// A filter chooses claims older than its age, not as old. Tested with an exact clock
+    /// only.
+    pub async fn filter_leaves_out_a_claim_of_exactly_its_age(&self) {
         let Some(tick) = S::TICK else { return };
         self.hold(&name("as old"), HOUR, HOUR).await;
         self.subject.pass(S::SHORT).await;

@@ -4,11 +4,9 @@ use bytes::Bytes;
 
 use super::{
     HOUR, Subject, Trial, beyond,
-    claiming::SUCCESSIONS,
+    claims::RECLAIMS,
     fingerprint, good, name, response,
-    situation::{
-        Call, Situation, Status, applied, encoded, happened, response_of, same_claim, status_of,
-    },
+    states::{Call, State, Status, applied, encoded, happened, response_of, same_claim, status_of},
 };
 use crate::{
     RecordName, Store, Token,
@@ -17,80 +15,72 @@ use crate::{
 
 /// # Renewing, completing, releasing
 impl<S: Subject> Trial<S> {
-    /// In progress and the token's, lapsed or not; nobody else's, and in no
-    /// other state.
-    pub async fn renew_is_for_the_claim_in_progress_with_this_token_only(&self) {
+    /// `renew` is applied to a record in progress, lapsed or not, with its token.
+    pub async fn renew_needs_the_token_of_a_claim_in_progress(&self) {
         self.guard_holds(Call::Renew).await;
     }
 
-    /// In progress or unknown and the token's, lapsed or not; nobody else's,
-    /// and in no other state.
-    pub async fn complete_is_for_the_last_claim_in_progress_or_unknown_only(&self) {
+    /// `complete` is applied to a record in progress, lapsed or not, or unknown, with its
+    /// token.
+    pub async fn complete_needs_the_token_of_the_last_claim(&self) {
         self.guard_holds(Call::Complete).await;
     }
 
-    /// In progress and the token's, lapsed or not; nobody else's, and in no
-    /// other state.
-    pub async fn release_for_the_same_request_is_for_the_claim_in_progress_with_this_token_only(
-        &self,
-    ) {
-        self.guard_holds(Call::ReleaseBound).await;
+    /// `release` is applied to a record in progress, lapsed or not, with its token.
+    pub async fn release_for_the_same_request_needs_the_owners_token(&self) {
+        self.guard_holds(Call::ReleaseForSame).await;
     }
 
-    /// In progress and the token's, lapsed or not; nobody else's, and in no
-    /// other state.
-    pub async fn release_for_any_request_is_for_the_claim_in_progress_with_this_token_only(&self) {
-        self.guard_holds(Call::ReleaseFreed).await;
+    /// `release` is applied to a record in progress, lapsed or not, with its token.
+    pub async fn release_for_any_request_needs_the_owners_token(&self) {
+        self.guard_holds(Call::ReleaseForAny).await;
     }
 
-    /// A completion whose answer got lost may be sent again; the response that
-    /// was kept first stays.
-    pub async fn completing_again_is_applied_and_changes_nothing(&self) {
+    /// A completion may be repeated. The response that was kept first stays.
+    pub async fn repeated_complete_is_applied_and_changes_nothing(&self) {
         self.repeating_changes_nothing(Status::Completed, &[Call::Complete])
             .await;
     }
 
-    /// A release whose answer got lost may be sent again, even with another
-    /// word.
-    pub async fn releasing_again_is_applied_and_changes_nothing(&self) {
-        let releases = [Call::ReleaseBound, Call::ReleaseFreed];
-        self.repeating_changes_nothing(Status::Bound, &releases)
+    /// A release may be repeated, even for other requests than the first time.
+    pub async fn repeated_release_is_applied_and_changes_nothing(&self) {
+        let releases = [Call::ReleaseForSame, Call::ReleaseForAny];
+        self.repeating_changes_nothing(Status::Released, &releases)
             .await;
-        self.repeating_changes_nothing(Status::Freed, &releases)
-            .await;
-    }
-
-    /// A marking whose answer got lost may be sent again, and does not prolong
-    /// its retention.
-    pub async fn marking_again_is_applied_and_changes_nothing(&self) {
-        self.repeating_changes_nothing(Status::Unknown, &[Call::MarkAsOwner, Call::MarkAsWitness])
+        self.repeating_changes_nothing(Status::Free, &releases)
             .await;
     }
 
-    /// The calls bring another response and retention than the record has.
+    /// `mark_unknown` may be repeated, and does not prolong the retention.
+    pub async fn repeated_mark_unknown_is_applied_and_changes_nothing(&self) {
+        self.repeating_changes_nothing(Status::Unknown, &[Call::MarkByOwner, Call::MarkLapsed])
+            .await;
+    }
+
+    /// The repeated calls have another response and retention than the record.
     async fn repeating_changes_nothing(&self, status: Status, again: &[Call]) {
         let key = name(format!("repeated {status:?}"));
-        let situation = Situation {
+        let state = State {
             status,
             expired: false,
         };
-        let held = self.case(key, situation).await.held;
+        let held = self.case(key, state).await.held;
         self.lapse().await;
         let before = self.record(&held.name).await;
         for call in again {
             let what = format!("{call:?} of a record that is {status:?} already");
             for store in [&self.store, &self.peer] {
-                let settlement = call
+                let answer = call
                     .make(store, &held.name, held.token, held.grant.fence)
                     .await;
-                applied(settlement, &what);
+                applied(answer, &what);
                 Self::unchanged(Some(&before), Some(&self.record(&held.name).await), &what);
             }
         }
     }
 
-    /// Once completed and until it expires, no call but `forget` changes it.
-    pub async fn i4_a_completed_record_never_changes_before_it_expires(&self) {
+    /// Until a completed record expires, no call but `forget` changes it.
+    pub async fn i4_completed_record_changes_only_after_its_expiry(&self) {
         let held = self.hold(&name("final"), S::SHORT, HOUR).await;
         let completion = Completion::new(response(), HOUR, Duration::ZERO);
         let completed = self
@@ -103,7 +93,7 @@ impl<S: Subject> Trial<S> {
         let (own, fence) = (held.token, held.grant.fence);
         for (token, fence) in [(own, fence), (Token::random(), beyond(fence))] {
             for call in Call::ALL {
-                let settlement = if call == Call::Forget && token == own {
+                let answer = if call == Call::Forget && token == own {
                     continue;
                 } else {
                     call.make(&self.peer, &held.name, token, fence).await
@@ -111,13 +101,13 @@ impl<S: Subject> Trial<S> {
                 let what = format!("{call:?} of a completed record");
                 let repeated = call == Call::Complete && token == own;
                 assert_eq!(
-                    settlement == Transitioned::Applied,
+                    answer == Transitioned::Applied,
                     repeated,
                     "{what}: only a repeated completion is applied"
                 );
                 self.stays(&before, &what).await;
             }
-            for reclaim_as in SUCCESSIONS {
+            for reclaim_as in RECLAIMS {
                 let claim = Claim::new(fingerprint(1), HOUR, HOUR);
                 let reclaimed = self
                     .peer
@@ -145,8 +135,9 @@ impl<S: Subject> Trial<S> {
         Self::unchanged(Some(before), after.as_ref(), what);
     }
 
-    /// Any bytes, from none to a MiB, by the owner's word and by an operator's.
-    pub async fn a_response_comes_back_byte_for_byte(&self) {
+    /// Responses of any bytes, from none to a mebibyte, from the owner and from an
+    /// operator.
+    pub async fn response_is_kept_byte_for_byte(&self) {
         let every_byte: Bytes = (0..=u8::MAX).chain((0..=u8::MAX).rev()).collect();
         let large: Bytes = (0..1_u32 << 20)
             .map(|index| (index.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -183,8 +174,8 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// However small or large the responses beside it.
-    pub async fn simultaneous_callers_get_their_own_responses_whatever_their_sizes(&self) {
+    /// Small and large responses that are read at the same time are not mixed up.
+    pub async fn simultaneous_readers_get_their_own_responses_of_any_size(&self) {
         let mut kept = Vec::new();
         for bytes in [0, 1, 8_191, 8_192, 8_193, 100_000, 1 << 20] {
             let held = self.hold(&name(format!("of {bytes}")), HOUR, HOUR).await;
@@ -208,7 +199,7 @@ impl<S: Subject> Trial<S> {
                         panic!("claim: a completed record is shown");
                     };
                     let read = good(store.read(&name).await);
-                    let read = read.unwrap_or_else(|| panic!("read: a completed record is there"));
+                    let read = read.unwrap_or_else(|| panic!("read: a completed record stays"));
                     let shown = |record: &Record| response_of(record) == Some(&response);
                     (response.len(), shown(&claimed), shown(&read))
                 }
@@ -237,15 +228,15 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// An owner that completes while others mark its record as unknown and
-    /// sweep: its response is kept, whoever comes first.
-    pub async fn i11_a_late_completion_is_kept_whoever_marks_the_record_unknown(&self) {
-        let lapsed = Situation {
+    /// If an owner completes while others mark its record unknown and sweep, its response
+    /// is kept.
+    pub async fn i11_late_completion_of_an_unknown_record_is_kept(&self) {
+        let lapsed = State {
             status: Status::Lapsed,
             expired: true,
         };
         let cases = self.cases([lapsed; 9].into_iter()).await;
-        // The owner is the first to arrive, the last, and everything between.
+        // The owner's call starts at each position among the others.
         for (owner, case) in cases.into_iter().enumerate() {
             let (name, fence, token) = (
                 case.held.name.clone(),
@@ -264,8 +255,8 @@ impl<S: Subject> Trial<S> {
                             good(store.purge_expired(100, HOUR).await);
                         }
                         _ => {
-                            // Too late if it is completed by then.
-                            let _ = Call::MarkAsWitness.make(&store, &name, token, fence).await;
+                            // Refused if the owner's completion came first.
+                            let _ = Call::MarkLapsed.make(&store, &name, token, fence).await;
                         }
                     }
                 }
@@ -275,15 +266,15 @@ impl<S: Subject> Trial<S> {
             assert_eq!(
                 status_of(&record),
                 Status::Completed,
-                "complete: is kept, whoever marked the record as unknown"
+                "complete: is kept, whether or not the record was marked unknown first"
             );
         }
     }
 
-    /// Of simultaneous completions by an owner and an operator's resolutions,
-    /// the first is kept, and every other finds its guard broken or repeated.
+    /// Of simultaneous completions by an owner and resolutions by an operator, the first
+    /// is kept.
     pub async fn simultaneous_completions_keep_one_response(&self) {
-        let unknown = Situation {
+        let unknown = State {
             status: Status::Unknown,
             expired: false,
         };
@@ -308,17 +299,15 @@ impl<S: Subject> Trial<S> {
             let last = self.record(&name).await;
             let resolved = answers
                 .iter()
-                .filter(|(turn, settlement, _)| {
-                    turn % 2 == 1 && *settlement == Transitioned::Applied
-                })
+                .filter(|(turn, answer, _)| turn % 2 == 1 && *answer == Transitioned::Applied)
                 .count();
             assert!(
                 resolved <= 1,
                 "resolve: ends an unknown record once, and did {resolved} times"
             );
-            for (turn, settlement, seen) in answers {
+            for (turn, answer, seen) in answers {
                 assert_eq!(
-                    settlement == Transitioned::Applied,
+                    answer == Transitioned::Applied,
                     response_of(&last).is_some_and(|kept| {
                         let by = kept.last().copied();
                         by == Some(turn) || (turn % 2 == 0 && resolved == 0)
@@ -333,8 +322,8 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// A record stays when it is released, with all that a retry needs.
-    pub async fn a_released_record_keeps_its_claim_and_its_retention(&self) {
+    /// A released record keeps its claim, which a retry continues, and its retention.
+    pub async fn released_record_keeps_its_claim_and_retention(&self) {
         for release in [Release::SameRequest, Release::AnyRequest] {
             let held = self
                 .hold(&name(format!("{release:?}")), HOUR, HOUR * 2)

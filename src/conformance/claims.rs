@@ -5,7 +5,7 @@ use std::{
 
 use super::{
     CROWD, HOUR, Subject, Trial, fingerprint, good, name, response,
-    situation::{Call, Situation, Status, applied, lease_left, response_of, status_of, superseded},
+    states::{Call, State, Status, applied, lease_left, response_of, status_of, superseded},
 };
 use crate::{
     Fence, OperationId, Store, Token,
@@ -14,8 +14,8 @@ use crate::{
 
 /// # Claiming
 impl<S: Subject> Trial<S> {
-    /// A name without a record is granted, and the record says all of it.
-    pub async fn a_name_without_a_record_is_acquired(&self) {
+    /// The record that a claim leaves shows the claim, its lease and its retention.
+    pub async fn claim_acquires_a_name_without_a_record(&self) {
         let name = name("free");
         let began = Instant::now();
         let claim = Claim::new(fingerprint(7), HOUR, HOUR * 2);
@@ -63,18 +63,18 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// A claim of a name that has a record, in whatever state and expired or
-    /// not, gets that record and changes nothing.
-    pub async fn a_claim_of_an_occupied_name_gets_the_record_that_is_there(&self) {
-        for case in self.cases(Situation::all()).await {
+    /// A claim of a name that has a record returns the record, in each state and expired
+    /// or not, and changes nothing.
+    pub async fn claim_of_an_occupied_name_shows_its_record(&self) {
+        for case in self.cases(State::all()).await {
             let Some(record) = self.peek(&case.held.name).await else {
                 continue;
             };
-            let what = format!("claim of {:?}", case.situation);
+            let what = format!("claim of {:?}", case.state);
             let claim = Claim::new(fingerprint(3), HOUR, HOUR);
             let Claimed::Occupied(seen) = good(self.peer.claim(&case.held.name, &claim).await)
             else {
-                panic!("{what}: gets the record that is there");
+                panic!("{what}: returns the record of the name");
             };
             Self::unchanged(Some(&record), Some(&seen), &what);
             let after = self.peek(&case.held.name).await;
@@ -82,26 +82,22 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// A record reads as what was done to it, expired or not.
-    pub async fn a_record_reads_as_what_was_done_to_it_expired_or_not(&self) {
-        for case in self.cases(Situation::all()).await {
+    /// `read` shows the state, the last claim and the times of each record.
+    pub async fn read_shows_each_state_expired_or_not(&self) {
+        for case in self.cases(State::all()).await {
             let Some(record) = good(self.peer.read(&case.held.name).await) else {
                 assert_eq!(
-                    case.situation.status,
+                    case.state.status,
                     Status::Absent,
-                    "read: a record is there until it is swept or forgotten"
+                    "read: a record stays until it is swept or forgotten"
                 );
                 continue;
             };
-            let what = format!("read of {:?}", case.situation);
-            assert_eq!(
-                status_of(&record),
-                case.situation.status,
-                "{what}: its state"
-            );
+            let what = format!("read of {:?}", case.state);
+            assert_eq!(status_of(&record), case.state.status, "{what}: its state");
             assert_eq!(
                 record.expires_in.is_none(),
-                case.situation.expired,
+                case.state.expired,
                 "{what}: `expires_in` is `None` once it has expired, and only then"
             );
             let held = &case.held;
@@ -120,7 +116,7 @@ impl<S: Subject> Trial<S> {
                 "{what}: its age grows, and is {:?}",
                 record.age
             );
-            if case.situation.status == Status::Completed {
+            if case.state.status == Status::Completed {
                 assert_eq!(
                     response_of(&record),
                     Some(&response()),
@@ -130,20 +126,20 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// No call makes a record of nothing.
-    pub async fn without_a_record_every_call_is_superseded(&self) {
+    /// No call but `claim` makes a record.
+    pub async fn every_call_without_a_record_is_superseded(&self) {
         let name = name("nothing");
         assert!(
             self.peek(&name).await.is_none(),
-            "read: nothing is there before the first claim"
+            "read: there is no record before the first claim"
         );
         for call in Call::ALL {
-            let settlement = call
+            let answer = call
                 .make(&self.store, &name, Token::random(), Fence::from(1))
                 .await;
-            superseded(settlement, &format!("{call:?} without a record"));
+            superseded(answer, &format!("{call:?} without a record"));
         }
-        for reclaim_as in SUCCESSIONS {
+        for reclaim_as in RECLAIMS {
             let claim = Claim::new(fingerprint(1), HOUR, HOUR);
             let reclaimed = self
                 .store
@@ -161,8 +157,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// Of 32 simultaneous claims, one is acquired; the others get its record.
-    pub async fn one_of_all_simultaneous_claims_is_acquired(&self) {
+    /// Of 32 simultaneous claims, one is acquired. The others get its record.
+    pub async fn one_of_many_simultaneous_claims_is_acquired(&self) {
         for round in 0..4 {
             let name = name(round);
             let calls = (0..CROWD).map(|turn| {
@@ -198,15 +194,16 @@ impl<S: Subject> Trial<S> {
                         "claim: the others get the record of the one that was acquired"
                     ),
                     Claimed::Vanished => {
-                        panic!("claim: a record that nobody removes does not vanish twice")
+                        panic!("claim: a record that is not removed does not vanish twice")
                     }
                 }
             }
         }
     }
 
-    /// A claim whose answer got lost is recognised when it is asked again.
-    pub async fn i1_claiming_again_with_the_same_token_grants_nothing_and_shows_the_token(&self) {
+    /// A claim that is repeated because its answer was lost finds its own token, and a
+    /// fence that is larger than every earlier one.
+    pub async fn i1_repeated_claim_shows_its_own_record(&self) {
         let held = self.hold(&name("again"), HOUR, HOUR).await;
         for store in [&self.store, &self.peer] {
             match good(store.claim(&held.name, &held.claim).await) {
@@ -225,8 +222,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// The same for a claim of a record that was there.
-    pub async fn i1_reclaiming_again_with_the_same_token_grants_nothing_and_shows_the_token(&self) {
+    /// A repeated reclaim is not granted again, and the record shows its token and fence.
+    pub async fn i1_repeated_reclaim_is_granted_once(&self) {
         let held = self.hold(&name("again"), HOUR, HOUR).await;
         let released = self
             .store
@@ -248,8 +245,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// Whatever ends a claim, the next one of this name has a larger fence.
-    pub async fn i2_fences_strictly_increase_over_release_expiry_sweep_and_forget(&self) {
+    /// The next claim of a name has a larger fence, however the one before it ended.
+    pub async fn i2_fences_grow_over_release_expiry_sweep_and_forget(&self) {
         let name = name("fences");
         let short = || Claim::new(fingerprint(1), S::SHORT, S::SHORT);
         let long = || Claim::new(fingerprint(1), HOUR, HOUR);
@@ -305,9 +302,8 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// While many claim, forget and claim again, no fence is granted twice, and
-    /// each is larger than the one before.
-    pub async fn i2_fences_strictly_increase_while_claims_and_removals_race(&self) {
+    /// The fences of a name grow while callers claim and forget it at the same time.
+    pub async fn i2_fences_grow_while_claims_and_removals_race(&self) {
         let name = name("contended");
         // Whoever holds the name writes its fence down before it lets go, so
         // the list is in the order of the grants.
@@ -338,8 +334,8 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// A process that dies after its claim leaves a record whose lease lapses.
-    pub async fn a_claim_that_nobody_continues_lapses_and_stays_in_progress(&self) {
+    /// A claim whose process dies leaves a record in progress with a lease that lapses.
+    pub async fn abandoned_claim_lapses_and_stays_in_progress(&self) {
         let held = self.hold(&name("dead"), S::SHORT, HOUR).await;
         self.lapse().await;
         let record = self.record(&held.name).await;
@@ -357,14 +353,15 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// Any forgotten name is free.
-    pub async fn forget_removes_a_record_in_any_state_with_its_fence_and_frees_the_name(&self) {
+    /// A forgotten name is free for a new operation, and the owner of the forgotten claim
+    /// changes nothing.
+    pub async fn forget_removes_a_record_in_any_state(&self) {
         self.guard_holds(Call::Forget).await;
         let held = self.hold(&name("forgotten"), HOUR, HOUR).await;
-        let settlement = Call::Forget
+        let answer = Call::Forget
             .make(&self.peer, &held.name, held.token, held.grant.fence)
             .await;
-        applied(settlement, "forget with the fence seen");
+        applied(answer, "forget with the fence seen");
         let next = self.hold(&held.name, HOUR, HOUR).await;
         assert!(
             next.grant.operation == next.claim.operation
@@ -374,18 +371,18 @@ impl<S: Subject> Trial<S> {
         );
         let record = self.peek(&held.name).await;
         for call in Call::ALL {
-            let settlement = call
+            let answer = call
                 .make(&self.store, &held.name, held.token, held.grant.fence)
                 .await;
             let what = format!("{call:?} by the owner of a forgotten claim");
-            superseded(settlement, &what);
+            superseded(answer, &what);
             let after = self.peek(&held.name).await;
             Self::unchanged(record.as_ref(), after.as_ref(), &what);
         }
     }
 
-    /// Operations are told apart by their whole id.
-    pub async fn ids_and_tokens_come_back_whole(&self) {
+    /// Every bit of operation, token and fingerprint comes back.
+    pub async fn ids_tokens_and_fingerprints_are_kept_whole(&self) {
         for (index, byte) in [0x00, 0x7f, 0x80, 0xff].into_iter().enumerate() {
             let mut claim = Claim::new(fingerprint(byte), HOUR, HOUR);
             claim.operation = OperationId::from_bytes([byte; 16]);
@@ -407,7 +404,7 @@ impl<S: Subject> Trial<S> {
     }
 }
 
-pub(super) const SUCCESSIONS: [ReclaimAs; 6] = [
+pub(super) const RECLAIMS: [ReclaimAs; 6] = [
     ReclaimAs::Takeover,
     ReclaimAs::Rerun,
     ReclaimAs::Reconcile,

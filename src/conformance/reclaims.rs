@@ -2,11 +2,9 @@ use std::time::Instant;
 
 use super::{
     CROWD, HOUR, Held, Subject, Trial, beyond,
-    claiming::SUCCESSIONS,
+    claims::RECLAIMS,
     fingerprint, good, name,
-    situation::{
-        Call, Case, Situation, Status, applied, lease_left, same_claim, status_of, superseded,
-    },
+    states::{Call, Case, State, Status, applied, lease_left, same_claim, status_of, superseded},
 };
 use crate::{
     Store,
@@ -17,44 +15,45 @@ use crate::{
 
 /// # Claiming again
 impl<S: Subject> Trial<S> {
-    /// In progress and lapsed, and in no other state.
-    pub async fn i3_take_over_is_granted_for_a_lapsed_lease_only(&self) {
-        self.succession_is_guarded(ReclaimAs::Takeover).await;
+    /// A takeover is granted if the record is in progress and its lease has lapsed.
+    pub async fn i3_takeover_needs_a_lapsed_lease(&self) {
+        self.reclaim_is_guarded(ReclaimAs::Takeover).await;
     }
 
-    /// Unknown and not expired, and in no other state.
-    pub async fn rerun_is_granted_for_a_live_unknown_record_only(&self) {
-        self.succession_is_guarded(ReclaimAs::Rerun).await;
+    /// A rerun is granted if the record is unknown and not expired.
+    pub async fn rerun_needs_an_unknown_record(&self) {
+        self.reclaim_is_guarded(ReclaimAs::Rerun).await;
     }
 
-    /// Unknown and not expired, and in no other state.
-    pub async fn reconcile_is_granted_for_a_live_unknown_record_only(&self) {
-        self.succession_is_guarded(ReclaimAs::Reconcile).await;
+    /// A claim for a hook is granted if the record is unknown and not expired.
+    pub async fn reconcile_needs_an_unknown_record(&self) {
+        self.reclaim_is_guarded(ReclaimAs::Reconcile).await;
     }
 
-    /// Released and not expired, and in no other state.
-    pub async fn retry_is_granted_for_a_live_released_record_only(&self) {
-        self.succession_is_guarded(ReclaimAs::Retry).await;
+    /// A retry is granted if the record is released and not expired.
+    pub async fn retry_needs_a_released_record(&self) {
+        self.reclaim_is_guarded(ReclaimAs::Retry).await;
     }
 
-    /// Released for any request and not expired, and in no other state.
-    pub async fn replace_is_granted_for_a_live_freed_record_only(&self) {
-        self.succession_is_guarded(ReclaimAs::Replace).await;
+    /// A replacement is granted if the record is released for any request and not
+    /// expired.
+    pub async fn replace_needs_a_record_free_for_any_request(&self) {
+        self.reclaim_is_guarded(ReclaimAs::Replace).await;
     }
 
-    /// Expired and without a live lease, and in no other state.
-    pub async fn expired_is_granted_for_an_expired_record_without_a_live_lease_only(&self) {
-        self.succession_is_guarded(ReclaimAs::Expired).await;
+    /// A new operation is granted if the record has expired and has no live lease.
+    pub async fn expired_needs_an_expired_record_without_a_live_lease(&self) {
+        self.reclaim_is_guarded(ReclaimAs::Expired).await;
     }
 
-    async fn succession_is_guarded(&self, reclaim_as: ReclaimAs) {
-        for case in self.cases(Situation::all()).await {
+    async fn reclaim_is_guarded(&self, reclaim_as: ReclaimAs) {
+        for case in self.cases(State::all()).await {
             let Case {
-                situation,
+                state,
                 held,
                 former,
             } = case;
-            let what = format!("reclaim by {reclaim_as:?} of {situation:?}");
+            let what = format!("reclaim by {reclaim_as:?} of {state:?}");
             let claim = Claim::new(fingerprint(3), HOUR, HOUR);
             let before = self.peek(&held.name).await;
             for seen in [former.grant.fence, beyond(held.grant.fence)] {
@@ -74,7 +73,7 @@ impl<S: Subject> Trial<S> {
             let grant = good(reclaimed);
             assert_eq!(
                 grant.is_some(),
-                situation.allows(reclaim_as),
+                state.allows(reclaim_as),
                 "{what}: is granted in the state that it names, and in no other"
             );
             let after = self.peek(&held.name).await;
@@ -114,45 +113,45 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Of 32 simultaneous take-overs, one is granted.
-    pub async fn one_of_all_simultaneous_take_overs_is_granted(&self) {
+    /// Of 32 simultaneous takeovers, one is granted.
+    pub async fn one_of_many_simultaneous_takeovers_is_granted(&self) {
         self.one_succeeds(ReclaimAs::Takeover, Status::Lapsed, false)
             .await;
     }
 
     /// Of 32 simultaneous reruns, one is granted.
-    pub async fn one_of_all_simultaneous_reruns_is_granted(&self) {
+    pub async fn one_of_many_simultaneous_reruns_is_granted(&self) {
         self.one_succeeds(ReclaimAs::Rerun, Status::Unknown, false)
             .await;
     }
 
     /// Of 32 simultaneous reconciliations, one is granted.
-    pub async fn one_of_all_simultaneous_reconciliations_is_granted(&self) {
+    pub async fn one_of_many_simultaneous_reconciliations_is_granted(&self) {
         self.one_succeeds(ReclaimAs::Reconcile, Status::Unknown, false)
             .await;
     }
 
     /// Of 32 simultaneous retries, one is granted.
-    pub async fn one_of_all_simultaneous_retries_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Retry, Status::Bound, false)
+    pub async fn one_of_many_simultaneous_retries_is_granted(&self) {
+        self.one_succeeds(ReclaimAs::Retry, Status::Released, false)
             .await;
     }
 
     /// Of 32 simultaneous replacements, one is granted.
-    pub async fn one_of_all_simultaneous_replacements_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Replace, Status::Freed, false)
+    pub async fn one_of_many_simultaneous_replacements_is_granted(&self) {
+        self.one_succeeds(ReclaimAs::Replace, Status::Free, false)
             .await;
     }
 
     /// Of 32 simultaneous claims of an expired record, one is granted.
-    pub async fn one_of_all_simultaneous_claims_of_an_expired_record_is_granted(&self) {
+    pub async fn one_of_many_simultaneous_claims_of_an_expired_record_is_granted(&self) {
         self.one_succeeds(ReclaimAs::Expired, Status::Completed, true)
             .await;
     }
 
     async fn one_succeeds(&self, reclaim_as: ReclaimAs, status: Status, expired: bool) {
-        let situation = Situation { status, expired };
-        for case in self.cases([situation; 4].into_iter()).await {
+        let state = State { status, expired };
+        for case in self.cases([state; 4].into_iter()).await {
             let held = case.held;
             let calls = (0..CROWD).map(|turn| {
                 let (store, held) = (self.either(turn).clone(), held.clone());
@@ -181,8 +180,9 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Over a life of lapses and retries.
-    pub async fn take_overs_in_a_row_are_counted_and_a_retry_remembers_one(&self) {
+    /// `takeovers` counts claims after unknown outcomes. A retry leaves one, and a
+    /// resolution as not happened leaves none.
+    pub async fn takeovers_are_counted_and_a_retry_keeps_one(&self) {
         let name = name("takeovers");
         let short = || Claim::new(fingerprint(1), S::SHORT, HOUR);
         let mut held = self.hold(&name, S::SHORT, HOUR).await;
@@ -191,7 +191,7 @@ impl<S: Subject> Trial<S> {
             assert_eq!(
                 (record.operation, record.attempt, record.takeovers),
                 (operation, attempt, takeovers),
-                "reclaim: the operation stays, attempts are counted, and take-overs in a row"
+                "reclaim: the operation stays, attempts are counted, and takeovers in a row"
             );
         };
         for count in 1..=2 {
@@ -221,10 +221,10 @@ impl<S: Subject> Trial<S> {
         expect(&self.record(&name).await, 5, 0);
     }
 
-    /// A run whose outcome nobody knows may have had its effect. As long as it
-    /// counts, the key is for its own request: another would repeat the effect
-    /// under another operation.
-    pub async fn i6_a_release_after_a_take_over_is_for_the_same_request_only(&self) {
+    /// A run with an unknown outcome may have had its effect, which another request would
+    /// repeat under another operation. So the key stays with its request while the record
+    /// counts takeovers.
+    pub async fn i6_release_after_a_takeover_is_for_the_same_request(&self) {
         let name = name("freed after a loss");
         let held = self.hold(&name, S::SHORT, HOUR).await;
         self.lapse().await;
@@ -238,8 +238,8 @@ impl<S: Subject> Trial<S> {
             applied(good(released), "release by the owner");
             assert_eq!(
                 status_of(&self.record(&name).await),
-                Status::Bound,
-                "release: for any request, after a take-over, is for the same only"
+                Status::Released,
+                "release: for any request, after a takeover, is for the same only"
             );
         };
         freed(&held).await;
@@ -254,20 +254,20 @@ impl<S: Subject> Trial<S> {
             .await;
         assert!(
             good(replaced).is_none(),
-            "reclaim: a key that counts take-overs is not for another request"
+            "reclaim: a key that counts takeovers is not for another request"
         );
     }
 
-    /// Lease, retention and age begin again; nothing of the claim before stays.
-    pub async fn a_record_claimed_again_lives_by_its_new_claim(&self) {
-        for case in self.cases(Situation::all()).await {
-            let Some(reclaim_as) = SUCCESSIONS
+    /// Lease, retention and age count from the new claim.
+    pub async fn reclaim_sets_lease_retention_and_age_anew(&self) {
+        for case in self.cases(State::all()).await {
+            let Some(reclaim_as) = RECLAIMS
                 .into_iter()
-                .find(|reclaim_as| case.situation.allows(*reclaim_as))
+                .find(|reclaim_as| case.state.allows(*reclaim_as))
             else {
                 continue;
             };
-            let what = format!("reclaim by {reclaim_as:?} of {:?}", case.situation);
+            let what = format!("reclaim by {reclaim_as:?} of {:?}", case.state);
             let began = Instant::now();
             let claim = Claim::new(fingerprint(4), HOUR * 5, HOUR * 7);
             self.hold_again(&case.held, reclaim_as, claim).await;
@@ -291,32 +291,31 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Neither the token nor the fence of a claim that was succeeded is good
-    /// for anything.
-    pub async fn a_superseded_owner_changes_nothing(&self) {
-        for case in self.cases(Situation::all()).await {
-            let Some(reclaim_as) = SUCCESSIONS
+    /// Every call with the token or the fence of an earlier claim is refused.
+    pub async fn superseded_owner_changes_nothing(&self) {
+        for case in self.cases(State::all()).await {
+            let Some(reclaim_as) = RECLAIMS
                 .into_iter()
-                .find(|reclaim_as| case.situation.allows(*reclaim_as))
+                .find(|reclaim_as| case.state.allows(*reclaim_as))
             else {
                 continue;
             };
             let claim = Claim::new(fingerprint(4), S::SHORT, HOUR);
             self.hold_again(&case.held, reclaim_as, claim).await;
-            self.nobody_else_changes(&case.held, &format!("{reclaim_as:?}"))
+            self.former_owner_changes_nothing(&case.held, &format!("{reclaim_as:?}"))
                 .await;
         }
     }
 
-    /// Every call by the owner `former` of `held`'s name is refused.
-    async fn nobody_else_changes(&self, former: &Held, reclaim_as: &str) {
+    /// Asserts that every call by the owner of the claim `former` is refused.
+    async fn former_owner_changes_nothing(&self, former: &Held, reclaim_as: &str) {
         let before = self.record(&former.name).await;
         for call in Call::ALL {
             let what = format!("{call:?} by an owner superseded by {reclaim_as}");
-            let settlement = call
+            let answer = call
                 .make(&self.peer, &former.name, former.token, former.grant.fence)
                 .await;
-            superseded(settlement, &what);
+            superseded(answer, &what);
             let after = self.record(&former.name).await;
             same_claim(&before, &after, &what);
             assert!(
@@ -326,25 +325,25 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// A lapsed owner that completes, and others that take over: either the
-    /// completion is kept, or one of the others owns the record.
-    pub async fn of_a_late_completion_and_take_overs_one_wins(&self) {
+    /// If a lapsed owner completes while others take over, either the completion is kept
+    /// or one of the others owns the record.
+    pub async fn late_completion_or_one_takeover_wins(&self) {
         self.one_wins(Call::Complete, Status::Completed).await;
     }
 
-    /// A lapsed owner whose heartbeat comes late, and others that take over:
-    /// either the lease is extended, or one of the others owns the record.
-    pub async fn of_a_late_heartbeat_and_take_overs_one_wins(&self) {
+    /// If a lapsed owner renews while others take over, either the lease is extended or
+    /// one of the others owns the record.
+    pub async fn late_renewal_or_one_takeover_wins(&self) {
         self.one_wins(Call::Renew, Status::Live).await;
     }
 
     async fn one_wins(&self, call: Call, status: Status) {
-        let lapsed = Situation {
+        let lapsed = State {
             status: Status::Lapsed,
             expired: false,
         };
         let cases = self.cases([lapsed; 9].into_iter()).await;
-        // The owner is the first to arrive, the last, and everything between.
+        // The owner's call starts at each position among the others.
         for (owner, case) in cases.into_iter().enumerate() {
             let held = case.held;
             let (name, fence) = (held.name.clone(), held.grant.fence);
@@ -352,8 +351,8 @@ impl<S: Subject> Trial<S> {
                 let (store, held) = (self.either(turn).clone(), held.clone());
                 async move {
                     if turn == owner {
-                        let settlement = call.make(&store, &held.name, held.token, fence).await;
-                        return (settlement == Transitioned::Applied).then_some(held.token);
+                        let answer = call.make(&store, &held.name, held.token, fence).await;
+                        return (answer == Transitioned::Applied).then_some(held.token);
                     }
                     let claim = Claim::new(fingerprint(3), HOUR, HOUR);
                     let reclaimed = store
@@ -365,7 +364,7 @@ impl<S: Subject> Trial<S> {
             let winners: Vec<_> = self.at_once(calls).await.into_iter().flatten().collect();
             let [winner] = winners[..] else {
                 panic!(
-                    "of {call:?} by a lapsed owner and take-overs one wins, and {} did",
+                    "of {call:?} by a lapsed owner and takeovers one wins, and {} did",
                     winners.len()
                 );
             };
@@ -377,7 +376,7 @@ impl<S: Subject> Trial<S> {
             };
             assert!(
                 record.token == winner && status_of(&record) == expected,
-                "of {call:?} by a lapsed owner and take-overs the winner's stays, and not {record:?}"
+                "of {call:?} by a lapsed owner and takeovers the winner's stays, and not {record:?}"
             );
         }
     }

@@ -4,8 +4,8 @@ use bytes::Bytes;
 
 use super::{
     HOUR, Subject, Trial, beyond, good,
-    listing::listed,
-    situation::{Call, applied, response_of, superseded},
+    lists::listed,
+    states::{Call, applied, response_of, superseded},
 };
 use crate::{
     Key, RecordName, Scope, Store, Token,
@@ -14,9 +14,9 @@ use crate::{
 
 /// # Names and scopes
 impl<S: Subject> Trial<S> {
-    /// The same key in two scopes names two records: nothing done to one is
-    /// seen in the other, even with the right token and fence.
-    pub async fn i9_nothing_in_one_scope_touches_another(&self) {
+    /// The same key in two scopes names two records. A call for one leaves the other,
+    /// even with the right token and fence.
+    pub async fn i9_calls_in_one_scope_leave_the_others(&self) {
         for call in Call::ALL {
             let key = Key::new(format!("{call:?}"));
             let [ours, theirs, free] = ["ours", "theirs", "free"]
@@ -31,8 +31,8 @@ impl<S: Subject> Trial<S> {
                 } else {
                     our.grant.fence
                 };
-                let settlement = call.make(&self.store, name, our.token, fence).await;
-                superseded(settlement, &what);
+                let answer = call.make(&self.store, name, our.token, fence).await;
+                superseded(answer, &what);
             }
             let _ = call
                 .make(&self.store, &ours, our.token, our.grant.fence)
@@ -45,9 +45,9 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Scope and key are told apart, byte for byte: no joining, no folding of
-    /// case, no trimming, no normal form.
-    pub async fn i9_names_that_look_alike_name_different_records(&self) {
+    /// Scopes and keys are compared byte for byte, without joining, folding of case,
+    /// trimming or normalization.
+    pub async fn i9_similar_names_name_different_records(&self) {
         let parts = [
             ("a", "bc"),
             ("ab", "c"),
@@ -75,9 +75,8 @@ impl<S: Subject> Trial<S> {
         self.are_different_records(parts).await;
     }
 
-    /// Whatever a client or an application may send, up to the longest key and
-    /// scope.
-    pub async fn odd_names_are_kept_as_they_are(&self) {
+    /// Names may have any character but NUL, up to the longest key and scope.
+    pub async fn unusual_names_are_kept_as_given(&self) {
         let long_key = noise(1024);
         let longer_by_its_end = format!("{}!", &long_key[..1023]);
         let long_scope = format!("{}~{}", noise(255), noise(255));
@@ -142,7 +141,7 @@ impl<S: Subject> Trial<S> {
                 parts[index]
             );
         }
-        // Forgets one half, and sees that the other one stays.
+        // Forget every other name. The rest must stay.
         for held in held.iter().step_by(2) {
             let forgotten = self.store.forget(&held.name, held.grant.fence).await;
             applied(good(forgotten), "forget with the fence seen");
@@ -174,7 +173,7 @@ fn bytes(index: usize) -> Bytes {
     Bytes::from(vec![index as u8; index])
 }
 
-/// Visible text that no index can compress away.
+/// Returns printable text that cannot be compressed.
 fn noise(length: usize) -> String {
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     std::iter::repeat_with(|| {

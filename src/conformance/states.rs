@@ -1,5 +1,4 @@
-//! Every state that a record can be in, every call with a guard, and what each
-//! call does in each state.
+//! The states of a record, the guarded calls, and the effect of each call in each state.
 
 use std::time::Duration;
 
@@ -15,26 +14,28 @@ use crate::{
     },
 };
 
-/// What became of a record's last claim, and whether its time is over.
+/// The status of a record, and whether it has expired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Situation {
+pub(super) struct State {
     pub(super) status: Status,
     pub(super) expired: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Status {
-    /// Forgotten.
+    /// There is no record.
     Absent,
     Live,
     Lapsed,
     Completed,
     Unknown,
-    Bound,
-    Freed,
+    /// Released for the same request.
+    Released,
+    /// Released for any request.
+    Free,
 }
 
-impl Situation {
+impl State {
     pub(super) fn all() -> impl Iterator<Item = Self> {
         let records = [false, true].into_iter().flat_map(|expired| {
             [
@@ -42,8 +43,8 @@ impl Situation {
                 Status::Lapsed,
                 Status::Completed,
                 Status::Unknown,
-                Status::Bound,
-                Status::Freed,
+                Status::Released,
+                Status::Free,
             ]
             .map(|status| Self { status, expired })
         });
@@ -53,58 +54,58 @@ impl Situation {
         }])
     }
 
-    /// Which reclaims are granted here.
+    /// Returns whether a reclaim is granted in this state.
     pub(super) fn allows(self, reclaim_as: ReclaimAs) -> bool {
         match (reclaim_as, self.status) {
             (ReclaimAs::Takeover, Status::Lapsed) => true,
             (ReclaimAs::Rerun | ReclaimAs::Reconcile, Status::Unknown)
-            | (ReclaimAs::Retry, Status::Bound | Status::Freed)
-            | (ReclaimAs::Replace, Status::Freed) => !self.expired,
+            | (ReclaimAs::Retry, Status::Released | Status::Free)
+            | (ReclaimAs::Replace, Status::Free) => !self.expired,
             (
                 ReclaimAs::Expired,
                 Status::Lapsed
                 | Status::Completed
                 | Status::Unknown
-                | Status::Bound
-                | Status::Freed,
+                | Status::Released
+                | Status::Free,
             ) => self.expired,
             _ => false,
         }
     }
 }
 
-/// A record that was brought into a situation, and who may do what to it.
+/// A record in a state, and its claims.
 #[derive(Debug)]
 pub(super) struct Case {
-    pub(super) situation: Situation,
-    /// Its last claim.
+    pub(super) state: State,
+    /// The last claim.
     pub(super) held: Held,
-    /// The claim before, which has lost every right.
+    /// The claim before the last one.
     pub(super) former: Held,
 }
 
-/// A call that is guarded by a token or a fence.
+/// A call with a guard: a token or a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
     Renew,
     Complete,
-    ReleaseBound,
-    ReleaseFreed,
-    MarkAsOwner,
-    MarkAsWitness,
+    ReleaseForSame,
+    ReleaseForAny,
+    MarkByOwner,
+    MarkLapsed,
     ResolveHappened,
     ResolveDidNotHappen,
     Forget,
 }
 
-/// What a call does whose token or fence is right.
+/// The effect of a call with the token or fence of the last claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Superseded, and the record as it was.
+    /// Refused. The record stays as it is.
     Refused,
-    /// Applied, and the record as it was.
+    /// Applied. The record stays as it is.
     Repeated,
-    /// Applied, and the record like this.
+    /// Applied. The record has this status.
     Becomes(Status),
 }
 
@@ -112,10 +113,10 @@ impl Call {
     pub(super) const ALL: [Self; 9] = [
         Self::Renew,
         Self::Complete,
-        Self::ReleaseBound,
-        Self::ReleaseFreed,
-        Self::MarkAsOwner,
-        Self::MarkAsWitness,
+        Self::ReleaseForSame,
+        Self::ReleaseForAny,
+        Self::MarkByOwner,
+        Self::MarkLapsed,
         Self::ResolveHappened,
         Self::ResolveDidNotHappen,
         Self::Forget,
@@ -134,13 +135,13 @@ impl Call {
                 let completion = Completion::new(late_response(), HOUR * 3, Duration::ZERO);
                 store.complete(name, token, &completion).await
             }
-            Self::ReleaseBound => store.release(name, token, Release::SameRequest).await,
-            Self::ReleaseFreed => store.release(name, token, Release::AnyRequest).await,
-            Self::MarkAsOwner => {
+            Self::ReleaseForSame => store.release(name, token, Release::SameRequest).await,
+            Self::ReleaseForAny => store.release(name, token, Release::AnyRequest).await,
+            Self::MarkByOwner => {
                 let owner = MarkedBy::Owner(token);
                 store.mark_unknown(name, owner, HOUR * 3).await
             }
-            Self::MarkAsWitness => {
+            Self::MarkLapsed => {
                 let marked_by = MarkedBy::Lapsed(fence);
                 store.mark_unknown(name, marked_by, HOUR * 3).await
             }
@@ -157,39 +158,39 @@ impl Call {
         })
     }
 
-    pub(super) fn effect(self, situation: Situation) -> Effect {
-        let in_progress = matches!(situation.status, Status::Live | Status::Lapsed);
-        match (self, situation.status) {
+    pub(super) fn effect(self, state: State) -> Effect {
+        let in_progress = matches!(state.status, Status::Live | Status::Lapsed);
+        match (self, state.status) {
             (_, Status::Absent) => Effect::Refused,
             (Self::Forget, _) => Effect::Becomes(Status::Absent),
             (Self::Renew, _) if in_progress => Effect::Becomes(Status::Live),
             (Self::Complete, Status::Completed) => Effect::Repeated,
             (Self::Complete, Status::Unknown) => Effect::Becomes(Status::Completed),
             (Self::Complete, _) if in_progress => Effect::Becomes(Status::Completed),
-            (Self::ReleaseBound | Self::ReleaseFreed, Status::Bound | Status::Freed) => {
+            (Self::ReleaseForSame | Self::ReleaseForAny, Status::Released | Status::Free) => {
                 Effect::Repeated
             }
-            (Self::ReleaseBound, _) if in_progress => Effect::Becomes(Status::Bound),
-            (Self::ReleaseFreed, _) if in_progress => Effect::Becomes(Status::Freed),
-            (Self::MarkAsOwner | Self::MarkAsWitness, Status::Unknown) => Effect::Repeated,
-            (Self::MarkAsOwner, _) if in_progress => Effect::Becomes(Status::Unknown),
-            (Self::MarkAsWitness, Status::Lapsed) => Effect::Becomes(Status::Unknown),
+            (Self::ReleaseForSame, _) if in_progress => Effect::Becomes(Status::Released),
+            (Self::ReleaseForAny, _) if in_progress => Effect::Becomes(Status::Free),
+            (Self::MarkByOwner | Self::MarkLapsed, Status::Unknown) => Effect::Repeated,
+            (Self::MarkByOwner, _) if in_progress => Effect::Becomes(Status::Unknown),
+            (Self::MarkLapsed, Status::Lapsed) => Effect::Becomes(Status::Unknown),
             (Self::ResolveHappened, Status::Unknown) => Effect::Becomes(Status::Completed),
-            (Self::ResolveDidNotHappen, Status::Unknown) => Effect::Becomes(Status::Bound),
+            (Self::ResolveDidNotHappen, Status::Unknown) => Effect::Becomes(Status::Released),
             _ => Effect::Refused,
         }
     }
 }
 
 impl Call {
-    /// The claim stays what it is, but that an operator's word ends the rights
-    /// of its owner.
+    /// Asserts that the claim stays the same, except for the token of a record that was
+    /// resolved as happened.
     pub(super) fn leaves_the_claim(self, before: &Record, after: &Record, what: &str) {
         let resolved = self == Self::ResolveHappened && status_of(after) == Status::Completed;
         assert_eq!(
             before.token == after.token,
             !resolved,
-            "{what}: the token stays, and is nobody's once it happened"
+            "{what}: the token stays, and changes only if it happened"
         );
         let before = &Record {
             token: after.token,
@@ -200,21 +201,21 @@ impl Call {
 }
 
 impl<S: Subject> Trial<S> {
-    /// One record in each of these situations. Time passes only after the last
-    /// one was made, and no step minds if a lease has lapsed before.
-    pub(super) async fn cases(&self, situations: impl Iterator<Item = Situation>) -> Vec<Case> {
+    /// Makes one record in each of these states. Time passes after the last one was made.
+    /// No step depends on a lease that is still live.
+    pub(super) async fn cases(&self, states: impl Iterator<Item = State>) -> Vec<Case> {
         let mut cases = Vec::new();
-        for (index, situation) in situations.enumerate() {
-            let name = name(format!("{index} {situation:?}"));
-            cases.push(self.case(name, situation).await);
+        for (index, state) in states.enumerate() {
+            let name = name(format!("{index} {state:?}"));
+            cases.push(self.case(name, state).await);
         }
         self.lapse().await;
         cases
     }
 
-    /// One record in this situation, once what is short has lapsed.
-    pub(super) async fn case(&self, name: RecordName, situation: Situation) -> Case {
-        let Situation { status, expired } = situation;
+    /// Makes one record that is in this state when its short times have passed.
+    pub(super) async fn case(&self, name: RecordName, state: State) -> Case {
+        let State { status, expired } = state;
         let former = self.hold(&name, HOUR, HOUR).await;
         let released = self
             .store
@@ -228,7 +229,7 @@ impl<S: Subject> Trial<S> {
         let retention = if expired { S::SHORT } else { HOUR * 2 };
         let claim = Claim::new(fingerprint(2), lease, retention);
         let held = self.hold_again(&former, ReclaimAs::Retry, claim).await;
-        let settlement = match status {
+        let answer = match status {
             Status::Live | Status::Lapsed => Ok(Transitioned::Applied),
             Status::Absent => self.store.forget(&name, held.grant.fence).await,
             Status::Completed => {
@@ -239,34 +240,34 @@ impl<S: Subject> Trial<S> {
                 let owner = MarkedBy::Owner(held.token);
                 self.store.mark_unknown(&name, owner, retention).await
             }
-            Status::Bound => {
+            Status::Released => {
                 self.store
                     .release(&name, held.token, Release::SameRequest)
                     .await
             }
-            Status::Freed => {
+            Status::Free => {
                 self.store
                     .release(&name, held.token, Release::AnyRequest)
                     .await
             }
         };
         applied(
-            good(settlement),
+            good(answer),
             "by the owner of a record in progress, every call is applied",
         );
         Case {
-            situation,
+            state,
             held,
             former,
         }
     }
 
-    /// Makes `call` in every situation: by strangers, by the former owner, and
-    /// with the right token and fence.
+    /// Makes `call` in every state: with a token and fence that no claim has, with those
+    /// of the former claim, and with those of the last claim.
     pub(super) async fn guard_holds(&self, call: Call) {
-        for case in self.cases(Situation::all()).await {
+        for case in self.cases(State::all()).await {
             let Case {
-                situation,
+                state,
                 held,
                 former,
             } = case;
@@ -276,28 +277,28 @@ impl<S: Subject> Trial<S> {
                 ("a stranger", Token::random(), beyond(fence)),
                 ("the former owner", former.token, former.grant.fence),
             ] {
-                let settlement = call.make(&self.store, &held.name, token, fence).await;
-                let what = format!("{call:?} by {who} on {situation:?}");
-                superseded(settlement, &what);
+                let answer = call.make(&self.store, &held.name, token, fence).await;
+                let what = format!("{call:?} by {who} on {state:?}");
+                superseded(answer, &what);
                 Self::unchanged(before.as_ref(), self.peek(&held.name).await.as_ref(), &what);
             }
 
-            let settlement = call
+            let answer = call
                 .make(self.either(1), &held.name, held.token, fence)
                 .await;
             let after = self.peek(&held.name).await;
-            let what = format!("{call:?} on {situation:?}");
-            match call.effect(situation) {
+            let what = format!("{call:?} on {state:?}");
+            match call.effect(state) {
                 Effect::Refused => {
-                    superseded(settlement, &what);
+                    superseded(answer, &what);
                     Self::unchanged(before.as_ref(), after.as_ref(), &what);
                 }
                 Effect::Repeated => {
-                    applied(settlement, &what);
+                    applied(answer, &what);
                     Self::unchanged(before.as_ref(), after.as_ref(), &what);
                 }
                 Effect::Becomes(status) => {
-                    applied(settlement, &what);
+                    applied(answer, &what);
                     assert_eq!(
                         after.as_ref().map_or(Status::Absent, status_of),
                         status,
@@ -318,7 +319,7 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Nothing that the record says has changed but its age.
+    /// Asserts that nothing but the age of a record has changed.
     pub(super) fn unchanged(before: Option<&Record>, after: Option<&Record>, what: &str) {
         match (before, after) {
             (None, None) => {}
@@ -336,8 +337,8 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Whether two times that are left end at the same moment, counted from the
-    /// same claim: right on the slowest machine, unlike the times themselves.
+    /// Whether two remaining times end at the same moment, counted from the claim. Unlike
+    /// the remaining times, this does not depend on the speed of the machine.
     fn same_end(
         before: &Record,
         left_before: Option<Duration>,
@@ -352,14 +353,14 @@ impl<S: Subject> Trial<S> {
 }
 
 #[track_caller]
-pub(super) fn applied(settlement: Transitioned, what: &str) {
-    assert_eq!(settlement, Transitioned::Applied, "{what}: is applied");
+pub(super) fn applied(answer: Transitioned, what: &str) {
+    assert_eq!(answer, Transitioned::Applied, "{what}: is applied");
 }
 
 #[track_caller]
-pub(super) fn superseded(settlement: Transitioned, what: &str) {
+pub(super) fn superseded(answer: Transitioned, what: &str) {
     assert_eq!(
-        settlement,
+        answer,
         Transitioned::Superseded,
         "{what}: its guard does not hold"
     );
@@ -385,8 +386,8 @@ pub(super) fn status_of(record: &Record) -> Status {
         RecordState::InProgress { lease_left: None } => Status::Lapsed,
         RecordState::Completed { .. } => Status::Completed,
         RecordState::Unknown => Status::Unknown,
-        RecordState::Released(Release::SameRequest) => Status::Bound,
-        RecordState::Released(Release::AnyRequest) => Status::Freed,
+        RecordState::Released(Release::SameRequest) => Status::Released,
+        RecordState::Released(Release::AnyRequest) => Status::Free,
     }
 }
 
@@ -404,12 +405,12 @@ pub(super) fn response_of(record: &Record) -> Option<&Bytes> {
     }
 }
 
-/// The resolution of an operation that happened, with a response of these bytes.
+/// Returns the resolution of an operation that happened, with a response of these bytes.
 pub(super) fn happened(body: &[u8]) -> Resolution {
     Resolution::Happened(recorded(body))
 }
 
-/// What a store keeps of a resolution by [`happened`].
+/// Returns what a store keeps of a resolution by [`happened`].
 pub(super) fn encoded(body: &[u8]) -> Bytes {
     recorded(body).encode()
 }
@@ -419,7 +420,7 @@ fn recorded(body: &[u8]) -> RecordedResponse {
         .expect("200 is a final status")
 }
 
-/// What [`Call`]s bring, other than what is there already.
+/// The response in calls, which differs from the one that is kept.
 fn late_response() -> Bytes {
     Bytes::from_static(b"another response")
 }

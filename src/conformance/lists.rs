@@ -1,6 +1,6 @@
 use super::{
     HOUR, Subject, Trial, good, name,
-    situation::{Situation, Status},
+    states::{State, Status},
 };
 use crate::{
     Key, RecordName, Scope, Store,
@@ -12,9 +12,10 @@ use crate::{
 
 /// # Listing
 impl<S: Subject> Trial<S> {
-    /// Unknown records, or those in progress for too long, and no others.
-    pub async fn a_list_has_the_records_that_its_filter_chooses_and_no_others(&self) {
-        let cases = self.cases(Situation::all()).await;
+    /// A list has the unknown records, or those in progress for longer than asked, and no
+    /// others.
+    pub async fn list_has_the_records_of_its_filter_only(&self) {
+        let cases = self.cases(State::all()).await;
         let in_progress: &[_] = &[Status::Live, Status::Lapsed];
         for (filter, statuses) in [
             (Filter::unknown(), &[Status::Unknown][..]),
@@ -25,11 +26,11 @@ impl<S: Subject> Trial<S> {
             for case in &cases {
                 let name = &case.held.name;
                 let found = listed.iter().filter(|(listed, _)| listed == name).count();
-                let expected = usize::from(statuses.contains(&case.situation.status));
+                let expected = usize::from(statuses.contains(&case.state.status));
                 assert_eq!(
                     found, expected,
-                    "list: {filter:?} chooses {:?} so many times",
-                    case.situation
+                    "list: how often {filter:?} lists {:?}",
+                    case.state
                 );
             }
             for (name, record) in &listed {
@@ -50,8 +51,8 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Whatever the limit.
-    pub async fn the_pages_of_a_list_have_each_record_once_in_one_order(&self) {
+    /// The order does not depend on the limit or the filter.
+    pub async fn list_has_each_record_once_in_one_order(&self) {
         let mut held = Vec::new();
         for key in ["c", "a", "e", "b", "d", "f", "a b", "a!"] {
             held.push(self.hold(&name(key), S::SHORT, HOUR).await);
@@ -76,7 +77,7 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// The names in the order of the store.
+    /// Returns the names in the order of the store, which each limit has to give.
     async fn has_one_order(&self, filter: &Filter, expected: usize) -> Vec<RecordName> {
         let mut orders = Vec::new();
         for (turn, limit) in [1, 2, 3, 100].into_iter().enumerate() {
@@ -96,8 +97,9 @@ impl<S: Subject> Trial<S> {
         orders.swap_remove(0)
     }
 
-    /// Whatever the limit, and however the scopes are spelled.
-    pub async fn a_filter_with_a_scope_lists_its_records_only(&self) {
+    /// A filter with a scope chooses records of this scope, not of those that begin
+    /// alike.
+    pub async fn list_of_a_scope_has_its_records_only(&self) {
         let scopes = ["", "a", "a~b", "ab", "b"].map(Scope::from_stored);
         for scope in &scopes {
             for key in ["1", "2", "3"] {
@@ -136,8 +138,8 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Counting stops at its limit, and says so.
-    pub async fn a_count_is_exact_below_its_limit(&self) {
+    /// A count that stopped at its limit is no exact number.
+    pub async fn count_is_exact_below_its_limit(&self) {
         let scope = Scope::from_stored("conformance");
         let (other, filter) = (Scope::from_stored("other"), Filter::unknown());
         for number in 0..5 {
@@ -160,9 +162,9 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// As an operator does who resolves each of them, and forgets it.
-    pub async fn a_page_begins_after_a_record_that_is_gone(&self) {
-        let unknown = Situation {
+    /// An operator may forget each record of a page before the next page.
+    pub async fn page_begins_after_a_removed_record(&self) {
+        let unknown = State {
             status: Status::Unknown,
             expired: false,
         };
@@ -187,9 +189,9 @@ impl<S: Subject> Trial<S> {
         assert_eq!(gone, 7, "list: goes on after a record that is gone");
     }
 
-    /// Zero counts as one, and the last page says that it is the last.
-    pub async fn a_page_has_no_more_records_than_its_limit(&self) {
-        let unknown = Situation {
+    /// A limit of zero counts as one. The last page has no next one.
+    pub async fn page_keeps_to_its_limit(&self) {
+        let unknown = State {
             status: Status::Unknown,
             expired: false,
         };
@@ -201,7 +203,7 @@ impl<S: Subject> Trial<S> {
     }
 }
 
-/// All records that the filter chooses, page by page.
+/// Returns all records that the filter chooses, page by page.
 pub(super) async fn listed(
     store: &impl Store,
     filter: &Filter,

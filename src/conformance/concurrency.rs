@@ -1,6 +1,6 @@
 use super::{
     HOUR, Subject, Trial, fingerprint, good, name,
-    situation::{Call, Case, Effect, Situation, Status, status_of},
+    states::{Call, Case, Effect, State, Status, status_of},
 };
 use crate::{
     Store, Token,
@@ -9,14 +9,14 @@ use crate::{
 
 /// # Many at once
 impl<S: Subject> Trial<S> {
-    /// Each of many simultaneous calls finds its own guard, gets its own answer
-    /// and changes its own record, even if a store makes them together.
-    pub async fn each_of_many_simultaneous_calls_gets_its_own_answer(&self) {
-        let asked: Vec<(Situation, Call)> = Situation::all()
-            .flat_map(|situation| SETTLING.map(|call| (situation, call)))
+    /// Each of many simultaneous calls gets its own answer and changes its own record,
+    /// also in a store that batches them.
+    pub async fn simultaneous_calls_get_their_own_answers(&self) {
+        let asked: Vec<(State, Call)> = State::all()
+            .flat_map(|state| OWNER_CALLS.map(|call| (state, call)))
             .collect();
-        let situations = asked.iter().map(|(situation, _)| *situation);
-        let cases = self.cases(situations).await;
+        let states = asked.iter().map(|(state, _)| *state);
+        let cases = self.cases(states).await;
         let calls = cases.iter().zip(&asked).enumerate();
         let calls = calls.flat_map(|(turn, (case, (_, call)))| {
             [case.held.token, Token::random()].map(|token| {
@@ -25,10 +25,9 @@ impl<S: Subject> Trial<S> {
             })
         });
         let answers = self.at_once(calls).await;
-        for ((case, (situation, call)), answers) in cases.iter().zip(&asked).zip(answers.chunks(2))
-        {
-            let what = format!("{call:?} on {situation:?}, among many");
-            let effect = call.effect(*situation);
+        for ((case, (state, call)), answers) in cases.iter().zip(&asked).zip(answers.chunks(2)) {
+            let what = format!("{call:?} on {state:?}, among many");
+            let effect = call.effect(*state);
             let done = match effect {
                 Effect::Refused => Transitioned::Superseded,
                 Effect::Repeated | Effect::Becomes(_) => Transitioned::Applied,
@@ -40,7 +39,7 @@ impl<S: Subject> Trial<S> {
             );
             let expected = match effect {
                 Effect::Becomes(status) => status,
-                Effect::Refused | Effect::Repeated => situation.status,
+                Effect::Refused | Effect::Repeated => state.status,
             };
             let after = self.peek(&case.held.name).await;
             let after = after.as_ref().map_or(Status::Absent, status_of);
@@ -48,11 +47,11 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Each of many simultaneous claims, of free names and of taken ones, gets
-    /// its own grant or the record that is there.
-    pub async fn each_of_many_simultaneous_claims_gets_its_own_grant_or_record(&self) {
-        let taken = Situation::all().filter(|situation| situation.status != Status::Absent);
-        let taken = self.cases(taken.chain(Situation::all())).await;
+    /// Each of many simultaneous claims gets its own grant, or the record of its own
+    /// name.
+    pub async fn simultaneous_claims_get_their_own_grants_or_records(&self) {
+        let taken = State::all().filter(|state| state.status != Status::Absent);
+        let taken = self.cases(taken.chain(State::all())).await;
         let free = (0..40).map(|number| name(format!("free {number}")));
         let taken_names = taken.iter().map(|case| case.held.name.clone());
         let names: Vec<_> = free.chain(taken_names).collect();
@@ -67,7 +66,7 @@ impl<S: Subject> Trial<S> {
         let mut fences = Vec::new();
         for (place, (claim, claimed)) in answers.into_iter().enumerate() {
             let case: Option<&Case> = place.checked_sub(40).map(|place| &taken[place]);
-            let there = case.filter(|case| case.situation.status != Status::Absent);
+            let there = case.filter(|case| case.state.status != Status::Absent);
             let record = self.record(&names[place]).await;
             match (claimed, there) {
                 (Claimed::Acquired(grant), None) => {
@@ -80,7 +79,7 @@ impl<S: Subject> Trial<S> {
                     fences.push(grant.fence);
                 }
                 (Claimed::Occupied(shown), Some(case)) => assert!(
-                    shown.token == case.held.token && status_of(&shown) == case.situation.status,
+                    shown.token == case.held.token && status_of(&shown) == case.state.status,
                     "claim: among many, each taken name shows its own record"
                 ),
                 (claimed, _) => panic!("claim: among many, {claimed:?} of another name"),
@@ -93,11 +92,11 @@ impl<S: Subject> Trial<S> {
     }
 }
 
-/// What the owner of a token asks for.
-const SETTLING: [Call; 5] = [
+/// The calls with a token.
+const OWNER_CALLS: [Call; 5] = [
     Call::Renew,
     Call::Complete,
-    Call::ReleaseBound,
-    Call::ReleaseFreed,
-    Call::MarkAsOwner,
+    Call::ReleaseForSame,
+    Call::ReleaseForAny,
+    Call::MarkByOwner,
 ];

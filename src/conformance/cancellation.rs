@@ -2,7 +2,7 @@ use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use super::{
     CROWD, HOUR, Held, Subject, Trial, fingerprint, good, name,
-    situation::{Call, Effect, Situation, Status, applied, response_of, status_of},
+    states::{Call, Effect, State, Status, applied, response_of, status_of},
 };
 use crate::{
     RecordName, Store,
@@ -15,8 +15,8 @@ use crate::{
 /// record is in one of the two states that are legal, the same call can be made
 /// again, and the store works as before.
 impl<S: Subject> Trial<S> {
-    /// Acquired or not; never half.
-    pub async fn i15_a_dropped_claim_happens_or_does_not(&self) {
+    /// The name is acquired with its whole claim, or free.
+    pub async fn i15_dropped_claim_happens_or_does_not(&self) {
         for polls in POLLS {
             let name = name(polls);
             let claim = Claim::new(fingerprint(1), HOUR, HOUR);
@@ -33,15 +33,15 @@ impl<S: Subject> Trial<S> {
                     record.token == claim.token,
                     "claim: dropped and asked again, it finds its own token"
                 ),
-                Claimed::Vanished => panic!("claim: a record that nobody removes stays"),
+                Claimed::Vanished => panic!("claim: a record that is not removed stays"),
             }
             self.belongs_to(&name, &claim).await;
         }
         self.works_as_before().await;
     }
 
-    /// Granted or not; never half.
-    pub async fn i15_a_dropped_reclaim_happens_or_does_not(&self) {
+    /// The record is claimed again, or as it was.
+    pub async fn i15_dropped_reclaim_happens_or_does_not(&self) {
         for polls in POLLS {
             let held = self.hold(&name(polls), HOUR, HOUR).await;
             let released = self
@@ -52,7 +52,7 @@ impl<S: Subject> Trial<S> {
             let (name, seen) = (&held.name, held.grant.fence);
             let reclaim = || self.store.reclaim(name, seen, ReclaimAs::Retry, &claim);
             dropped(polls, reclaim()).await;
-            // None if the dropped one was granted: the record says by its token.
+            // `None` if the dropped call was granted. The record tells by its token.
             let _ = in_time(reclaim()).await;
             self.belongs_to(name, &claim).await;
             let record = self.record(name).await;
@@ -64,49 +64,49 @@ impl<S: Subject> Trial<S> {
         self.works_as_before().await;
     }
 
-    /// Renewed or not; never half.
-    pub async fn i15_a_dropped_renew_happens_or_does_not(&self) {
+    /// The lease is extended, or as it was.
+    pub async fn i15_dropped_renew_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::Renew, Status::Lapsed).await;
     }
 
-    /// Completed or not; never half.
-    pub async fn i15_a_dropped_complete_happens_or_does_not(&self) {
+    /// The record is completed with its whole response, or as it was.
+    pub async fn i15_dropped_complete_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::Complete, Status::Live).await;
     }
 
-    /// Released or not; never half.
-    pub async fn i15_a_dropped_release_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::ReleaseFreed, Status::Live)
+    /// The record is released, or as it was.
+    pub async fn i15_dropped_release_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::ReleaseForAny, Status::Live)
             .await;
     }
 
-    /// Marked or not; never half.
-    pub async fn i15_a_dropped_mark_unknown_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::MarkAsWitness, Status::Lapsed)
+    /// The record is unknown, or as it was.
+    pub async fn i15_dropped_mark_unknown_happens_or_does_not(&self) {
+        self.happens_or_does_not(Call::MarkLapsed, Status::Lapsed)
             .await;
     }
 
-    /// Resolved or not; never half.
-    pub async fn i15_a_dropped_resolve_happens_or_does_not(&self) {
+    /// The record is resolved, or as it was.
+    pub async fn i15_dropped_resolve_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::ResolveHappened, Status::Unknown)
             .await;
     }
 
-    /// Forgotten or not; never half.
-    pub async fn i15_a_dropped_forget_happens_or_does_not(&self) {
+    /// The record is gone, or as it was.
+    pub async fn i15_dropped_forget_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::Forget, Status::Completed)
             .await;
     }
 
     async fn happens_or_does_not(&self, call: Call, status: Status) {
-        let situation = Situation {
+        let state = State {
             status,
             expired: false,
         };
-        let Effect::Becomes(after) = call.effect(situation) else {
-            unreachable!("{call:?} changes {situation:?}");
+        let Effect::Becomes(after) = call.effect(state) else {
+            unreachable!("{call:?} changes {state:?}");
         };
-        let cases = self.cases(POLLS.map(|_| situation)).await;
+        let cases = self.cases(POLLS.map(|_| state)).await;
         for (case, polls) in cases.into_iter().zip(POLLS) {
             let Held {
                 name, token, grant, ..
@@ -125,13 +125,13 @@ impl<S: Subject> Trial<S> {
                 call.leaves_the_claim(&before, seen, &what);
             }
 
-            let settlement = tokio::time::timeout(PATIENCE, make())
+            let answer = tokio::time::timeout(PATIENCE, make())
                 .await
                 .unwrap_or_else(|_| panic!("{what}: does not block the next call"));
-            // These have no token by which to recognise that they happened.
+            // Without a token, a repeated call is not recognised.
             let once = matches!(call, Call::ResolveHappened | Call::Forget);
             assert!(
-                once || settlement == Transitioned::Applied,
+                once || answer == Transitioned::Applied,
                 "{what}: asked again with the same token it is applied"
             );
             let record = self.peek(&name).await;
@@ -151,14 +151,14 @@ impl<S: Subject> Trial<S> {
         self.works_as_before().await;
     }
 
-    /// Each record is swept or not; never half.
-    pub async fn i15_a_dropped_sweep_happens_or_does_not(&self) {
-        let situations = [Status::Completed, Status::Lapsed].map(|status| Situation {
+    /// Each record is swept, or as it was.
+    pub async fn i15_dropped_sweep_happens_or_does_not(&self) {
+        let states = [Status::Completed, Status::Lapsed].map(|status| State {
             status,
             expired: true,
         });
         let cases = self
-            .cases(situations.into_iter().cycle().take(POLLS.count() * 4))
+            .cases(states.into_iter().cycle().take(POLLS.count() * 4))
             .await;
         for polls in POLLS {
             dropped(polls, self.store.purge_expired(3, HOUR)).await;
@@ -168,7 +168,7 @@ impl<S: Subject> Trial<S> {
             let after = self.peek(&case.held.name).await;
             assert_eq!(
                 after.as_ref().map_or(Status::Absent, status_of),
-                if case.situation.status == Status::Lapsed {
+                if case.state.status == Status::Lapsed {
                     Status::Unknown
                 } else {
                     Status::Absent
@@ -179,8 +179,8 @@ impl<S: Subject> Trial<S> {
         self.works_as_before().await;
     }
 
-    /// Looking on changes nothing, dropped or not.
-    pub async fn i15_a_dropped_read_or_list_changes_nothing(&self) {
+    /// Calls that only read change nothing.
+    pub async fn i15_dropped_read_or_list_changes_nothing(&self) {
         let held = self.hold(&name("looked at"), HOUR, HOUR).await;
         let before = self.peek(&held.name).await;
         for polls in POLLS {
@@ -207,8 +207,8 @@ impl<S: Subject> Trial<S> {
         applied(renewed, "renew by the owner");
     }
 
-    /// No connection was left in an odd state: many callers get what they ask
-    /// for, and what one was told is what another sees.
+    /// Asserts that no connection was left with an unread answer: many callers get their
+    /// own answers.
     async fn works_as_before(&self) {
         let calls = (0..CROWD).map(|turn| {
             let (store, other) = (self.store.clone(), self.either(turn).clone());
@@ -219,16 +219,16 @@ impl<S: Subject> Trial<S> {
                 let Claimed::Acquired(grant) = claimed else {
                     panic!("claim: after dropped calls a free name is acquired");
                 };
-                let settlement = Call::Complete
+                let answer = Call::Complete
                     .make(&store, &name, claim.token, grant.fence)
                     .await;
-                applied(settlement, "complete after dropped calls");
+                applied(answer, "complete after dropped calls");
                 let record = in_time(other.read(&name)).await;
                 assert!(
                     record.is_some_and(|record| {
                         record.token == claim.token && status_of(&record) == Status::Completed
                     }),
-                    "complete: what was acknowledged after dropped calls is there"
+                    "complete: an acknowledged completion after dropped calls is kept"
                 );
             }
         });
@@ -236,7 +236,7 @@ impl<S: Subject> Trial<S> {
     }
 }
 
-/// Polls a call up to so many times, and drops it.
+/// Polls a call up to `polls` times, and drops it.
 async fn dropped(polls: usize, call: impl Future) {
     let mut call = pin!(call);
     let mut polled = 0;
@@ -247,17 +247,17 @@ async fn dropped(polls: usize, call: impl Future) {
             _ => Poll::Ready(()),
         }
     });
-    // A call that waits for something that does not come is dropped too.
+    // A call that hangs is dropped too.
     let _ = tokio::time::timeout(PATIENCE, last).await;
 }
 
-/// A call after a dropped one, which may not wait for it for ever.
+/// Awaits a call that a dropped one must not block.
 async fn in_time<T>(call: impl Future<Output = Result<T, crate::StoreError>>) -> T {
     let answer = tokio::time::timeout(PATIENCE, call).await;
     good(answer.unwrap_or_else(|_| panic!("a dropped call does not block the next ones")))
 }
 
-/// After how many polls calls are dropped: enough for a statement or two.
+/// After how many polls calls are dropped. Eight cover a statement or two.
 const POLLS: std::ops::RangeInclusive<usize> = 1..=8;
-/// How long the suite waits before it says that a call never ends.
+/// After this time the suite reports a call as hanging.
 const PATIENCE: Duration = Duration::from_secs(60);
