@@ -168,7 +168,7 @@ impl RecordedResponse {
     }
 
     /// The length of the body in bytes.
-    #[cfg(feature = "sqlite")]
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn body_len(&self) -> usize {
         match &self.0 {
             Kept::Response(response) => response.body.len(),
