@@ -111,7 +111,9 @@ impl Place {
 pub(super) type Print = [u8; PRINT_LENGTH];
 
 fn first<const LENGTH: usize>(bytes: &[u8]) -> [u8; LENGTH] {
-    *bytes.first_chunk().expect("it is as long")
+    *bytes
+        .first_chunk()
+        .expect("the slice is as long as the array")
 }
 
 /// Makes a fingerprint, part by part.

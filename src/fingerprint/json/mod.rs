@@ -1,4 +1,4 @@
-//! JSON by structure: members sorted, numbers as they are spelled.
+//! JSON by structure: members sorted, numbers with their spelling.
 //!
 //! One pass writes the canonical form of the document into a buffer: strings
 //! unescaped, numbers untouched, no white space. An object with several members

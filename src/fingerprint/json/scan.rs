@@ -225,7 +225,9 @@ impl<'d> Scan<'d> {
 
     fn begin_value(&mut self, child: Option<Node>) {
         let current = self.current(child);
-        self.watched.last_mut().expect("it is there").current = current;
+        if let Some(watched) = self.watched.last_mut() {
+            watched.current = current;
+        }
     }
 
     /// What a pointer says about the value that begins here.
@@ -259,7 +261,9 @@ impl<'d> Scan<'d> {
                 members: Some(_), ..
             }) => {
                 let end = offset(self.tokens.out.len());
-                self.members.last_mut().expect("it has a name").end = end;
+                if let Some(member) = self.members.last_mut() {
+                    member.end = end;
+                }
             }
             Some(_) => self.tokens.out.push(b','),
             None => {}

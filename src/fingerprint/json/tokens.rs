@@ -76,10 +76,10 @@ impl<'d> Tokens<'d> {
     /// so that it equals itself and no other text.
     fn code_unit(&mut self) -> Result<(), BodyFault> {
         let unit = hexadecimal(&self.text[self.at..]).ok_or(NOT_JSON)?;
-        self.at += "XXXX".len();
+        self.at += HEX_DIGITS;
         let code = match (unit, self.low_half()) {
             (0xd800..=0xdbff, Some(low)) => {
-                self.at += r"\uXXXX".len();
+                self.at += r"\u".len() + HEX_DIGITS;
                 0x10000 + ((unit - 0xd800) << 10) + (low - 0xdc00)
             }
             _ => unit,
@@ -169,9 +169,14 @@ impl<'d> Tokens<'d> {
 
 /// The number that the first four bytes spell.
 fn hexadecimal(text: &[u8]) -> Option<u32> {
-    text.get(..4)?.iter().try_fold(0, |number, &digit| {
-        Some(number << 4 | char::from(digit).to_digit(16)?)
-    })
+    text.get(..HEX_DIGITS)?
+        .iter()
+        .try_fold(0, |number, &digit| {
+            Some(number << 4 | char::from(digit).to_digit(16)?)
+        })
 }
+
+/// How many hexadecimal digits follow `\u`.
+const HEX_DIGITS: usize = 4;
 
 pub(super) const NOT_JSON: BodyFault = BodyFault("it is not valid JSON");
