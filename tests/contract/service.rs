@@ -496,6 +496,37 @@ async fn refusals_may_have_types_of_their_own_and_another_look() {
 }
 
 #[tokio::test]
+async fn a_custom_renderer_sees_the_request_and_the_default_problem() {
+    let probe = Probe::answering(|_| panic!("after an effect"));
+    let builder = required(memory()).max_request_body(20);
+    let builder = builder.problem_types("https://errors.test/");
+    let builder = builder.render(|rejection, parts| {
+        let mut problem = rejection.to_json();
+        assert_eq!(problem["type"], rejection.problem_type());
+        assert_eq!(problem["title"], rejection.title());
+        problem["path"] = parts.uri.path().into();
+        let response = Response::builder().status(rejection.status());
+        Some(response.body(problem.to_string().into()).unwrap())
+    });
+    let api = Api::new(builder, &probe);
+    let (frames, large) = streamed();
+    frames.send(Ok(Frame::data("x".repeat(21).into()))).unwrap();
+    // From the head, from the body, after the run, and from the record.
+    for (asked, status, slug) in [
+        (ask("/count"), 400, "key-missing"),
+        (keyed("L").body(large), 413, "body-too-large"),
+        (keyed("K"), 500, "handler-panicked"),
+        (keyed("K"), 409, "outcome-unknown"),
+    ] {
+        let refused = api.send(asked).await;
+        assert_eq!(refused.status, status);
+        let problem = refused.problem();
+        assert_eq!(problem["type"], format!("https://errors.test/{slug}"));
+        assert_eq!(problem["path"], "/count");
+    }
+}
+
+#[tokio::test]
 async fn a_full_store_refuses_new_keys_and_evicts_no_record() {
     let store = MemoryStore::bounded(2, 1 << 20);
     let probe = Probe::counting();
@@ -541,4 +572,34 @@ async fn handler_sees_the_task_locals_of_its_caller() {
     let api = Api::new(required(memory()), &probe);
     let answer = TENANT.scope("acme", api.send(keyed("K"))).await;
     assert_eq!(answer.body, "acme");
+}
+
+#[tokio::test]
+async fn a_run_whose_client_left_stays_in_its_callers_span() {
+    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry());
+    let gate = Gate::closed();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let tell = std::sync::Mutex::new(Some(tell));
+    let (at_the_gate, tell) = (gate.clone(), Arc::new(tell));
+    let probe = Probe::running(move |run| {
+        let (gate, tell) = (at_the_gate.clone(), Arc::clone(&tell));
+        async move {
+            gate.pass().await;
+            let span = tracing::Span::current();
+            let name = span.metadata().map(tracing::Metadata::name);
+            tell.lock().unwrap().take().unwrap().send(name).unwrap();
+            Ok(run.created())
+        }
+    });
+    let api = Api::new(required(memory()), &probe);
+    let span = tracing::info_span!("request");
+    let request = tokio::spawn(tracing::Instrument::instrument(
+        async move { api.send(keyed("K")).await },
+        span,
+    ));
+    gate.arrival().await;
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled());
+    gate.open();
+    assert_eq!(told.await.unwrap(), Some("request"));
 }
