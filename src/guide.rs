@@ -1,4 +1,4 @@
-//! Guides, for what is longer than an item's documentation.
+//! Guides on topics that need more room than an item's documentation.
 
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}

@@ -42,7 +42,7 @@ pub enum Recovery {
 /// time for a key, on all processes together, while heartbeats keep the claim,
 /// and not for longer than `max_run_time`.
 ///
-/// The hook returns a [`Resolution`], or `None` if the outcome cannot be told now. Then
+/// The hook returns a [`Resolution`], or `None` if the outcome is still unknown. Then
 /// the retry gets 409 `outcome-unknown`, and the next one asks again. A panic counts as
 /// `None`.
 ///

@@ -79,7 +79,7 @@ impl Scope {
 
     /// Returns the scope with this text, as a store kept it or an operator typed it.
     ///
-    /// The text is taken as it is: nothing is checked or escaped.
+    /// The text is taken unchanged: nothing is checked or escaped.
     #[must_use]
     pub fn from_stored(text: impl Into<Arc<str>>) -> Self {
         Self(Some(text.into()).filter(|text| !text.is_empty()))

@@ -40,7 +40,7 @@ impl<S: Subject> Trial<S> {
         self.works_as_before().await;
     }
 
-    /// The record is claimed again, or as it was.
+    /// The record is claimed again, or unchanged.
     pub async fn i15_dropped_reclaim_happens_or_does_not(&self) {
         for polls in POLLS {
             let held = self.hold(&name(polls), HOUR, HOUR).await;
@@ -64,35 +64,35 @@ impl<S: Subject> Trial<S> {
         self.works_as_before().await;
     }
 
-    /// The lease is extended, or as it was.
+    /// The lease is extended, or unchanged.
     pub async fn i15_dropped_renew_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::Renew, Status::Lapsed).await;
     }
 
-    /// The record is completed with its whole response, or as it was.
+    /// The record is completed with its whole response, or unchanged.
     pub async fn i15_dropped_complete_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::Complete, Status::Live).await;
     }
 
-    /// The record is released, or as it was.
+    /// The record is released, or unchanged.
     pub async fn i15_dropped_release_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::ReleaseForAny, Status::Live)
             .await;
     }
 
-    /// The record is unknown, or as it was.
+    /// The record is unknown, or unchanged.
     pub async fn i15_dropped_mark_unknown_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::MarkLapsed, Status::Lapsed)
             .await;
     }
 
-    /// The record is resolved, or as it was.
+    /// The record is resolved, or unchanged.
     pub async fn i15_dropped_resolve_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::ResolveHappened, Status::Unknown)
             .await;
     }
 
-    /// The record is gone, or as it was.
+    /// The record is gone, or unchanged.
     pub async fn i15_dropped_forget_happens_or_does_not(&self) {
         self.happens_or_does_not(Call::Forget, Status::Completed)
             .await;
@@ -151,7 +151,7 @@ impl<S: Subject> Trial<S> {
         self.works_as_before().await;
     }
 
-    /// Each record is swept, or as it was.
+    /// Each record is swept, or unchanged.
     pub async fn i15_dropped_sweep_happens_or_does_not(&self) {
         let states = [Status::Completed, Status::Lapsed].map(|status| State {
             status,

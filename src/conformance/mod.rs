@@ -99,9 +99,9 @@
 //!
 //! # What is not tested
 //!
-//! Only the author of a store can test that a completion survives a crash of the server,
-//! that a store which is full or cannot be reached returns the right [`StoreErrorKind`],
-//! and that a record which cannot be read is [`StoreErrorKind::Corrupt`].
+//! Only the author of a store can test that a completion survives a crash of the server.
+//! The same is true of the [`StoreErrorKind`] of a store that is full or cannot be reached,
+//! and of [`StoreErrorKind::Corrupt`] for a record that cannot be read.
 //!
 //! [`StoreErrorKind`]: crate::StoreErrorKind
 //! [`StoreErrorKind::Corrupt`]: crate::StoreErrorKind::Corrupt

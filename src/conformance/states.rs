@@ -101,9 +101,9 @@ pub(super) enum Call {
 /// The effect of a call with the token or fence of the last claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
-    /// Refused. The record stays as it is.
+    /// Refused. The record is unchanged.
     Refused,
-    /// Applied. The record stays as it is.
+    /// Applied. The record is unchanged.
     Repeated,
     /// Applied. The record has this status.
     Becomes(Status),

@@ -218,7 +218,7 @@ async fn watch<S: Store>(heartbeats: Weak<Heartbeats<S>>, runtime: runtime::Id) 
 /// Renews a lease until it is superseded, or until `max_run_time` has passed.
 ///
 /// If the store may see the lease lapsed, because no renewal succeeded in time, the
-/// operation is told. The renewals continue: a lapsed lease that no other request has
+/// operation's `lease_lost` resolves. The renewals continue: a lapsed lease that no other request has
 /// taken over is still its owner's.
 async fn renew<S: Store>(heartbeats: Arc<Heartbeats<S>>, operation: Operation) {
     let HeartbeatSettings {

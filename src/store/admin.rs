@@ -147,9 +147,9 @@ pub struct Page {
 /// Exhaustive on purpose: a number that may be too small is not the number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Count {
-    /// So many.
+    /// Exactly this number.
     Exactly(u64),
-    /// So many or more: counting stopped at its limit.
+    /// This number or more: counting stopped at its limit.
     AtLeast(u64),
 }
 
@@ -163,8 +163,8 @@ impl Count {
     }
 }
 
-/// What became of an operation whose outcome was unknown, as an operator or a
-/// [`Reconciler`](crate::Reconciler) found out.
+/// The outcome of an operation that was unknown, as an operator or a
+/// [`Reconciler`](crate::Reconciler) found it out.
 ///
 /// Exhaustive on purpose: an operation happened or it did not. A hook that cannot tell
 /// returns no resolution.

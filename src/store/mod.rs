@@ -40,31 +40,30 @@ use crate::RecordName;
 
 /// Where records live.
 ///
-/// A store stores; the layer decides. Each method is **one atomic transition**
-/// of one record, whose guard is checked under the record's lock, and nothing
-/// else: a store never compares fingerprints, waits for an owner, or repeats a
-/// handler. All times are measured on the store's own clock, and what crosses
-/// this interface are durations.
+/// A store stores; the layer decides. Each method is **one atomic transition** of one
+/// record, whose guard is checked under the record's lock. A store does nothing else: it
+/// never compares fingerprints, waits for an owner, or repeats a handler. All times are
+/// measured on the store's own clock, and only durations cross this interface.
 ///
-/// A record's lease has *lapsed*, and a record has *expired*, once the moment
-/// lies in the past; at the moment itself it has not. A store counts a duration
-/// longer than it can add to its clock as the longest that it can.
+/// A record's lease has *lapsed*, and a record has *expired*, once the moment lies in the
+/// past. At the moment itself it has not. If a duration is longer than the store can add
+/// to its clock, the longest possible one counts.
 ///
-/// A name is kept as it is, byte for byte: a key of up to 1,024 bytes and a
-/// scope of up to 512, neither with a NUL.
+/// A name is kept unchanged, byte for byte: a key of up to 1,024 bytes and a scope of up
+/// to 512, neither with a NUL.
 ///
 /// # Errors
 ///
-/// Every method fails with a [`StoreError`] if the store cannot be reached,
-/// answers too late, is full, or holds a row that it cannot read. After an
-/// error it is not known whether the transition happened. Asking again with the
-/// same token is always safe, and gives the answer that got lost.
+/// Every method fails with a [`StoreError`] if the store cannot be reached, answers too
+/// late, is full, or holds a record that it cannot read. After an error it is not known
+/// whether the transition happened. Calling again with the same token is always safe, and
+/// returns the lost answer.
 ///
 /// # Cancellation
 ///
-/// The layer drops a call's future when it takes longer than the store timeout.
-/// The transition may or may not happen then, but nothing else may: no
-/// connection in an odd state, no half-written record.
+/// The layer drops a call's future when it takes longer than the store timeout. The
+/// transition may or may not happen then. Nothing else may happen: no connection is left
+/// in an odd state, and no record is half written.
 ///
 /// # Testing an implementation
 ///
@@ -72,29 +71,28 @@ use crate::RecordName;
 pub trait Store: Send + Sync + 'static {
     /// Claims a name that has no record.
     ///
-    /// Exactly one of all simultaneous calls gets [`Claimed::Acquired`]; the
-    /// others get the record that is there, which may show a smaller fence while
-    /// its claim is being granted. To the claim itself, asked again because its
-    /// answer got lost, it shows its token and a fence that is larger than every
-    /// fence of this name before it. A crash right after the call leaves a record
-    /// in progress whose lease lapses.
+    /// Exactly one of all simultaneous calls returns [`Claimed::Acquired`]. The others
+    /// return the existing record, which may show a smaller fence while its claim is
+    /// being granted. A crash right after the call leaves a record in progress whose
+    /// lease lapses.
     ///
-    /// A claim whose answer got lost is made again with its token, at once or later,
-    /// and then released. While the first is still being written, the second waits for
-    /// it or fails; once the second is answered, the first is never granted. A token
-    /// whose claim was released or has ended gets the record that is there.
+    /// A claim whose answer was lost is made again with its token, at once or later. Then
+    /// it returns its own record, with a fence that is larger than every earlier fence of
+    /// this name. While the first call is still being written, the second waits for it or
+    /// fails. Once the second is answered, the first is never granted. If the claim was
+    /// released or has ended, the call returns the existing record.
     fn claim(
         &self,
         name: &RecordName,
         claim: &Claim,
     ) -> impl Future<Output = Result<Claimed, StoreError>> + Send;
 
-    /// Claims a name whose record is still the one seen with the fence `seen`,
-    /// and is in the state that `reclaim_as` says; `None` otherwise.
+    /// Claims a name whose record still has the fence `seen` and is in the state that
+    /// `reclaim_as` names. Returns `None` otherwise.
     ///
-    /// The new fence is larger than every fence of this name before it. Exactly
-    /// one of all simultaneous calls gets a [`Grant`]. A crash right after the
-    /// call leaves a record in progress whose lease lapses.
+    /// The new fence is larger than every earlier fence of this name. Exactly one of all
+    /// simultaneous calls returns a [`Grant`]. A crash right after the call leaves a
+    /// record in progress whose lease lapses.
     fn reclaim(
         &self,
         name: &RecordName,
@@ -105,35 +103,34 @@ pub trait Store: Send + Sync + 'static {
 
     /// Makes one transition of the last claim of a record.
     ///
-    /// The methods named like the variants of [`Transition`] make one each, and say
-    /// what is promised. [`StoredRecord::apply`](transition::StoredRecord::apply) is
-    /// all of them as a pure function.
+    /// The methods that are named like the variants of [`Transition`] make one each, and
+    /// state its promise. [`StoredRecord::apply`](transition::StoredRecord::apply) is all
+    /// of them as a pure function.
     fn transition(
         &self,
         name: &RecordName,
         transition: Transition<'_>,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
 
-    /// The record as it is now, expired or not.
+    /// Returns the current record, expired or not, or `None` if there is none.
     fn read(
         &self,
         name: &RecordName,
     ) -> impl Future<Output = Result<Option<Record>, StoreError>> + Send;
 
-    /// Lists records that `filter` chooses, page by page.
+    /// Returns a page of the records that `filter` chooses.
     ///
-    /// The order is the store's own, and always the same. A page begins after the
-    /// record `after`, which need not exist any more, or at the start; it has at
-    /// most `limit` records, where zero counts as one. Expired records are listed
-    /// too, until they are swept.
+    /// The order is the store's own, and always the same. A page begins after the record
+    /// `after`, which need not exist any more, or at the start. It has at most `limit`
+    /// records, where zero counts as one. Expired records are listed until they are swept.
     ///
-    /// Each call looks at a bounded number of records, so that it ends soon in a
-    /// store of any size. **A page may therefore be short, or empty, before the
-    /// last one**: continue after [`Page::next`] until there is none. A record that
-    /// the filter chooses all the while is then listed once.
+    /// Each call looks at a bounded number of records, so that it ends soon in a store of
+    /// any size. **A page may therefore be short, or empty, before the last one**:
+    /// continue after [`Page::next`] until there is none. A record that the filter chooses
+    /// throughout is listed once.
     ///
-    /// The SQL stores find unknown records through an index. To find records in
-    /// progress, a walk reads the whole table, 2,000 records a page.
+    /// The SQL stores find unknown records through an index. Records in progress have
+    /// none: listing them reads the whole table, 2,000 records a page.
     fn list(
         &self,
         filter: &Filter,
@@ -141,28 +138,30 @@ pub trait Store: Send + Sync + 'static {
         limit: u32,
     ) -> impl Future<Output = Result<Page, StoreError>> + Send;
 
-    /// Removes a record that is still the one seen with the fence `seen`,
-    /// whatever its state; where an answer got lost, read the record. **The next request with this key runs**, and an owner
-    /// still at work finds its claim superseded.
+    /// Removes a record that still has the fence `seen`, whatever its state.
+    ///
+    /// **The next request with this key runs.** An owner still at work finds its claim
+    /// superseded. If the answer was lost, read the record.
     fn forget(
         &self,
         name: &RecordName,
         seen: Fence,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
 
-    /// Touches no more than `limit` expired records: removes those that are
-    /// completed, released or unknown, and marks those in progress whose lease
-    /// has lapsed as unknown, for `unknown_retention` from now. A record with a
-    /// live lease is never touched, and does not count. Safe from several
-    /// processes at once.
+    /// Sweeps up to `limit` expired records.
+    ///
+    /// Removes those that are completed, released or unknown. Marks those in progress
+    /// whose lease has lapsed as unknown, for `unknown_retention` from now. A record with
+    /// a live lease is never changed, and does not count. Several processes may sweep at
+    /// the same time.
     fn purge_expired(
         &self,
         limit: u32,
         unknown_retention: Duration,
     ) -> impl Future<Output = Result<Purged, StoreError>> + Send;
 
-    /// Extends the lease of the claim in progress with this token to `lease`
-    /// from now, even if it has lapsed.
+    /// Extends the lease of the claim in progress with this token to `lease` from now,
+    /// even if it has lapsed.
     fn renew(
         &self,
         name: &RecordName,
@@ -172,11 +171,11 @@ pub trait Store: Send + Sync + 'static {
         self.transition(name, Transition::Renew { token, lease })
     }
 
-    /// Keeps the response of the claim with this token, if it is the last one
-    /// granted and is in progress or unknown; a lapsed lease does not matter.
+    /// Records the response of the claim with this token, if that is the last claim and is
+    /// in progress or unknown. A lapsed lease does not matter.
     ///
-    /// Durable when it returns. Completing again with the same token is
-    /// [`Transitioned::Applied`] and changes nothing.
+    /// The response is durable when this returns. Completing again with the same token
+    /// returns [`Transitioned::Applied`] and changes nothing.
     fn complete(
         &self,
         name: &RecordName,
@@ -186,12 +185,12 @@ pub trait Store: Send + Sync + 'static {
         self.transition(name, Transition::Complete { token, completion })
     }
 
-    /// Gives the claim in progress with this token back, so that a retry runs;
-    /// the record stays, for as long as its claim has set. Kept as
-    /// [`Release::SameRequest`] whatever was asked, if the record counts
-    /// [`takeovers`](Record::takeovers): a run before may have had its effect.
-    /// Releasing again with the same token is [`Transitioned::Applied`] and
-    /// changes nothing.
+    /// Releases the claim in progress with this token, so that a retry runs. The record
+    /// stays for the retention of its claim.
+    ///
+    /// If the record counts [`takeovers`](Record::takeovers), the release is always
+    /// [`Release::SameRequest`]: an earlier run may have had its effect. Releasing again
+    /// with the same token returns [`Transitioned::Applied`] and changes nothing.
     fn release(
         &self,
         name: &RecordName,
@@ -203,8 +202,8 @@ pub trait Store: Send + Sync + 'static {
 
     /// Marks a record in progress as unknown, for `retention` from now.
     ///
-    /// By its owner at any time, or by anybody who saw its lease lapse. Marking
-    /// again is [`Transitioned::Applied`] and changes nothing.
+    /// Its owner may do so at any time, and others once its lease has lapsed. Marking again
+    /// returns [`Transitioned::Applied`] and changes nothing.
     fn mark_unknown(
         &self,
         name: &RecordName,
@@ -218,15 +217,17 @@ pub trait Store: Send + Sync + 'static {
         self.transition(name, mark)
     }
 
-    /// Ends an unknown record that is still the one seen with the fence `seen`,
-    /// by the word of an operator, of a hook, or of a layer whose claim never ran;
-    /// expired or not.
+    /// Resolves an unknown record that still has the fence `seen`, expired or not, and
+    /// keeps it for `at_least` from now.
     ///
-    /// Once it [`Happened`](Resolution::Happened), the last claim's token is
-    /// good for nothing: an owner that was alive after all finds itself
-    /// superseded, and shows what was resolved.
+    /// Operators call it, and so does a layer for its hook or for a claim that never ran.
     ///
-    /// There is no token to show: where an answer got lost, read the record.
+    /// After [`Happened`](Resolution::Happened) the last claim's token is invalid. If its
+    /// owner was alive after all, it is superseded, and its client receives the resolved
+    /// response.
+    ///
+    /// If the answer was lost, read the record: the call has no token by which it could be
+    /// made again.
     fn resolve(
         &self,
         name: &RecordName,

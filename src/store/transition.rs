@@ -2,9 +2,9 @@
 //!
 //! A [`StoredRecord`] is what a store keeps under a name. Its methods are the
 //! transitions of the [`Store`](super::Store) contract, with their guards. A store
-//! loads the record, calls one method, and keeps what the method has left, all in one
-//! atomic step: under a lock, or by a compare-and-swap that is tried again from the
-//! start if it fails.
+//! loads the record, calls one method, and keeps the changed record, all in one atomic
+//! step. That is a step under a lock, or a compare-and-swap that starts again if it
+//! fails.
 //!
 //! Nothing here reads a clock. Each method takes `now`, the time on the store's clock
 //! since an origin of its choice, such as 1970 or the start of the process. The origin
@@ -139,10 +139,10 @@ impl StoredRecord {
 
     /// Makes one transition of the last claim.
     ///
-    /// [`Superseded`](Transitioned::Superseded) if its token or fence is another, or
-    /// the record is in a state in which the transition is not allowed. The record is
-    /// then as it was. It is also as it was if the transition was made before: the
-    /// answer is [`Applied`](Transitioned::Applied), as the first one was.
+    /// Returns [`Superseded`](Transitioned::Superseded), and changes nothing, if its token
+    /// or fence is another, or if the state of the record does not allow the transition.
+    /// If the transition was made before, returns [`Applied`](Transitioned::Applied) and
+    /// changes nothing.
     pub fn apply(&mut self, transition: Transition<'_>, now: Duration) -> Transitioned {
         let is_last_claim = match transition {
             Transition::Renew { token, .. }

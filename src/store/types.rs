@@ -11,8 +11,8 @@ use crate::{Fingerprint, OperationId};
 /// Names one claim: 128 random bits, made by the layer before it asks the
 /// store, so that a claim whose answer got lost can be recognised.
 ///
-/// Whoever shows the token may renew, complete or release the claim. `Debug`
-/// does not show it.
+/// A call with the token may renew, complete or release the claim. `Debug` does not show
+/// it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Token([u8; 16]);
 
@@ -135,8 +135,8 @@ pub enum ReclaimAs {
     /// Unknown and not expired: the same operation, its next attempt, and one
     /// more takeover.
     Rerun,
-    /// Unknown and not expired: the same operation and attempt, for a hook that
-    /// finds out what became of it.
+    /// Unknown and not expired: the same operation and attempt, for a hook that finds out
+    /// whether it happened.
     Reconcile,
     /// Released and not expired: the same operation, its next attempt.
     Retry,
@@ -166,7 +166,7 @@ pub enum Transition<'a> {
     Complete {
         /// The token of the claim.
         token: Token,
-        /// What is kept, and for how long.
+        /// The response, and its retention.
         completion: &'a Completion,
     },
     /// See [`Store::release`](super::Store::release).
@@ -259,7 +259,7 @@ pub enum Release {
 pub enum MarkedBy {
     /// The owner, with its token.
     Owner(Token),
-    /// Whoever saw the record with this fence and a lapsed lease.
+    /// A caller that saw the record with this fence and a lapsed lease.
     Lapsed(Fence),
 }
 
@@ -273,8 +273,7 @@ pub struct Record {
     pub fence: Fence,
     /// Which try of the operation the last claim was.
     pub attempt: u32,
-    /// How many claims in a row began although nobody knew the outcome of the
-    /// one before: by [`Takeover`](ReclaimAs::Takeover) or
+    /// How many claims in a row began while the outcome of the one before was unknown: by [`Takeover`](ReclaimAs::Takeover) or
     /// [`Rerun`](ReclaimAs::Rerun). A [`Retry`](ReclaimAs::Retry) leaves one of
     /// them, so that the record still tells that an outcome is unknown; only
     /// [`DidNotHappen`](Resolution::DidNotHappen) leaves none.
@@ -287,11 +286,11 @@ pub struct Record {
     pub age: Duration,
     /// The time until the record expires; `None` once it has.
     pub expires_in: Option<Duration>,
-    /// What became of the last claim.
+    /// The state of the last claim.
     pub state: RecordState,
 }
 
-/// What became of a record's last claim.
+/// The state of a record's last claim.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum RecordState {
@@ -305,7 +304,7 @@ pub enum RecordState {
         /// The encoded response.
         response: Bytes,
     },
-    /// Nobody knows whether it happened.
+    /// It may or may not have happened.
     Unknown,
     /// It did not happen, and may be tried again.
     Released(Release),
