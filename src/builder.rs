@@ -434,6 +434,9 @@ impl<S: Store> IdempotencyBuilder<S> {
 
     /// Returns the layer.
     ///
+    /// With the feature `metrics`, it describes the crate's metrics to the recorder. One
+    /// that is installed later counts them without a description.
+    ///
     /// # Errors
     ///
     /// A [`BuildError`] names the first setting that is not possible, its limit and its
@@ -459,6 +462,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         }
         config.fingerprinter = Fingerprinter::new(self.fingerprinting, self.earlier);
         check(&config)?;
+        #[cfg(feature = "metrics")]
+        crate::metrics::describe();
         Ok(IdempotencyLayer::new(self.store, config))
     }
 }

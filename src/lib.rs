@@ -228,7 +228,9 @@
 //! A panic is logged without its message, which may quote anything. Rust's panic
 //! hook prints it.
 //!
-//! Metrics (feature `metrics`) are counters with one label each:
+//! Metrics (feature `metrics`) are counters with one label each. Each has a unit and a
+//! description, which Prometheus shows as HELP. The layer gives them to the recorder when
+//! it is built, and the sweeper when it is spawned: install the recorder before.
 //!
 //! | counter | label | values |
 //! |---|---|---|
@@ -298,6 +300,8 @@ mod body;
 mod timeout;
 mod backoff;
 mod log;
+#[cfg(feature = "metrics")]
+mod metrics;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod per_runtime;
 mod sync;

@@ -67,7 +67,7 @@ impl Outcome {
             "idempotent request"
         );
         #[cfg(feature = "metrics")]
-        metrics::counter!("idempotency_requests_total", "outcome" => self.name()).increment(1);
+        metrics::counter!(crate::metrics::REQUESTS, "outcome" => self.name()).increment(1);
         let _ = operation;
     }
 }
@@ -128,7 +128,7 @@ impl Notice {
     ) {
         self.log(warnings, operation, cause);
         #[cfg(feature = "metrics")]
-        metrics::counter!("idempotency_notices_total", "notice" => self.name()).increment(1);
+        metrics::counter!(crate::metrics::NOTICES, "notice" => self.name()).increment(1);
     }
 
     fn log(self, warnings: &Warnings, operation: Option<OperationId>, cause: Option<&StoreError>) {

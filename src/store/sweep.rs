@@ -85,6 +85,8 @@ impl<S: Store> Sweeper<S> {
     ///
     /// Outside a Tokio runtime.
     pub fn spawn(self) -> SweeperHandle {
+        #[cfg(feature = "metrics")]
+        crate::metrics::describe();
         let stop = Arc::default();
         let task = tokio::spawn(self.run(Arc::clone(&stop)));
         SweeperHandle { stop, task }
@@ -198,11 +200,10 @@ impl SweepReport {
         );
         #[cfg(feature = "metrics")]
         {
-            metrics::counter!("idempotency_swept_total", "what" => "removed").increment(removed);
-            metrics::counter!("idempotency_swept_total", "what" => "removed-unknown")
-                .increment(removed_unknown);
-            metrics::counter!("idempotency_swept_total", "what" => "marked-unknown")
-                .increment(marked_unknown);
+            use crate::metrics::SWEPT;
+            metrics::counter!(SWEPT, "what" => "removed").increment(removed);
+            metrics::counter!(SWEPT, "what" => "removed-unknown").increment(removed_unknown);
+            metrics::counter!(SWEPT, "what" => "marked-unknown").increment(marked_unknown);
         }
         let _ = removed_unknown;
     }

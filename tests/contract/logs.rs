@@ -880,4 +880,31 @@ async fn f110_kinds_of_failures_do_not_suppress_one_another() {
     assert_eq!(log.warnings().len(), 4);
 }
 
+#[tokio::test(start_paused = true)]
+async fn rule_75_a_layer_describes_each_metric_it_counts() {
+    let log = Log::listen();
+    let store = MemoryStore::new();
+    let broken = Probe::answering(|_| Response::new(breaking_after(&["s3cr3t"])));
+    let streaming = required(DynStore::new(store.clone())).max_response_body(1);
+    let api = Api::new(streaming, &broken);
+    let first = api.respond(secret("K").0).await.unwrap();
+    first.into_body().collect().await.unwrap_err();
+    settle().await;
+    let names = ["idempotency_notices_total", "idempotency_requests_total"];
+    assert_eq!(log.described(), Ok(names.map(str::to_owned).into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_75_a_sweeper_without_a_layer_describes_its_metric() {
+    let store = MemoryStore::new();
+    let api = Api::new(required(DynStore::new(store.clone())), &Probe::counting());
+    api.send(secret("K")).await;
+    let log = Log::listen();
+    let sweeper = Sweeper::new(store).every(25 * HOUR).spawn();
+    tokio::time::sleep(30 * HOUR).await;
+    assert_eq!(sweeper.stop().await.removed, 1);
+    let names = ["idempotency_swept_total".to_owned()];
+    assert_eq!(log.described(), Ok(names.into()));
+}
+
 const HOUR: Duration = Duration::from_secs(3600);

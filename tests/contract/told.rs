@@ -1,7 +1,7 @@
 //! What the crate tells an operator: events and metrics.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     sync::{Arc, Mutex},
 };
@@ -64,6 +64,7 @@ impl Told {
                     (metric, label.key()),
                     ("idempotency_requests_total", "outcome")
                         | ("idempotency_notices_total", "notice")
+                        | ("idempotency_swept_total", "what")
                 ),
                 "{key:?}"
             );
@@ -73,6 +74,22 @@ impl Told {
             *counts.entry(known(label.value())).or_insert(0) += count;
         }
         (events, counts, text)
+    }
+
+    /// The metrics that were counted and have no unit or no description, and the names
+    /// of the others.
+    pub(crate) fn described(&self) -> Result<BTreeSet<String>, Vec<String>> {
+        let counted = self.metrics.snapshot().into_vec().into_iter();
+        let (described, bare): (Vec<_>, Vec<_>) = counted
+            .map(|(key, unit, description, _)| {
+                let is_described = unit.is_some() && description.is_some();
+                (key.key().name().to_owned(), is_described)
+            })
+            .partition(|(_, is_described)| *is_described);
+        match bare.is_empty() {
+            true => Ok(described.into_iter().map(|(name, _)| name).collect()),
+            false => Err(bare.into_iter().map(|(name, _)| name).collect()),
+        }
     }
 
     /// The warnings of the crate, in order.
@@ -125,6 +142,9 @@ fn known(name: &str) -> &'static str {
         "uncommitted",
         "commit-found",
         "abort-found",
+        "removed",
+        "removed-unknown",
+        "marked-unknown",
     ]
     .into_iter()
     .find(|known| *known == name)
