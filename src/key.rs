@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_not_exactly_one_string_is_refused() {
+    fn a_header_other_than_one_string_is_refused() {
         for value in [
             &b""[..],
             b"\"\"",
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn any_bytes_are_refused_or_a_printable_key_of_bounded_length() {
+    fn any_header_is_refused_or_becomes_a_short_printable_key() {
         let mut accepted = 0;
         for seed in 0..4_000 {
             let value = any_value(&mut StdRng::seed_from_u64(seed));

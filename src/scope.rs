@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_comes_back_from_its_store_as_it_was() {
+    fn a_stored_scope_reads_back_unchanged() {
         for scope in [
             Scope::single_tenant(),
             Scope::single_tenant().with_endpoint("payments"),

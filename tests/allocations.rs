@@ -49,7 +49,7 @@ fn an_ignored_request_costs_no_allocation_over_the_bare_service() {
 }
 
 #[test]
-fn an_ignored_request_through_axum_costs_at_most_two_over_a_layer_that_does_nothing() {
+fn an_ignored_request_through_axum_costs_at_most_two_allocations() {
     let router = || Router::new().route("/", routing::any(async || "hello"));
     // With a size, as any layer that has settings: axum boxes a clone of the
     // layer for each call, which is free for a layer of no size.

@@ -43,7 +43,7 @@ use tower_idempotency::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn f42_i15_a_fresh_request_dropped_at_any_poll_runs_once_and_its_retry_gets_the_answer() {
+async fn f42_i15_a_request_dropped_at_any_poll_runs_once() {
     let seen = at_every_poll(async |polls| {
         let trial = Trial::new(|layer| layer);
         let ended = polled(trial.send(whole("amount=100")), polls).await;
@@ -59,7 +59,7 @@ async fn f42_i15_a_fresh_request_dropped_at_any_poll_runs_once_and_its_retry_get
 }
 
 #[tokio::test(start_paused = true)]
-async fn f42_i11_a_request_that_is_cancelled_with_its_client_leaves_an_unknown_outcome() {
+async fn f42_i11_a_run_cancelled_with_its_client_leaves_an_unknown_outcome() {
     let seen = at_every_poll(async |polls| {
         let trial = Trial::new(|layer| layer.disconnect(Disconnect::Cancel));
         let ended = polled(trial.send(whole("amount=100")), polls).await;
@@ -81,7 +81,7 @@ async fn f42_i11_a_request_that_is_cancelled_with_its_client_leaves_an_unknown_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn f42_i13_a_waiter_dropped_at_any_poll_gives_its_place_back_and_disturbs_nobody() {
+async fn f42_i13_a_waiter_dropped_at_any_poll_returns_its_permit() {
     let seen = at_every_poll(async |polls| {
         // One place to wait: a second waiter shows whether the first left its own.
         let trial = Trial::new(|layer| layer.wait(MINUTE).max_waiters(1).max_in_flight(3));
@@ -111,7 +111,7 @@ async fn f42_i13_a_waiter_dropped_at_any_poll_gives_its_place_back_and_disturbs_
 }
 
 #[tokio::test(start_paused = true)]
-async fn f6_a_completion_at_any_moment_wakes_the_waiters_of_its_host_without_a_pause() {
+async fn f6_a_completion_wakes_local_waiters_at_once() {
     for steps in 0..40 {
         let trial = Trial::new(|layer| layer.wait(MINUTE).max_in_flight(2));
         let owner = tokio::spawn(trial.send(whole("amount=100")));
@@ -151,7 +151,7 @@ async fn f42_i4_a_replay_dropped_at_any_poll_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f42_i2_a_takeover_dropped_at_any_poll_runs_once_with_a_larger_fence() {
+async fn f42_i2_a_takeover_dropped_at_any_poll_runs_once() {
     let seen = at_every_poll(async |polls| {
         let mut trial = Trial::new(|layer| layer.recovery(Recovery::Rerun));
         let dead = trial.die_in_progress(whole("amount=100")).await;
@@ -170,7 +170,7 @@ async fn f42_i2_a_takeover_dropped_at_any_poll_runs_once_with_a_larger_fence() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f42_f4_a_live_body_dropped_at_any_poll_is_done_or_unknown_and_never_runs_again() {
+async fn f42_f4_a_stream_dropped_at_any_poll_never_runs_again() {
     let seen = at_every_poll(async |polls| {
         let trial = Trial::new(|layer| layer.max_response_body(8));
         let whole_answer = async {
@@ -221,12 +221,12 @@ async fn f1_f42_an_upload_dropped_at_any_poll_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f54_i15_each_store_call_of_a_fresh_request_may_be_dropped_before_or_after_it_happened() {
+async fn f54_i15_any_store_call_of_a_request_may_be_dropped() {
     at_every_call(|layer| layer, None).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn f54_i15_each_store_call_of_a_takeover_may_be_dropped_before_or_after_it_happened() {
+async fn f54_i15_any_store_call_of_a_takeover_may_be_dropped() {
     at_every_call(
         |layer| layer.recovery(Recovery::Rerun),
         Some(Lapsed::IsRunAgain),
@@ -235,12 +235,12 @@ async fn f54_i15_each_store_call_of_a_takeover_may_be_dropped_before_or_after_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn f54_i11_each_store_call_of_a_refusal_may_be_dropped_before_or_after_it_happened() {
+async fn f54_i11_any_store_call_of_a_refusal_may_be_dropped() {
     at_every_call(|layer| layer, Some(Lapsed::IsRefused)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn f54_i13_each_store_call_of_a_waiter_may_be_dropped_before_or_after_it_happened() {
+async fn f54_i13_any_store_call_of_a_waiter_may_be_dropped() {
     for when in [When::Before, When::After] {
         for number in 0.. {
             let trial = Trial::new(|layer| layer.wait(MINUTE).max_waiters(1).max_in_flight(2));

@@ -77,7 +77,7 @@ async fn marks_exactly_the_unknown(url: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_transition_asks_for_its_own_guard() {
+async fn each_transition_checks_its_own_guard() {
     with_store(async |store, _| {
         use Transitioned::{Applied, Superseded};
         let name = name("caller", "key");
@@ -235,7 +235,7 @@ async fn each_transition_asks_for_its_own_guard() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
+async fn a_call_repeated_with_its_token_returns_the_lost_answer() {
     with_store(async |store, _| {
         use Transitioned::Applied;
         let (completed, released, unknown) = (
@@ -348,7 +348,7 @@ async fn fences_grow_over_sweeping_forgetting_and_claiming_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i2_a_claim_that_finds_its_own_token_is_shown_a_fence_that_was_drawn_since() {
+async fn i2_a_repeated_claim_draws_a_new_fence() {
     with_store(async |store, url| {
         for companions in [0, 40] {
             let lost = name("caller", &format!("lost among {companions}"));
@@ -466,7 +466,7 @@ async fn a_sweep_never_deletes_a_record_that_was_claimed_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
+async fn a_sweep_obeys_its_limit_and_spares_leased_records() {
     with_store(async |store, _| {
         let leased = name("leased", "0");
         // As many as the limit, and before all others.
@@ -555,7 +555,7 @@ async fn a_batch_of_completions_touches_no_index() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_batch_finds_its_records_by_their_names_in_a_table_that_was_thought_to_be_small() {
+async fn a_batch_uses_the_index_after_its_table_has_grown() {
     with_store(async |store, url| {
         run(
             &url,
@@ -813,7 +813,7 @@ async fn a_dropped_outcome_is_still_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_ledger_stands_beside_the_application_s_own() {
+async fn migrations_coexist_with_those_of_the_application() {
     with_store(async |store, url| {
         let own = Migrator::with_migrations(vec![Migration::new(
             20_250_101,
@@ -887,7 +887,7 @@ async fn names_that_other_collations_merge_stay_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i9_a_row_that_cannot_be_read_fails_its_own_claim_of_a_batch_alone() {
+async fn i9_an_unreadable_row_fails_only_its_own_claim() {
     with_store(async |store, url| {
         let damaged = name("caller", "damaged");
         acquired(store.claim(&damaged, &hour()).await);
@@ -909,7 +909,7 @@ async fn i9_a_row_that_cannot_be_read_fails_its_own_claim_of_a_batch_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_cannot_be_read_is_an_error_and_never_absent() {
+async fn an_unreadable_row_is_an_error_and_never_absent() {
     with_store(async |store, url| {
         let name = name("caller", "key");
         let claim = hour();
@@ -952,7 +952,7 @@ async fn a_row_that_cannot_be_read_is_an_error_and_never_absent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_table_in_hash_partitions_gets_the_answers_of_the_memory_store() {
+async fn a_partitioned_table_gives_the_answers_of_the_memory_store() {
     with_database(async |url| {
         let whole = include_str!("../migrations/postgres/0001_records.sql");
         let parted = whole.replace(
@@ -974,7 +974,7 @@ async fn a_table_in_hash_partitions_gets_the_answers_of_the_memory_store() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_batch_waits_for_a_transaction_that_holds_one_of_its_records() {
+async fn no_batch_waits_for_a_transaction_on_one_record() {
     with_database(async |url| {
         let store = PostgresStore::builder(options(&url))
             .lock_timeout(Duration::from_secs(60))
@@ -1054,7 +1054,7 @@ async fn a_name_that_cannot_be_kept_fails_alone_among_many() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn claims_whose_connection_is_lost_are_all_answered_and_claimed_once() {
+async fn claims_on_a_lost_connection_are_answered_and_granted_once() {
     with_store(async |store, url| {
         let killer = tokio::spawn({
             let url = url.to_owned();
@@ -1215,7 +1215,7 @@ async fn a_cut_connection_is_an_error_and_then_forgotten() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_cut_while_nobody_looked_are_not_noticed_at_all() {
+async fn connections_cut_while_idle_fail_no_call() {
     with_store(async |store, url| {
         let name = name("caller", "key");
         acquired(store.claim(&name, &hour()).await);
@@ -1254,7 +1254,7 @@ async fn a_duplicate_does_not_wait_for_a_completion_under_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_locked_by_another_transaction_times_out_and_the_store_stays_usable() {
+async fn a_locked_record_times_out_and_the_store_stays_usable() {
     with_database(async |url| {
         let store = PostgresStore::builder(options(&url))
             .max_connections(1)
@@ -1295,7 +1295,7 @@ async fn a_record_locked_by_another_transaction_times_out_and_the_store_stays_us
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_falls_silent_takes_no_connection_for_ever() {
+async fn a_silent_server_holds_no_connection_past_a_timeout() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
         let store = PostgresStore::builder(proxy.options(&url))
@@ -1322,7 +1322,7 @@ async fn a_server_that_falls_silent_takes_no_connection_for_ever() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_error_says_a_name_a_token_or_a_response() {
+async fn errors_never_contain_keys_tokens_or_responses() {
     with_store(async |store, url| {
         run(
             &url,
@@ -1387,7 +1387,7 @@ async fn a_standby_is_refused_with_its_reason() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_table_and_a_wrong_address_say_what_to_do() {
+async fn errors_for_missing_table_and_wrong_address_say_the_remedy() {
     with_database(async |url| {
         let store = PostgresStore::connect(&url).await.unwrap();
         let error = store.read(&name("caller", "key")).await.unwrap_err();

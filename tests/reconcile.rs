@@ -91,7 +91,7 @@ async fn record(store: &MemoryStore) -> Record {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_hook_says_has_happened_is_recorded_and_replayed() {
+async fn an_outcome_confirmed_by_the_hook_is_recorded_and_replayed() {
     let (handler, asked) = (Handler::failing(1), Arc::new(Mutex::new(Vec::new())));
     let hook = Reconciler::new({
         let asked = asked.clone();
@@ -118,7 +118,7 @@ async fn what_the_hook_says_has_happened_is_recorded_and_replayed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_did_not_happen_runs_again_as_the_same_operation() {
+async fn an_operation_that_did_not_happen_runs_again_as_itself() {
     let handler = Handler::failing(1);
     let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
     let service = handler.behind(MemoryStore::new(), hook);
@@ -135,7 +135,7 @@ async fn what_did_not_happen_runs_again_as_the_same_operation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_still_unknown_is_shown_and_asked_again() {
+async fn an_undecided_outcome_is_shown_and_asked_again() {
     let (handler, asked) = (Handler::failing(1), Arc::new(AtomicUsize::new(0)));
     let hook = Reconciler::new({
         let asked = asked.clone();
@@ -165,7 +165,7 @@ async fn what_is_still_unknown_is_shown_and_asked_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_request_at_a_time_asks_however_long_the_hook_takes() {
+async fn one_request_at_a_time_asks_a_slow_hook() {
     let (handler, at_once) = (Handler::failing(1), Arc::new(AtomicUsize::new(0)));
     let asked = Arc::new(AtomicUsize::new(0));
     let hook = Reconciler::new({
@@ -198,7 +198,7 @@ async fn one_request_at_a_time_asks_however_long_the_hook_takes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_dead_owner_is_asked_about_once_its_lease_has_lapsed() -> Result<(), StoreError> {
+async fn the_hook_is_asked_once_a_dead_owners_lease_lapses() -> Result<(), StoreError> {
     let handler = Handler::failing(1);
     let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
     let store = MemoryStore::new();
@@ -226,7 +226,7 @@ async fn a_dead_owner_is_asked_about_once_its_lease_has_lapsed() -> Result<(), S
 }
 
 #[tokio::test(start_paused = true)]
-async fn f32_a_request_that_always_fails_comes_to_an_end() {
+async fn f32_a_request_that_always_fails_stops_running() {
     let handler = Handler::failing(100);
     let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
     let service = handler.behind(MemoryStore::new(), hook);

@@ -61,7 +61,7 @@ async fn a_random_walk_gets_the_answers_of_the_memory_store() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_transition_asks_for_its_own_guard() {
+async fn each_transition_checks_its_own_guard() {
     let file = File::new();
     let store = file.open().await;
     use Transitioned::{Applied, Superseded};
@@ -144,7 +144,7 @@ async fn each_transition_asks_for_its_own_guard() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_repeated_with_the_same_token_gives_the_lost_answer() {
+async fn a_call_repeated_with_its_token_returns_the_lost_answer() {
     let file = File::new();
     let store = file.open().await;
     let (completed, released, unknown) = (
@@ -233,7 +233,7 @@ async fn fences_grow_over_sweeping_forgetting_and_reopening() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sweep_keeps_to_its_limit_and_spares_what_is_leased() {
+async fn a_sweep_obeys_its_limit_and_spares_leased_records() {
     let file = File::new();
     let store = file.open().await;
     let leased = name("leased", "0");
@@ -346,7 +346,7 @@ async fn records_survive_closing_and_opening_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_acknowledged_survives_a_process_that_is_killed() {
+async fn acknowledged_records_survive_a_killed_process() {
     let file = File::new();
     let name = name("caller", "key");
     let output = file.child("claims_and_dies").await;
@@ -362,7 +362,7 @@ async fn what_is_acknowledged_survives_a_process_that_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wal_and_full_are_in_force_whatever_the_application_asked_for() {
+async fn the_store_forces_wal_and_full_against_other_settings() {
     let file = File::new();
     let careless = file
         .options()
@@ -394,7 +394,7 @@ async fn wal_and_full_are_in_force_whatever_the_application_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_database_says_so_and_keeps_nothing_by_halves() {
+async fn a_full_database_is_reported_and_keeps_no_partial_record() {
     let file = File::new();
     file.open().await.close().await;
     let small = file.options().pragma("max_page_count", "40");
@@ -481,7 +481,7 @@ async fn eight_processes_open_one_new_file_and_share_its_keys() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn reads_and_claims_of_taken_keys_do_not_wait_for_a_writer() {
+async fn reads_and_duplicate_claims_do_not_wait_for_a_writer() {
     let file = File::new();
     let store = SqliteStore::open_with(file.options().busy_timeout(Duration::from_secs(1)))
         .await
@@ -568,7 +568,7 @@ async fn a_dropped_outcome_is_still_written() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn its_ledger_stands_beside_the_application_s_own() {
+async fn migrations_coexist_with_those_of_the_application() {
     let file = File::new();
     let own = Migrator::with_migrations(vec![Migration::new(
         20_250_101,
@@ -587,7 +587,7 @@ async fn its_ledger_stands_beside_the_application_s_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_row_that_cannot_be_read_is_an_error_and_never_absent() {
+async fn an_unreadable_row_is_an_error_and_never_absent() {
     let file = File::new();
     let store = file.open().await;
     let mut connection = file.connect().await;
@@ -627,7 +627,7 @@ async fn a_row_that_cannot_be_read_is_an_error_and_never_absent() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_a_store_is_refused_with_its_reason() {
+async fn an_unusable_file_is_refused_with_its_reason() {
     let file = File::new();
     std::fs::write(file.path(), [7; 8_192]).unwrap();
     let error = SqliteStore::open(file.path()).await.unwrap_err();

@@ -446,7 +446,7 @@ macro_rules! for_each_promise {
             one_of_many_simultaneous_reconciliations_is_granted
             one_of_many_simultaneous_retries_is_granted
             one_of_many_simultaneous_replacements_is_granted
-            one_of_many_simultaneous_claims_of_an_expired_record_is_granted
+            one_of_many_claims_of_an_expired_record_is_granted
             takeovers_are_counted_and_a_retry_keeps_one
             i6_release_after_a_takeover_is_for_the_same_request
             reclaim_sets_lease_retention_and_age_anew

@@ -144,7 +144,7 @@ impl<S: Subject> Trial<S> {
     }
 
     /// Of 32 simultaneous claims of an expired record, one is granted.
-    pub async fn one_of_many_simultaneous_claims_of_an_expired_record_is_granted(&self) {
+    pub async fn one_of_many_claims_of_an_expired_record_is_granted(&self) {
         self.one_succeeds(ReclaimAs::Expired, Status::Completed, true)
             .await;
     }

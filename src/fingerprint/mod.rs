@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn rule_29_spelling_of_the_media_type_does_not_count_but_the_type_does() {
+    fn rule_29_the_media_type_counts_and_its_spelling_does_not() {
         let of = |media_type| identified(&Fingerprinting::bytes(), "/", media_type, "x");
         assert_eq!(
             of("application/json;charset=utf-8;a=\"b\""),
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn an_earlier_scheme_is_recomputed_and_an_unknown_one_is_not_guessed() {
+    fn an_earlier_scheme_is_recomputed_and_an_unknown_one_reported() {
         let (parts, ()) = Request::post("/").body(()).unwrap().into_parts();
         let body = Bytes::from_static(b"x");
         let old = Fingerprinter::new(Fingerprinting::custom("one", |_, b| b.to_vec()), vec![]);
@@ -247,7 +247,7 @@ mod tests {
 
     #[cfg(feature = "axum")]
     #[test]
-    fn a_record_of_a_shortened_path_is_compared_by_that_path() {
+    fn a_record_of_the_nested_path_is_compared_by_it() {
         let recorded = unread("/a");
         let same = compared(&recorded, &request("/v1/a", "/a"));
         assert!(matches!(same, Comparison::Same));

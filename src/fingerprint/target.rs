@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rule_30_an_authority_has_no_case_no_user_and_no_default_port() {
+    fn rule_30_an_authority_loses_case_user_and_default_port() {
         for spelling in [
             "a.example",
             "A.Example",

@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bytes_of_version_1_are_read_for_ever() {
+    fn recorded_bytes_of_version_1_stay_readable() {
         let golden = hex::decode(GOLDEN).unwrap();
         let decoded = RecordedResponse::decode(golden.into()).unwrap();
         assert_eq!(decoded.encode(), response().encode());
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tombstone_comes_back_as_one() {
+    fn a_tombstone_decodes_to_a_tombstone() {
         let decoded = RecordedResponse::decode(RecordedResponse::tombstone().encode()).unwrap();
         assert_eq!(decoded.status(), None);
     }

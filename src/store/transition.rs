@@ -621,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_version_1_are_decoded_for_ever() {
+    fn bytes_of_version_1_stay_readable() {
         let claim = Claim {
             token: Token::from_bytes([0xb1; 16]),
             operation: OperationId::from_bytes([0xa1; 16]),

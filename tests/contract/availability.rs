@@ -302,7 +302,7 @@ async fn a_claim_lost_before_a_contended_one_is_withdrawn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f105_the_lease_is_lost_at_its_end_while_a_renewal_hangs() {
+async fn f105_a_hanging_renewal_loses_the_lease_at_its_end() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Renew, .., Fault::Hangs);
     let probe = Probe::running(|run| async move {
@@ -320,7 +320,7 @@ async fn f105_the_lease_is_lost_at_its_end_while_a_renewal_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_is_refused_if_the_inner_service_is_not_ready() {
+async fn a_waiter_is_refused_while_the_inner_service_is_busy() {
     let store = MemoryStore::new();
     let hour = Duration::from_secs(3600);
     let claim = Claim::new(fingerprint(keyed("K")).await, hour, hour);

@@ -33,23 +33,23 @@ use crate::{
 
 on_each_store! {
     rule_40_of_a_hundred_at_once_one_runs
-    rule_40_of_a_hundred_at_once_on_two_processes_one_runs_and_the_others_replay
-    rule_41_a_second_one_while_the_first_runs_is_told_to_come_back
+    rule_40_one_of_a_hundred_runs_and_the_others_replay
+    rule_41_a_duplicate_of_a_running_request_gets_409
     rule_42_another_body_while_the_first_runs_is_a_mismatch
-    rule_45_who_waits_gets_the_replay_when_the_owner_completes
+    rule_45_a_waiter_gets_the_replay_when_the_owner_completes
     rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs
     rule_46_the_client_closes_the_connection_and_the_handler_finishes
     rule_46_the_client_closes_its_half_and_the_handler_finishes
     rule_46_the_client_resets_the_stream_and_the_handler_finishes
     rule_49_a_panic_is_500_and_its_outcome_unknown
-    rule_50_what_is_released_by_500_or_503_runs_again_for_the_same_request_alone
-    rule_50_what_another_gave_up_waiting_for_is_unknown
+    rule_50_a_released_key_runs_again_for_the_same_request_alone
+    rule_50_timeouts_and_gateway_errors_leave_an_unknown_outcome
     rule_51_refusals_of_the_handler_are_recorded
     rule_52_released_redirects_and_4xx_free_the_key
-    rule_53_the_handlers_word_beats_the_table_and_is_not_seen
-    rule_54_an_error_of_the_inner_service_is_unchanged_and_its_outcome_unknown
+    rule_53_the_handlers_disposition_beats_the_table_and_is_removed
+    rule_54_an_inner_error_passes_and_its_outcome_is_unknown
     rule_55_a_body_that_breaks_is_never_replayed_short
-    rule_56_after_the_lease_of_a_dead_owner_the_outcome_is_unknown
+    rule_56_a_lapsed_lease_leaves_an_unknown_outcome
     rule_56_with_rerun_exactly_one_of_fifty_retries_runs
     rule_57_heartbeats_keep_a_lease_that_the_handler_outlives
     rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner
@@ -97,9 +97,7 @@ async fn rule_40_of_a_hundred_at_once_one_runs(place: &Place) {
     api.send(keyed("K")).await.assert_replay_of(&owner);
 }
 
-async fn rule_40_of_a_hundred_at_once_on_two_processes_one_runs_and_the_others_replay(
-    place: &Place,
-) {
+async fn rule_40_one_of_a_hundred_runs_and_the_others_replay(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let waiting = Duration::from_secs(60);
@@ -119,7 +117,7 @@ async fn rule_40_of_a_hundred_at_once_on_two_processes_one_runs_and_the_others_r
     }
 }
 
-async fn rule_41_a_second_one_while_the_first_runs_is_told_to_come_back(place: &Place) {
+async fn rule_41_a_duplicate_of_a_running_request_gets_409(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let api = Api::new(required(place.open().await), &probe);
@@ -138,7 +136,7 @@ async fn rule_41_a_second_one_while_the_first_runs_is_told_to_come_back(place: &
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_41_retry_after_is_the_age_of_the_claim_but_no_more_than_the_lease_has_left() {
+async fn rule_41_retry_after_grows_with_the_claim_within_its_lease() {
     let gate = Gate::closed();
     // No heartbeat before the lease has lapsed: it is not kept alive.
     let store = Faulty::over(MemoryStore::new());
@@ -237,7 +235,7 @@ async fn rule_44_in_flight_is_never_an_interim_status_425_or_429() {
 }
 
 #[tokio::test]
-async fn rule_44_a_renderer_of_its_own_may_answer_202_with_the_operations_address() {
+async fn rule_44_a_renderer_may_answer_202_with_the_operations_address() {
     let gate = Gate::closed();
     let builder = required(memory()).render(|rejection, _| {
         let operation = rejection.operation()?;
@@ -271,7 +269,7 @@ async fn rule_44_a_renderer_of_its_own_may_answer_202_with_the_operations_addres
     api.send(keyed("K")).await.assert_replay_of(&owner);
 }
 
-async fn rule_45_who_waits_gets_the_replay_when_the_owner_completes(place: &Place) {
+async fn rule_45_a_waiter_gets_the_replay_when_the_owner_completes(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let store = Faulty::over(place.open().await);
@@ -329,7 +327,7 @@ async fn rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs(place: 
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_45_who_has_waited_to_the_bound_gets_409_and_the_owner_is_untouched() {
+async fn rule_45_a_waiter_times_out_with_409_and_the_owner_completes() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let api = Api::new(required(memory()).wait(Duration::from_secs(7)), &probe);
@@ -347,7 +345,7 @@ async fn rule_45_who_has_waited_to_the_bound_gets_409_and_the_owner_is_untouched
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_45_a_waiter_that_leaves_frees_its_place_and_the_owner_is_untouched() {
+async fn rule_45_a_waiter_that_leaves_frees_its_permit() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let store = Faulty::over(MemoryStore::new());
@@ -378,7 +376,7 @@ async fn rule_45_a_waiter_that_leaves_frees_its_place_and_the_owner_is_untouched
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_45_a_waiter_is_told_at_once_when_the_outcome_becomes_unknown() {
+async fn rule_45_an_unknown_outcome_wakes_its_waiter_with_409_at_once() {
     let gate = Gate::closed();
     let held = gate.clone();
     let probe = Probe::running(move |_| {
@@ -406,7 +404,7 @@ async fn rule_45_a_waiter_is_told_at_once_when_the_outcome_becomes_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_45_a_waiter_whose_key_goes_to_another_request_is_told_of_the_mismatch() {
+async fn rule_45_a_waiter_overtaken_by_another_request_gets_422() {
     let store = memory();
     let probe = Probe::counting();
     let waiting = required(store.clone()).wait(Duration::from_secs(60));
@@ -584,7 +582,7 @@ async fn rule_47_a_body_that_breaks_off_is_refused_before_any_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_47_a_body_that_comes_too_slowly_is_refused_before_any_claim() {
+async fn rule_47_a_slow_upload_is_refused_before_any_claim() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let (frames, body) = streamed();
@@ -598,7 +596,7 @@ async fn rule_47_a_body_that_comes_too_slowly_is_refused_before_any_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_48_an_outer_timeout_is_not_recorded_and_the_real_result_is() {
+async fn rule_48_an_outer_timeout_leaves_the_real_result_recorded() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let layer = required(memory()).build().unwrap();
@@ -656,9 +654,7 @@ async fn rule_49_a_panic_is_500_and_its_outcome_unknown(place: &Place) {
     }
 }
 
-async fn rule_50_what_is_released_by_500_or_503_runs_again_for_the_same_request_alone(
-    place: &Place,
-) {
+async fn rule_50_a_released_key_runs_again_for_the_same_request_alone(place: &Place) {
     let store = place.open().await;
     for script in [
         &[500, 201][..],
@@ -683,7 +679,7 @@ async fn rule_50_what_is_released_by_500_or_503_runs_again_for_the_same_request_
     }
 }
 
-async fn rule_50_what_another_gave_up_waiting_for_is_unknown(place: &Place) {
+async fn rule_50_timeouts_and_gateway_errors_leave_an_unknown_outcome(place: &Place) {
     let store = place.open().await;
     for status in [408, 502, 504, 500, 503] {
         let probe = Probe::answering(move |run| {
@@ -754,7 +750,7 @@ async fn rule_52_released_redirects_and_4xx_free_the_key(place: &Place) {
 
 type Says = fn(&crate::probe::Run, &mut http::Response<Body>);
 
-async fn rule_53_the_handlers_word_beats_the_table_and_is_not_seen(place: &Place) {
+async fn rule_53_the_handlers_disposition_beats_the_table_and_is_removed(place: &Place) {
     let store = place.open().await;
     let record_500: [Says; 2] = [
         |_, response| _ = response.extensions_mut().insert(Disposition::Record),
@@ -821,7 +817,7 @@ async fn rule_53_the_handlers_word_beats_the_table_and_is_not_seen(place: &Place
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_53_the_handlers_word_says_how_long_the_response_is_kept() {
+async fn rule_53_keep_for_sets_the_retention_of_the_response() {
     let store = memory();
     let minute = Duration::from_secs(60);
     let on_the_response: Says = |_, response| {
@@ -855,7 +851,7 @@ async fn rule_53_the_handlers_word_says_how_long_the_response_is_kept() {
 }
 
 #[tokio::test]
-async fn rule_53_where_both_say_something_the_response_wins() {
+async fn rule_53_the_response_wins_over_the_operation() {
     let probe = Probe::answering(|run| {
         run.operation().set_disposition(Disposition::Unknown);
         let mut response = run.created();
@@ -868,7 +864,7 @@ async fn rule_53_where_both_say_something_the_response_wins() {
 }
 
 #[tokio::test]
-async fn rule_53_a_word_is_a_part_of_an_axum_response() {
+async fn rule_53_a_disposition_is_a_part_of_an_axum_response() {
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&runs);
     let app = Router::new()
@@ -890,7 +886,7 @@ async fn rule_53_a_word_is_a_part_of_an_axum_response() {
     assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
 
-async fn rule_54_an_error_of_the_inner_service_is_unchanged_and_its_outcome_unknown(place: &Place) {
+async fn rule_54_an_inner_error_passes_and_its_outcome_is_unknown(place: &Place) {
     let probe = Probe::running(|_| async { Err(Failure("the very error")) });
     let api = Api::new(required(place.open().await), &probe);
     let error = api.respond(keyed("K").0).await.unwrap_err();
@@ -942,7 +938,7 @@ async fn claimed_by_a_dead_process(store: &impl Store, lease: Duration) -> Claim
     claim
 }
 
-async fn rule_56_after_the_lease_of_a_dead_owner_the_outcome_is_unknown(place: &Place) {
+async fn rule_56_a_lapsed_lease_leaves_an_unknown_outcome(place: &Place) {
     let store = place.open().await;
     let probe = Probe::counting();
     let api = Api::new(required(store.clone()), &probe);
@@ -1056,7 +1052,7 @@ async fn rule_57_heartbeats_keep_a_lease_that_the_handler_outlives(place: &Place
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_57_a_handler_that_hangs_loses_its_lease_after_the_longest_run() {
+async fn rule_57_a_hanging_handler_loses_its_lease_after_max_run_time() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let api = Api::new(required(memory()), &probe);
@@ -1198,7 +1194,7 @@ async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_58_a_claim_whose_answer_got_lost_is_still_this_requests_claim() {
+async fn rule_58_a_request_recovers_its_claim_after_a_lost_answer() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, 1..=1, Fault::LosesItsAnswer);
     let probe = Probe::counting();
@@ -1209,7 +1205,7 @@ async fn rule_58_a_claim_whose_answer_got_lost_is_still_this_requests_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_58_a_store_that_fails_to_read_a_recorded_response_does_not_let_it_run_again() {
+async fn rule_58_a_failing_store_does_not_rerun_a_recorded_request() {
     let faulty = Faulty::over(MemoryStore::new());
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
@@ -1225,7 +1221,7 @@ async fn rule_58_a_store_that_fails_to_read_a_recorded_response_does_not_let_it_
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_58_a_route_may_choose_to_run_unguarded_and_says_so() {
+async fn rule_58_a_route_may_run_unguarded_with_a_marker() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks_down(&Fault::Fails);
     let probe = Probe::answering(|run| {
@@ -1264,7 +1260,7 @@ async fn rule_58_a_route_may_choose_to_run_unguarded_and_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_is_only_busy_is_asked_again_later_and_nothing_runs_unguarded() {
+async fn an_overloaded_store_refuses_and_nothing_runs_unguarded() {
     let faulty = Faulty::over(MemoryStore::new());
     let probe = Probe::answering(|run| run.created());
     let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
@@ -1282,7 +1278,7 @@ async fn a_store_that_is_only_busy_is_asked_again_later_and_nothing_runs_unguard
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_58_what_has_seen_a_record_does_not_run_unguarded() {
+async fn rule_58_a_request_that_saw_a_record_never_runs_unguarded() {
     // The claim shows a record that could be claimed again, and then the store
     // breaks.
     let faulty = Faulty::over(MemoryStore::new());
@@ -1332,7 +1328,7 @@ async fn rule_58_what_has_seen_a_record_does_not_run_unguarded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_59_a_response_that_cannot_be_recorded_goes_out_and_is_recorded_late() {
+async fn rule_59_an_unrecorded_response_is_sent_and_recorded_late() {
     for fault in [
         Fault::Fails,
         Fault::Hangs,
@@ -1370,7 +1366,7 @@ async fn rule_59_a_response_that_cannot_be_recorded_goes_out_and_is_recorded_lat
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_59_what_is_never_recorded_never_runs_again() {
+async fn rule_59_a_response_never_recorded_never_runs_again() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Complete, .., Fault::Fails);
     let probe = Probe::counting();
@@ -1409,7 +1405,7 @@ async fn rule_59_late_recording_is_bounded_in_bytes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_59_a_release_or_an_unknown_outcome_that_cannot_be_written_is_written_late() {
+async fn rule_59_a_failed_release_or_unknown_mark_is_written_late() {
     for (status, call) in [(503, Call::Release), (504, Call::MarkUnknown)] {
         let faulty = Faulty::over(MemoryStore::new());
         faulty.breaks(call, 1..=3, Fault::Fails);
@@ -1469,7 +1465,7 @@ async fn rule_60_two_processes_keep_each_others_claims_and_records(place: &Place
 }
 
 #[tokio::test]
-async fn rule_61_a_body_over_the_cap_is_refused_without_a_claim() {
+async fn rule_61_a_body_over_the_limit_is_refused_without_claim() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let builder = required(DynStore::new(store.clone())).max_request_body(1_000);
     let api = Api::new(builder, &probe);
@@ -1494,7 +1490,7 @@ async fn rule_61_a_body_over_the_cap_is_refused_without_a_claim() {
 }
 
 #[tokio::test]
-async fn rule_61_the_cap_holds_for_every_framing_and_not_without_a_key() {
+async fn rule_61_the_limit_covers_every_framing_of_keyed_requests() {
     let probe = Probe::counting();
     let api = Api::new(optional(memory()).max_request_body(4), &probe);
     let server = api.serve().await;
@@ -1526,7 +1522,7 @@ async fn rule_61_the_cap_holds_for_every_framing_and_not_without_a_key() {
 }
 
 #[tokio::test]
-async fn rule_61_unless_said_otherwise_the_cap_is_a_mebibyte() {
+async fn rule_61_the_limit_is_a_mebibyte_by_default() {
     let probe = Probe::counting();
     let api = Api::new(required(memory()), &probe);
     let over = keyed("K").body(vec![b'x'; (1 << 20) + 1]);

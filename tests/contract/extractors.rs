@@ -124,7 +124,7 @@ type Story = (
 );
 
 #[tokio::test]
-async fn rule_52_a_request_that_an_extractor_refused_is_corrected_with_its_key() {
+async fn rule_52_a_request_refused_by_an_extractor_retries_with_its_key() {
     let stories: [Story; 6] = [
         (
             &[
@@ -221,7 +221,7 @@ async fn rule_51_a_bare_extractors_rejection_is_recorded() {
 }
 
 #[tokio::test]
-async fn rule_53_a_rejections_own_word_and_effects_before_it_stay() {
+async fn rule_53_a_rejection_keeps_its_disposition_and_earlier_effects() {
     struct Refused;
     impl<S: Sync> axum::extract::FromRequestParts<S> for Refused {
         type Rejection = (StatusCode, Disposition, &'static str);

@@ -30,7 +30,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn f02_f42_a_request_dropped_at_any_moment_runs_once_and_its_retry_gets_the_answer() {
+async fn f02_f42_a_dropped_request_runs_once_and_its_retry_succeeds() {
     let moment = Duration::from_millis(1);
     for moments in 0.. {
         // Claim, handler and record take their time, so that each is dropped in
@@ -83,7 +83,7 @@ async fn f03_a_client_that_pipelines_and_leaves_finds_its_answer() {
 }
 
 #[tokio::test]
-async fn f04_a_client_that_leaves_in_the_middle_of_its_answer_gets_it_whole_by_a_retry() {
+async fn f04_a_retry_gets_the_whole_answer_after_a_broken_download() {
     let probe = Probe::answering(|run| {
         let mut response = run.created();
         *response.body_mut() = vec![b'x'; 900_000].into();
@@ -123,7 +123,7 @@ async fn f08_a_dripping_body_is_refused_and_claims_nothing() {
 }
 
 #[tokio::test]
-async fn f12_a_body_compressed_anew_is_the_same_request_if_it_is_unpacked_outside_of_the_layer() {
+async fn f12_a_recompressed_body_matches_where_an_outer_layer_unpacks_it() {
     let probe = Probe::counting();
     let service = Api::new(required(memory()), &probe).service();
     let packed = |time| {
@@ -164,7 +164,7 @@ fn gzip(time: u8, content: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn f16_trailers_of_a_request_reach_the_handler_and_make_no_other_request() {
+async fn f16_request_trailers_reach_the_handler_and_do_not_count() {
     let probe = Probe::running(|run| async move {
         let mut response = run.created();
         let read = run.request.into_body().collect().await.unwrap();
@@ -185,7 +185,7 @@ async fn f16_trailers_of_a_request_reach_the_handler_and_make_no_other_request()
 }
 
 #[tokio::test]
-async fn f20_web_sockets_and_tunnels_pass_with_what_the_server_needs_to_upgrade() {
+async fn f20_web_sockets_and_tunnels_pass_with_their_upgrade_extension() {
     /// In the place of the server's own extension.
     #[derive(Clone)]
     struct OnUpgrade;
@@ -209,7 +209,7 @@ async fn f20_web_sockets_and_tunnels_pass_with_what_the_server_needs_to_upgrade(
 }
 
 #[tokio::test]
-async fn f24_compression_inside_of_the_layer_is_recorded_with_the_name_of_its_encoding() {
+async fn f24_an_inner_compression_is_recorded_with_its_encoding() {
     let probe = Probe::answering(|run| {
         let mut response = run.created();
         *response.body_mut() = "compress me, ".repeat(200).into();
@@ -235,7 +235,7 @@ async fn f24_compression_inside_of_the_layer_is_recorded_with_the_name_of_its_en
 
 proptest::proptest! {
     #[test]
-    fn f25_any_lines_of_any_headers_come_back_as_they_were(
+    fn f25_any_header_lines_replay_unchanged(
         lines in vec((0..NAMES.len(), vec(prop_oneof![0x20_u8..=0x7e, 0x80_u8..=0xff], 0..20)), 0..20)
     ) {
         let sent = lines.clone();
@@ -277,7 +277,7 @@ fn current_thread() -> Runtime {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f30_a_handler_that_blocks_its_thread_keeps_its_lease_on_another_one() {
+async fn f30_another_thread_renews_the_lease_of_a_blocking_handler() {
     let store = Faulty::over(MemoryStore::new());
     let beats = store.clone();
     let probe = Probe::answering(move |run| {
@@ -294,7 +294,7 @@ async fn f30_a_handler_that_blocks_its_thread_keeps_its_lease_on_another_one() {
 }
 
 #[test]
-fn f30_a_handler_that_blocks_the_only_thread_is_fenced_and_answers_as_the_winner() {
+fn f30_a_handler_that_blocks_the_only_thread_answers_as_winner() {
     let store = MemoryStore::new();
     let short = {
         let store = store.clone();
@@ -327,7 +327,7 @@ fn f30_a_handler_that_blocks_the_only_thread_is_fenced_and_answers_as_the_winner
 }
 
 #[test]
-fn f32_f40_a_request_that_ends_every_process_it_runs_in_comes_to_an_end() {
+fn f32_f40_a_request_that_kills_each_process_ends_as_unknown() {
     let store = MemoryStore::new();
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
@@ -372,7 +372,7 @@ fn f32_f40_a_request_that_ends_every_process_it_runs_in_comes_to_an_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f43_heartbeats_end_with_their_owner_whatever_its_end() {
+async fn f43_heartbeats_stop_however_their_owner_ends() {
     let store = Faulty::over(MemoryStore::new());
     let probe = Probe::running(|run| async move {
         let mut response = run.created();
@@ -410,7 +410,7 @@ async fn f43_heartbeats_end_with_their_owner_whatever_its_end() {
 }
 
 #[tokio::test]
-async fn f49_all_clones_of_a_router_share_the_places_to_wait() {
+async fn f49_clones_of_a_router_share_max_waiters() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let layer = required(memory())
@@ -437,7 +437,7 @@ async fn f49_all_clones_of_a_router_share_the_places_to_wait() {
 }
 
 #[tokio::test]
-async fn f55_where_all_connections_are_taken_nothing_runs_and_the_client_may_come_back() {
+async fn f55_a_pool_without_a_free_connection_gives_503_until_freed() {
     check(Place::postgres().await, async |place: &Place| {
         let store = PostgresStore::builder(place.address().parse().unwrap())
             .max_connections(1)
@@ -476,7 +476,7 @@ async fn f55_where_all_connections_are_taken_nothing_runs_and_the_client_may_com
 }
 
 #[tokio::test]
-async fn f57_a_claim_that_another_transaction_may_have_made_is_not_waited_for_for_ever() {
+async fn f57_a_claim_blocked_by_another_transaction_times_out() {
     check(Place::postgres().await, async |place: &Place| {
         let store = PostgresStore::builder(place.address().parse().unwrap())
             .lock_timeout(Duration::from_millis(300))
@@ -570,7 +570,7 @@ async fn f100_a_replay_keeps_the_cache_control_of_its_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f59_a_record_that_vanishes_under_a_claim_is_claimed_again_and_never_run_without() {
+async fn f59_a_claim_retries_when_its_record_vanishes() {
     let store = Faulty::over(MemoryStore::new());
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
@@ -600,7 +600,7 @@ const CLOCK_JUMPS_BACK: &str = "UPDATE idempotency_records SET
     expires_at = expires_at + interval '1 hour'";
 
 #[tokio::test]
-async fn f81_a_clock_that_jumps_forward_lets_another_take_over_and_the_owner_is_fenced() {
+async fn f81_a_clock_jumping_forward_fences_the_owner() {
     check(Place::postgres().await, async |place: &Place| {
         let gate = Gate::closed();
         let probe = Probe::behind(&gate);
@@ -626,7 +626,7 @@ async fn f81_a_clock_that_jumps_forward_lets_another_take_over_and_the_owner_is_
 }
 
 #[tokio::test]
-async fn f81_a_clock_that_jumps_back_starts_nothing_and_the_next_heartbeat_sets_the_lease_right() {
+async fn f81_a_heartbeat_repairs_the_lease_after_a_clock_jumps_back() {
     check(Place::postgres().await, async |place: &Place| {
         let gate = Gate::closed();
         let probe = Probe::behind(&gate);

@@ -28,12 +28,12 @@ use crate::{
 };
 
 on_each_store! {
-    rule_62_no_hop_by_hop_header_is_replayed_whatever_is_configured
+    rule_62_no_setting_replays_a_hop_by_hop_header
     rule_65_cookies_reach_the_first_client_and_never_the_store
     rule_66_lines_of_one_header_keep_their_order_and_their_bytes
     rule_68_trailers_are_replayed_as_trailers
-    rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombstone
-    rule_71_recorded_over_one_version_of_http_it_replays_over_the_other
+    rule_69_an_oversized_response_is_streamed_and_leaves_a_tombstone
+    rule_71_a_record_replays_over_another_version_of_http
     rule_72_after_the_retention_the_key_runs_again_without_a_sweep
 }
 
@@ -55,7 +55,7 @@ fn wire_request(key: &str) -> String {
     post("/count", &lines, "{\"amount\":1}")
 }
 
-async fn rule_62_no_hop_by_hop_header_is_replayed_whatever_is_configured(place: &Place) {
+async fn rule_62_no_setting_replays_a_hop_by_hop_header(place: &Place) {
     let probe = answering(
         &[
             ("connection", b"x-hop, X-Other"),
@@ -114,7 +114,7 @@ async fn rule_62_no_hop_by_hop_header_is_replayed_whatever_is_configured(place: 
 }
 
 #[tokio::test]
-async fn rule_63_the_length_matches_the_bytes_even_when_the_handler_set_it_wrong() {
+async fn rule_63_a_replay_corrects_a_wrong_content_length() {
     for wrong in [&b"1"[..], b"9999", b"0"] {
         let probe = Probe::answering(move |run| {
             let mut response = run.created();
@@ -398,7 +398,7 @@ fn live(
     (probe, frames)
 }
 
-async fn rule_69_a_response_too_large_to_keep_goes_out_live_and_leaves_a_tombstone(place: &Place) {
+async fn rule_69_an_oversized_response_is_streamed_and_leaves_a_tombstone(place: &Place) {
     let gate = Gate::closed();
     gate.open();
     let (probe, frames) = live(&gate, "text/plain");
@@ -515,7 +515,7 @@ async fn rule_69_a_large_response_reaches_the_client_whole_over_every_version() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_69_a_slow_response_goes_out_live_after_its_time() {
+async fn rule_69_a_slow_response_is_streamed_after_its_timeout() {
     let gate = Gate::closed();
     gate.open();
     let (probe, frames) = live(&gate, "text/plain");
@@ -550,7 +550,7 @@ async fn rule_69_a_slow_response_goes_out_live_after_its_time() {
 }
 
 #[tokio::test]
-async fn rule_69_event_streams_and_opted_out_types_go_out_live_at_once() {
+async fn rule_69_event_streams_and_streamed_types_are_sent_at_once() {
     for content_type in [
         "text/event-stream",
         "Text/Event-Stream; charset=utf-8",
@@ -578,7 +578,7 @@ async fn rule_69_event_streams_and_opted_out_types_go_out_live_at_once() {
 }
 
 #[tokio::test]
-async fn rule_69_a_live_response_that_breaks_or_loses_its_client_is_unknown() {
+async fn rule_69_a_broken_or_abandoned_stream_leaves_an_unknown_outcome() {
     for breaks in [true, false] {
         let gate = Gate::closed();
         gate.open();
@@ -632,7 +632,7 @@ async fn rule_69_an_upgrade_is_not_recorded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_70_refusals_are_problem_details_that_show_nothing_of_what_is_stored() {
+async fn rule_70_refusals_are_problem_details_without_stored_data() {
     const KEY: &str = "k3y-s3cr3t";
     const BODY: &str = "{\"card\":\"b0dy-s3cr3t\"}";
     let gate = Gate::closed();
@@ -712,7 +712,7 @@ async fn rule_70_refusals_are_problem_details_that_show_nothing_of_what_is_store
     assert_eq!(probe.runs(), 1);
 }
 
-async fn rule_71_recorded_over_one_version_of_http_it_replays_over_the_other(place: &Place) {
+async fn rule_71_a_record_replays_over_another_version_of_http(place: &Place) {
     let probe = Probe::answering(|run| {
         let mut response = run.created();
         // HTTP/2 does not know it.
@@ -849,7 +849,7 @@ async fn rule_72_after_the_retention_the_key_runs_again_without_a_sweep(place: &
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim() {
+async fn rule_72_the_retention_of_a_record_starts_at_its_claim() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let api = Api::new(required(memory()), &probe);
@@ -868,7 +868,7 @@ async fn rule_72_a_record_is_kept_to_the_end_of_its_retention_from_the_claim() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_72_a_status_may_have_a_retention_of_its_own() {
+async fn rule_72_a_status_may_have_its_own_retention() {
     let probe = Probe::statuses(&[404, 201, 201]);
     let builder = required(memory()).retention_for(StatusCode::NOT_FOUND, Duration::from_secs(60));
     let api = Api::new(builder, &probe);
@@ -883,7 +883,7 @@ async fn rule_72_a_status_may_have_a_retention_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_72_a_running_record_does_not_expire_under_its_handler_and_is_kept_for_one_lease() {
+async fn rule_72_a_record_outlives_its_retention_while_its_handler_runs() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let store = MemoryStore::new();
@@ -909,7 +909,7 @@ async fn rule_72_a_running_record_does_not_expire_under_its_handler_and_is_kept_
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_72_an_unknown_outcome_is_shown_for_its_own_retention() {
+async fn rule_72_an_unknown_outcome_is_kept_for_its_retention() {
     let probe = Probe::statuses(&[504, 201]);
     let store = MemoryStore::new();
     let builder = required(DynStore::new(store.clone()))
@@ -929,7 +929,7 @@ async fn rule_72_an_unknown_outcome_is_shown_for_its_own_retention() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_72_unless_said_otherwise_an_unknown_outcome_is_shown_for_a_week() {
+async fn rule_72_an_unknown_outcome_is_kept_a_week_by_default() {
     let api = Api::new(required(memory()), &Probe::statuses(&[504, 201]));
     api.send(keyed("K")).await.assert_live(504);
     tokio::time::advance(7 * DAY).await;
@@ -941,7 +941,7 @@ async fn rule_72_unless_said_otherwise_an_unknown_outcome_is_shown_for_a_week() 
 }
 
 #[tokio::test]
-async fn the_layers_own_headers_are_stripped_from_what_a_handler_says() {
+async fn the_layer_strips_its_own_headers_from_a_handlers_response() {
     for status in [201, 503] {
         let probe = Probe::answering(move |run| {
             let mut response = run.created();
@@ -969,7 +969,7 @@ async fn the_marker_may_have_another_name() {
 }
 
 #[tokio::test]
-async fn an_allow_list_keeps_what_it_names_and_what_the_body_needs() {
+async fn an_allow_list_keeps_its_own_and_body_headers() {
     let probe = answering(
         &[
             ("x-one", b"1"),

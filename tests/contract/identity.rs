@@ -22,19 +22,19 @@ use crate::{
 };
 
 on_each_store! {
-    rule_19_the_first_answer_is_the_handlers_own
+    rule_19_the_first_answer_is_the_handlers_response
     rule_20_a_retry_gets_the_same_response_and_the_marker
     rule_21_a_hundred_retries_make_one_run
     rule_22_created_with_its_location_is_replayed_with_its_location
-    rule_23_one_changed_byte_is_a_mismatch_and_the_original_still_replays
+    rule_23_a_changed_byte_mismatches_and_the_original_still_replays
     rule_26_another_path_or_method_is_a_mismatch
     rule_31_another_key_runs_again
-    rule_32_another_caller_has_a_run_of_its_own_and_learns_nothing
+    rule_32_another_caller_runs_separately_and_learns_nothing
     rule_33_scope_and_key_do_not_run_into_one_another
     rule_34_without_a_scope_nothing_runs_and_nothing_is_replayed
 }
 
-async fn rule_19_the_first_answer_is_the_handlers_own(place: &Place) {
+async fn rule_19_the_first_answer_is_the_handlers_response(place: &Place) {
     let probe = Probe::answering(|run| {
         let mut response = run.created();
         response.extensions_mut().insert("the handler's");
@@ -127,7 +127,7 @@ async fn rule_22_created_with_its_location_is_replayed_with_its_location(place: 
     assert_eq!(replay.header("location"), Some("/things/1"));
 }
 
-async fn rule_23_one_changed_byte_is_a_mismatch_and_the_original_still_replays(place: &Place) {
+async fn rule_23_a_changed_byte_mismatches_and_the_original_still_replays(place: &Place) {
     let probe = Probe::counting();
     let api = Api::new(required(place.open().await), &probe);
     let first = api.send(keyed("K")).await;
@@ -155,7 +155,7 @@ async fn rule_23_the_status_of_a_mismatch_may_be_400_or_409() {
 }
 
 #[tokio::test]
-async fn rule_24_reordered_members_are_a_mismatch_by_bytes_and_a_replay_by_structure() {
+async fn rule_24_reordered_members_mismatch_by_bytes_and_replay_by_structure() {
     let (one, other) = (
         r#"{"a":1,"b":{"c":2,"d":[3,4]}}"#,
         r#"{ "b": {"d":[3,4],"c":2}, "a":1 }"#,
@@ -353,7 +353,7 @@ async fn rule_28_equal_paths_under_two_prefixes_are_two_requests() {
 }
 
 #[tokio::test]
-async fn rule_29_another_media_type_is_a_mismatch_but_its_spelling_is_not() {
+async fn rule_29_another_media_type_mismatches_and_another_spelling_replays() {
     let of = |value: &'static str| keyed("K").header("content-type", value);
     let probe = Probe::counting();
     let api = Api::new(required(memory()), &probe);
@@ -446,7 +446,7 @@ async fn rule_30_a_custom_fingerprint_alone_decides() {
 }
 
 #[tokio::test]
-async fn rule_30_records_of_an_earlier_fingerprint_are_compared_and_of_an_unknown_one_refused() {
+async fn rule_30_earlier_fingerprints_are_compared_and_unknown_ones_refused() {
     let store = memory();
     let probe = Probe::counting();
     let earlier = || Fingerprinting::bytes().header(header::CONTENT_LANGUAGE);
@@ -484,7 +484,7 @@ async fn rule_31_another_key_runs_again(place: &Place) {
     assert_eq!(probe.runs(), 3);
 }
 
-async fn rule_32_another_caller_has_a_run_of_its_own_and_learns_nothing(place: &Place) {
+async fn rule_32_another_caller_runs_separately_and_learns_nothing(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let api = Api::new(required(place.open().await), &probe);
@@ -605,7 +605,7 @@ async fn rule_35_revoked_credentials_get_the_outer_layers_answer() {
 }
 
 #[tokio::test]
-async fn rule_36_an_empty_body_is_an_absent_one_and_not_an_empty_object() {
+async fn rule_36_an_empty_body_equals_an_absent_body_only() {
     let probe = Probe::counting();
     let api = Api::new(required(memory()), &probe);
     let server = api.serve().await;
@@ -692,7 +692,7 @@ async fn rule_37_a_multipart_body_with_a_new_boundary_replays_by_parts() {
 }
 
 #[tokio::test]
-async fn rule_37_a_multipart_body_with_a_new_boundary_is_a_mismatch_by_bytes() {
+async fn rule_37_a_new_multipart_boundary_is_a_mismatch_by_bytes() {
     let probe = Probe::counting();
     let api = Api::new(required(memory()), &probe);
     let first = api.send(form("one", "42")).await;
@@ -712,7 +712,7 @@ fn form(boundary: &str, amount: &str) -> Ask {
 }
 
 #[tokio::test]
-async fn rule_38_a_precondition_that_has_become_stale_does_not_fail_the_retry() {
+async fn rule_38_a_stale_precondition_does_not_fail_the_retry() {
     let version = Arc::new(AtomicUsize::new(1));
     let probe = Probe::answering(move |run| {
         let current = version.load(Ordering::SeqCst);
@@ -737,7 +737,7 @@ async fn rule_38_a_precondition_that_has_become_stale_does_not_fail_the_retry() 
 }
 
 #[tokio::test]
-async fn the_handler_learns_the_key_the_scope_and_a_stable_operation() {
+async fn the_handler_sees_key_scope_and_a_stable_operation() {
     let probe = Probe::answering(|run| {
         let operation = run.operation();
         let mut response = run.created();

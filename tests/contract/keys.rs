@@ -257,7 +257,7 @@ async fn rule_11_a_key_grows_stale_while_it_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_11_a_key_that_grew_stale_under_its_hook_does_not_run() {
+async fn rule_11_a_key_that_goes_stale_during_reconciliation_never_runs() {
     let store = memory();
     let key = made_ago(HALF_AN_HOUR, 1);
     let claim = Claim::new(fingerprint(keyed("K")).await, Duration::ZERO, HOUR);
@@ -275,7 +275,7 @@ async fn rule_11_a_key_that_grew_stale_under_its_hook_does_not_run() {
 }
 
 #[tokio::test]
-async fn rule_58_a_stale_key_does_not_run_while_the_store_is_down() {
+async fn rule_58_a_stale_key_never_runs_while_the_store_fails() {
     let store = Faulty::over(MemoryStore::new());
     let probe = Probe::counting();
     let open = narrow(&DynStore::new(store.clone())).store_failure(StoreFailure::RunUnguarded);

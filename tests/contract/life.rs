@@ -20,11 +20,11 @@ use crate::{
 };
 
 on_each_store! {
-    rule_73_a_record_that_cannot_be_read_is_503_and_never_absent
-    rule_74_what_runs_finishes_and_is_recorded_within_the_grace_period
+    rule_73_an_unreadable_record_answers_503_and_never_runs
+    rule_74_a_run_finishes_and_is_recorded_within_the_drain
 }
 
-async fn rule_73_a_record_that_cannot_be_read_is_503_and_never_absent(place: &Place) {
+async fn rule_73_an_unreadable_record_answers_503_and_never_runs(place: &Place) {
     let store = place.open().await;
     let probe = Probe::counting();
     let sound = RecordedResponse::new(http::Response::new(Bytes::from_static(b"hello")))
@@ -81,7 +81,7 @@ async fn completed_with(store: &impl Store, key: &str, response: Bytes) {
 }
 
 #[tokio::test]
-async fn rule_73_a_store_that_says_so_itself_is_counted_too() {
+async fn rule_73_corruption_reported_by_the_store_is_counted() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, .., Fault::IsCorrupt);
     let probe = Probe::counting();
@@ -92,7 +92,7 @@ async fn rule_73_a_store_that_says_so_itself_is_counted_too() {
     assert_eq!(probe.runs(), 0);
 }
 
-async fn rule_74_what_runs_finishes_and_is_recorded_within_the_grace_period(place: &Place) {
+async fn rule_74_a_run_finishes_and_is_recorded_within_the_drain(place: &Place) {
     let store = place.open().await;
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
@@ -126,7 +126,7 @@ async fn rule_74_what_runs_finishes_and_is_recorded_within_the_grace_period(plac
 }
 
 #[test]
-fn rule_74_what_does_not_end_in_time_is_left_to_its_lease() {
+fn rule_74_a_run_that_outlasts_the_drain_keeps_its_lease() {
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -161,7 +161,7 @@ fn rule_74_what_does_not_end_in_time_is_left_to_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_74_to_stop_waiting_for_the_drain_stops_nothing_else() {
+async fn rule_74_dropping_a_drain_stops_no_run() {
     let gate = Gate::closed();
     let api = Api::new(required(memory()), &Probe::behind(&gate));
     let owner = api.spawn(keyed("K"));
@@ -175,7 +175,7 @@ async fn rule_74_to_stop_waiting_for_the_drain_stops_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rule_75_every_outcome_is_one_event_and_one_count_and_shows_no_secret() {
+async fn rule_75_each_outcome_is_logged_and_counted_once_without_secrets() {
     let told = Told::listen();
     let faulty = Faulty::over(MemoryStore::new());
     let shared = || DynStore::new(faulty.clone());

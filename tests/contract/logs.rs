@@ -242,7 +242,7 @@ async fn f110_each_kind_of_failing_store_is_logged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f110_a_full_memory_store_names_its_bound() {
+async fn f110_a_full_memory_store_names_its_limit() {
     let log = Log::listen();
     let store = DynStore::new(MemoryStore::bounded(1, 1 << 20));
     let api = Api::new(required(store), &answering());
@@ -504,7 +504,7 @@ async fn f110_a_run_longer_than_allowed_is_logged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn f110_a_sweeper_goes_on_after_failures_and_logs_them() {
+async fn f110_a_sweeper_logs_failures_and_keeps_running() {
     for (fault, message) in [
         (Fault::Fails, "sweep failed"),
         (Fault::Panics, "sweep panicked"),

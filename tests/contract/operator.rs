@@ -20,9 +20,9 @@ use crate::{
 
 on_each_store! {
     an_unknown_outcome_that_happened_is_replayed_from_then_on
-    an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request
-    a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows
-    an_operator_finds_what_is_unknown_and_what_runs_for_long
+    an_operation_resolved_as_undone_runs_for_the_same_request
+    a_tombstone_ends_an_unknown_outcome_without_a_response
+    an_operator_lists_unknown_outcomes_and_long_runs
     a_forgotten_record_lets_the_next_request_run
 }
 
@@ -78,7 +78,7 @@ async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place
     assert_eq!(probe.runs(), 1);
 }
 
-async fn an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request(place: &Place) {
+async fn an_operation_resolved_as_undone_runs_for_the_same_request(place: &Place) {
     let store = place.open().await;
     let (api, probe, seen) = lost(&store).await;
     let before = record(&store, "K").await.unwrap();
@@ -98,7 +98,7 @@ async fn an_unknown_outcome_that_did_not_happen_runs_again_for_the_same_request(
     assert_eq!(probe.runs(), 2);
 }
 
-async fn a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows(place: &Place) {
+async fn a_tombstone_ends_an_unknown_outcome_without_a_response(place: &Place) {
     let store = place.open().await;
     let (api, probe, seen) = lost(&store).await;
     let happened = Resolution::Happened(RecordedResponse::tombstone());
@@ -113,7 +113,7 @@ async fn a_tombstone_ends_an_unknown_outcome_whose_response_nobody_knows(place: 
     assert_eq!(probe.runs(), 1);
 }
 
-async fn an_operator_finds_what_is_unknown_and_what_runs_for_long(place: &Place) {
+async fn an_operator_lists_unknown_outcomes_and_long_runs(place: &Place) {
     let store = place.open().await;
     lost(&store).await;
     let gate = Gate::closed();
@@ -163,7 +163,7 @@ async fn a_forgotten_record_lets_the_next_request_run(place: &Place) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sweeper_removes_what_has_expired_and_says_what_it_did() {
+async fn a_sweeper_removes_expired_records_and_reports_its_counts() {
     let store = MemoryStore::new();
     let probe = Probe::statuses(&[201, 504, 503]);
     let minute = Duration::from_secs(60);
@@ -206,7 +206,7 @@ async fn a_sweeper_removes_what_has_expired_and_says_what_it_did() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_sweeper_outlives_a_store_that_fails_and_stops_when_it_is_dropped() {
+async fn a_sweeper_survives_store_failures_and_stops_when_dropped() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::PurgeExpired, 1..=2, Fault::Fails);
     let minute = Duration::from_secs(60);

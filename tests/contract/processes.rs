@@ -28,7 +28,7 @@ use crate::{
 on_each_shared_store! {
     rule_56_a_killed_process_leaves_an_unknown_outcome
     rule_56_a_killed_process_is_followed_by_exactly_one_rerun
-    f41_a_process_that_sleeps_past_its_lease_answers_as_the_winner
+    f41_a_process_asleep_past_its_lease_replays_the_winner
     rule_60_processes_run_one_request_once
     rule_74_a_stopped_process_finishes_what_it_began
     rule_74_a_rolling_restart_under_load_strands_no_key
@@ -78,7 +78,7 @@ async fn rule_56_a_killed_process_is_followed_by_exactly_one_rerun(place: &Place
     site.runs("/slow", 2).await;
 }
 
-async fn f41_a_process_that_sleeps_past_its_lease_answers_as_the_winner(place: &Place) {
+async fn f41_a_process_asleep_past_its_lease_replays_the_winner(place: &Place) {
     let site = Site::at(place, &[("LEASE_MS", "1500"), ("RECOVERY", "rerun")]);
     let (sleeper, other) = (site.start().await, site.start().await);
     let mut left_alone = sleeper.asked("/slow?ms=2000").await;

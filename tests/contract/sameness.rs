@@ -109,7 +109,7 @@ fn moved(mut ask: Ask, uri: &str) -> Ask {
 }
 
 #[tokio::test]
-async fn rule_23_a_mismatch_says_in_words_what_differs() {
+async fn rule_23_a_mismatch_describes_the_parts_that_differ() {
     let languages = Fingerprinting::bytes().header(header::CONTENT_LANGUAGE);
     let api = Api::new(
         required(memory()).fingerprint(languages),
@@ -132,7 +132,7 @@ async fn rule_23_a_mismatch_says_in_words_what_differs() {
 }
 
 #[tokio::test]
-async fn rule_23_a_renderer_learns_what_differs() {
+async fn rule_23_a_renderer_sees_the_parts_that_differ() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&seen);
     let builder = required(memory())
@@ -176,7 +176,7 @@ async fn rule_23_a_mismatch_is_named_by_the_scheme_of_the_record() {
 }
 
 #[tokio::test]
-async fn rule_23_more_headers_than_places_are_all_compared() {
+async fn rule_23_every_one_of_many_headers_is_compared() {
     let names = ["x-a", "x-b", "x-c", "x-d", "x-e", "x-f"];
     let settings = names
         .iter()
@@ -231,7 +231,7 @@ async fn rule_25_half_a_surrogate_pair_is_compared_as_spelled(place: &Place) {
 }
 
 #[tokio::test]
-async fn rule_25_a_document_may_be_as_deep_as_its_body_is_long() {
+async fn rule_25_a_document_may_be_nested_400_000_deep() {
     for settings in [
         Fingerprinting::json(),
         Fingerprinting::json_only(["/a"]),
@@ -251,7 +251,7 @@ async fn rule_25_a_document_may_be_as_deep_as_its_body_is_long() {
 }
 
 #[tokio::test]
-async fn rule_25_a_body_that_is_no_json_is_refused_and_uses_no_key() {
+async fn rule_25_invalid_json_is_refused_and_leaves_the_key_free() {
     let probe = Probe::counting();
     let by_structure = required(memory()).fingerprint(Fingerprinting::json());
     let api = Api::new(by_structure, &probe);
@@ -286,7 +286,7 @@ async fn rule_25_a_body_that_is_no_json_is_refused_and_uses_no_key() {
 }
 
 #[tokio::test]
-async fn rule_30_a_body_recorded_by_bytes_replays_although_it_is_no_json() {
+async fn rule_30_invalid_json_recorded_by_bytes_still_replays() {
     let store = memory();
     let probe = Probe::counting();
     let by_bytes = Api::new(required(store.clone()), &probe);
@@ -467,7 +467,7 @@ async fn rule_30_the_authority_counts_alike_over_http1_and_http2() {
 }
 
 #[tokio::test]
-async fn rule_30_the_authority_does_not_count_unless_it_was_chosen() {
+async fn rule_30_the_authority_counts_only_where_chosen() {
     let api = Api::new(required(memory()), &Probe::counting());
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;

@@ -28,7 +28,7 @@ use crate::{
 };
 
 #[test]
-fn without_a_tokio_runtime_guarded_requests_are_refused_and_others_pass() {
+fn without_a_tokio_runtime_only_guarded_requests_are_refused() {
     let store = MemoryStore::new();
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
@@ -133,7 +133,7 @@ where
 }
 
 #[tokio::test]
-async fn an_inner_service_that_fails_to_become_ready_after_the_wait_leaves_the_key_free() {
+async fn an_inner_service_failing_after_the_wait_frees_the_key() {
     let store = memory();
     let probe = Probe::counting();
     let layer = required(store.clone())
@@ -178,7 +178,7 @@ async fn f46_an_inner_service_that_fails_before_the_call_claims_nothing() {
 }
 
 #[tokio::test]
-async fn no_more_requests_run_than_allowed_even_if_their_clients_have_left() {
+async fn max_in_flight_counts_runs_whose_clients_have_left() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let api = Api::new(required(memory()).max_in_flight(2), &probe);
@@ -204,7 +204,7 @@ async fn no_more_requests_run_than_allowed_even_if_their_clients_have_left() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_late_write_holds_no_place_of_those_that_run() {
+async fn a_late_recording_does_not_count_against_max_in_flight() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Complete, 1..=5, Fault::Fails);
     let probe = Probe::counting();
@@ -249,7 +249,7 @@ async fn no_more_bytes_are_held_for_waiting_requests_than_allowed() {
 }
 
 #[tokio::test]
-async fn a_body_over_the_cap_is_too_large_and_not_a_matter_of_room() {
+async fn a_body_over_both_limits_gets_413_and_not_503() {
     // It would be sent again and again if it were told to come back.
     let api = Api::new(
         required(memory())
@@ -290,7 +290,7 @@ async fn a_response_is_recorded_before_its_client_is_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_response_body_holds_is_given_back_before_the_recording() {
+async fn a_response_body_is_dropped_before_its_recording() {
     let faulty = Faulty::over(MemoryStore::new());
     let gate = Gate::closed();
     faulty.breaks(Call::Complete, .., Fault::Waits(gate.clone()));
@@ -315,7 +315,7 @@ async fn what_a_response_body_holds_is_given_back_before_the_recording() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_slow_claim_that_a_busy_store_does_not_confirm_is_taken_back() {
+async fn an_unconfirmed_slow_claim_on_a_busy_store_is_withdrawn() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, ..=1, Fault::IsLate(Duration::from_secs(11)));
     faulty.breaks(Call::Renew, ..=1, Fault::IsOverloaded);
@@ -331,7 +331,7 @@ async fn a_slow_claim_that_a_busy_store_does_not_confirm_is_taken_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_that_took_long_is_confirmed_before_the_handler_starts() {
+async fn a_slow_claim_is_confirmed_before_the_handler_starts() {
     let faulty = Faulty::over(MemoryStore::new());
     faulty.breaks(Call::Claim, .., Fault::IsLate(Duration::from_secs(11)));
     let calls = faulty.clone();
@@ -353,7 +353,7 @@ async fn a_claim_that_took_long_is_confirmed_before_the_handler_starts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_handler_learns_that_its_lease_is_or_may_be_lost() {
+async fn lease_lost_resolves_when_the_lease_may_be_lost() {
     // Reached in time, superseded, cut off, too long.
     for (cut_off, longest, expected) in [
         (false, 900, None),
@@ -382,7 +382,7 @@ async fn the_handler_learns_that_its_lease_is_or_may_be_lost() {
 }
 
 #[tokio::test]
-async fn a_layer_may_stop_the_handler_of_a_client_that_leaves() {
+async fn disconnect_cancel_stops_the_handler_of_a_client_that_leaves() {
     struct Stopped(Arc<AtomicBool>);
 
     impl Drop for Stopped {
@@ -464,7 +464,7 @@ async fn a_function_decides_which_unsafe_requests_are_guarded() {
 }
 
 #[tokio::test]
-async fn refusals_may_have_types_of_their_own_and_another_look() {
+async fn refusals_may_have_custom_types_and_renderings() {
     let builder = required(memory()).problem_types("https://errors.test/");
     let refused = Api::new(builder, &Probe::counting())
         .send(ask("/count"))
@@ -541,7 +541,7 @@ async fn a_full_store_refuses_new_keys_and_evicts_no_record() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_response_for_which_a_full_store_has_no_room_goes_out_and_does_not_run_again() {
+async fn a_full_store_leaves_a_response_unrecorded_without_a_rerun() {
     let store = MemoryStore::bounded(10, 4);
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(store)), &probe);

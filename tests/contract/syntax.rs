@@ -17,7 +17,7 @@ use crate::{
 on_each_store! {
     rule_12_a_bare_and_a_quoted_spelling_are_one_key
     rule_14_keys_are_byte_exact_and_case_sensitive
-    rule_15_what_looks_like_code_or_a_path_is_opaque_text
+    rule_15_keys_that_look_like_code_are_opaque_text
 }
 
 #[tokio::test]
@@ -36,7 +36,7 @@ async fn rule_01_a_quoted_key_is_accepted() {
 }
 
 #[tokio::test]
-async fn rule_02_an_absent_key_on_a_required_route_is_refused_by_the_headers_name() {
+async fn rule_02_a_missing_required_key_gets_400_naming_the_header() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let answer = api.send(ask("/count")).await;
@@ -66,7 +66,7 @@ async fn rule_02_an_absent_key_on_a_required_route_is_refused_by_the_headers_nam
 }
 
 #[tokio::test]
-async fn rule_03_an_absent_key_on_an_optional_route_runs_without_a_record() {
+async fn rule_03_a_missing_optional_key_runs_without_a_record() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
     let api = Api::new(optional(DynStore::new(store.clone())), &probe);
     for number in 1..=2 {
@@ -213,7 +213,7 @@ async fn rule_10_a_key_has_1_to_255_characters() {
 }
 
 #[tokio::test]
-async fn rule_10_a_key_of_64_kib_is_refused_before_any_hash_or_look_up() {
+async fn rule_10_a_key_of_64_kib_is_refused_before_any_work() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let hashes = Fingerprinting::custom("none", |_, _| panic!("a fingerprint was made"));
     let api = Api::new(
@@ -250,7 +250,7 @@ async fn rule_11_bare_uuids_are_accepted_unless_the_syntax_is_strict() {
 }
 
 #[tokio::test]
-async fn rule_11_other_syntaxes_take_uuids_only_or_what_a_validator_accepts() {
+async fn rule_11_other_syntaxes_accept_uuids_or_validated_keys_only() {
     let probe = Probe::counting();
     let uuids = Api::new(
         required(memory()).key_syntax(KeySyntax::compat().uuid()),
@@ -338,7 +338,7 @@ async fn rule_14_keys_are_byte_exact_and_case_sensitive(place: &Place) {
     }
 }
 
-async fn rule_15_what_looks_like_code_or_a_path_is_opaque_text(place: &Place) {
+async fn rule_15_keys_that_look_like_code_are_opaque_text(place: &Place) {
     let probe = Probe::counting();
     let api = Api::new(required(place.open().await), &probe);
     let keys = [
@@ -393,7 +393,7 @@ async fn rule_16_a_key_in_trailers_is_absent() {
 }
 
 #[tokio::test]
-async fn rule_17_other_methods_pass_untouched_and_unbuffered_even_with_a_malformed_key() {
+async fn rule_17_other_methods_pass_unbuffered_even_with_a_malformed_key() {
     let store = MemoryStore::new();
     let probe = Probe::running(|run| async move {
         assert!(run.request.headers().contains_key("idempotency-key"));
@@ -438,7 +438,7 @@ async fn rule_17_other_methods_pass_untouched_and_unbuffered_even_with_a_malform
 }
 
 #[tokio::test]
-async fn rule_18_a_key_is_judged_before_any_look_up_any_handler_and_the_body() {
+async fn rule_18_the_key_is_checked_before_store_handler_and_body() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let unread = |ask: Ask| {
@@ -460,7 +460,7 @@ async fn rule_18_a_key_is_judged_before_any_look_up_any_handler_and_the_body() {
 }
 
 #[tokio::test]
-async fn rule_18_a_client_that_waits_to_be_told_to_continue_learns_of_the_refusal_first() {
+async fn rule_18_a_refusal_comes_before_100_continue() {
     let probe = Probe::counting();
     let server = Api::new(required(memory()), &probe).serve().await;
     let head = |lines: &str| {

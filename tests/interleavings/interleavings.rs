@@ -80,7 +80,7 @@ use self::{
 };
 
 #[test]
-fn i1_i2_one_of_two_claims_that_race_with_a_removal_is_granted_at_a_time() {
+fn i1_i2_two_claims_racing_a_removal_get_at_most_one_grant() {
     in_every_order(|| {
         let store = MemoryStore::new();
         let first = acquired(&store, NOTHING);
@@ -114,7 +114,7 @@ fn i1_i2_one_of_two_claims_that_race_with_a_removal_is_granted_at_a_time() {
 }
 
 #[test]
-fn i3_one_of_two_takeovers_that_race_with_the_owner_is_granted_or_none() {
+fn i3_two_takeovers_racing_the_owner_get_at_most_one_grant() {
     in_every_order(|| {
         let store = MemoryStore::new();
         let (token, fence) = acquired(&store, NOTHING);
@@ -139,7 +139,7 @@ fn i3_one_of_two_takeovers_that_race_with_the_owner_is_granted_or_none() {
 }
 
 #[test]
-fn i4_a_completion_that_races_with_a_marking_and_a_release_is_kept_whole() {
+fn i4_a_completion_racing_a_release_and_a_mark_stays_whole() {
     in_every_order(|| {
         let store = MemoryStore::new();
         let (token, fence) = acquired(&store, NOTHING);
@@ -182,7 +182,7 @@ fn i4_a_completion_that_races_with_a_marking_and_a_release_is_kept_whole() {
 }
 
 #[test]
-fn i13_a_sweep_a_removal_and_a_completion_that_race_give_back_what_was_taken_once() {
+fn i13_racing_removals_and_completions_return_each_limit_once() {
     in_every_order(|| {
         // Room for two records, and for the bytes of one response.
         let store = MemoryStore::bounded(2, 4);
@@ -241,7 +241,7 @@ fn i13_a_sweep_a_removal_and_a_completion_that_race_give_back_what_was_taken_onc
 }
 
 #[test]
-fn f6_a_completion_wakes_everybody_who_waits_for_it() {
+fn f6_a_completion_wakes_every_waiter() {
     in_every_order(|| {
         let waiters = Arc::new(Waiters::new(2));
         let completed = Arc::new(AtomicUsize::new(0));
@@ -267,7 +267,7 @@ fn f6_a_completion_wakes_everybody_who_waits_for_it() {
 }
 
 #[test]
-fn f6_a_waiter_that_leaves_takes_nobody_elses_bell_along() {
+fn f6_a_waiter_that_leaves_takes_no_other_wake_up() {
     in_every_order(|| {
         let waiters = Arc::new(Waiters::new(3));
         let completed = Arc::new(AtomicUsize::new(0));
@@ -296,7 +296,7 @@ fn f6_a_waiter_that_leaves_takes_nobody_elses_bell_along() {
 }
 
 #[test]
-fn i13_no_more_wait_than_may_and_every_place_is_given_back() {
+fn i13_waiters_stay_within_their_limit_and_return_every_permit() {
     in_every_order(|| {
         let waiters = Arc::new(Waiters::new(2));
         let inside = Arc::new(AtomicUsize::new(0));

@@ -50,12 +50,12 @@ use tower_idempotency::{
 };
 
 #[test]
-fn i1_to_i11_hold_for_outside_effects_where_unknown_outcomes_are_refused() {
+fn i1_to_i11_hold_for_outside_effects_under_refuse() {
     Protocol::new(Recovery::Refuse, Effects::Outside).holds();
 }
 
 #[test]
-fn i1_to_i11_hold_for_two_requests_with_committed_effects_and_more_faults() {
+fn i1_to_i11_hold_for_committed_effects_with_more_faults() {
     let two = Protocol {
         actors: 2,
         faults: 2,
@@ -65,14 +65,14 @@ fn i1_to_i11_hold_for_two_requests_with_committed_effects_and_more_faults() {
 }
 
 #[test]
-fn i1_to_i11_hold_for_committed_effects_where_unknown_outcomes_are_run_again() {
+fn i1_to_i11_hold_for_committed_effects_under_rerun() {
     Protocol::new(Recovery::Rerun, Effects::Committed).holds();
 }
 
 /// The reason for [`Recovery::Refuse`]: it shows what it would take to promise
 /// more for a handler that charges and then crashes.
 #[test]
-fn i6_does_not_hold_for_outside_effects_where_unknown_outcomes_are_run_again() {
+fn i6_fails_for_outside_effects_under_rerun() {
     Protocol::new(Recovery::Rerun, Effects::Outside).finds(Broken::I6);
 }
 
@@ -98,7 +98,7 @@ fn a_reclaim_that_keeps_the_old_token_is_noticed() {
 }
 
 #[test]
-fn a_completion_by_anybody_is_noticed() {
+fn a_completion_without_the_token_is_noticed() {
     Protocol::new(Recovery::Rerun, Effects::Committed)
         .with(Bug::AnybodyCompletes)
         .finds(Broken::I5);
@@ -112,7 +112,7 @@ fn a_completion_over_a_completed_record_is_noticed() {
 }
 
 #[test]
-fn a_release_by_anybody_is_noticed() {
+fn a_release_without_the_token_is_noticed() {
     Protocol::new(Recovery::Rerun, Effects::Committed)
         .with(Bug::AnybodyReleases)
         .finds(Broken::I1);

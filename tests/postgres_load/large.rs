@@ -16,7 +16,7 @@ use tower_idempotency::{
 use crate::{HOUR, claimed, hour, name, proxy::Proxy, response, run, store, until, with_database};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f104_large_replays_that_are_stuck_delay_no_other_scope() {
+async fn f104_slow_large_replays_delay_no_other_scope() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
         // Longer than this test takes.
@@ -125,7 +125,7 @@ async fn f104_a_withdrawal_reads_no_large_response() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f104_large_outcomes_that_are_stuck_delay_no_heartbeat() {
+async fn f104_slow_large_outcomes_delay_no_heartbeat() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
         let store = PostgresStore::builder(proxy.options(&url))

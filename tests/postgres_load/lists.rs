@@ -47,7 +47,7 @@ async fn unknown_records_are_found_without_reading_the_table() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_page_of_records_in_progress_reads_a_part_of_the_table() {
+async fn a_page_of_running_records_reads_part_of_the_table() {
     with_large_table(async |url| {
         let fresh = store(options(&url)).await;
         let last = name("z", "in progress");
@@ -96,7 +96,7 @@ async fn a_sweep_reads_only_records_that_have_expired() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_that_is_stuck_delays_no_request() {
+async fn a_slow_list_delays_no_request() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
         let store = PostgresStore::builder(proxy.options(&url))

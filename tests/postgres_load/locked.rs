@@ -132,7 +132,7 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f106_a_call_goes_on_once_the_lock_is_released() {
+async fn f106_a_call_resumes_once_the_lock_is_released() {
     with_database(async |url| {
         let store = store(options(&url)).await;
         let mut stranger = PgConnection::connect(&url).await.unwrap();

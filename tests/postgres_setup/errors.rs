@@ -63,7 +63,7 @@ async fn f110_missing_privileges_are_answered_with_grants_that_suffice() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f110_errors_of_connecting_say_what_to_do() {
+async fn f110_connection_errors_name_their_remedy() {
     with_database(async |database| {
         let no_database = database.options.clone().database("no such database");
         let no_role = database.options.clone().username("no such role");
@@ -84,7 +84,7 @@ async fn f110_errors_of_connecting_say_what_to_do() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f110_server_without_room_is_asked_again_and_named() {
+async fn f110_a_server_out_of_connections_is_retried_and_named() {
     with_database(async |database| {
         with_role(database, async |role| {
             database

@@ -113,7 +113,7 @@ async fn migrate_needs_no_right_to_make_tables_that_are_there() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn migrate_refuses_tables_of_a_later_version_and_of_another_make() {
+async fn migrate_refuses_tables_of_later_versions_and_other_origin() {
     with_database(async |database| {
         let store = database.builder().connect().await.unwrap();
         database

@@ -56,12 +56,12 @@ use self::{
 };
 
 #[test]
-fn i1_to_i16_hold_under_every_fault_where_unknown_outcomes_are_refused() {
+fn i1_to_i16_hold_under_every_fault_under_refuse() {
     simulate(&Recovery::Refuse);
 }
 
 #[test]
-fn i1_to_i16_hold_under_every_fault_where_unknown_outcomes_are_run_again() {
+fn i1_to_i16_hold_under_every_fault_under_rerun() {
     simulate(&Recovery::Rerun);
 }
 

@@ -55,7 +55,7 @@ fn noting(shop: &PostgresShop) -> (Service<PostgresShop>, Told) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f62_a_connection_cut_before_commit_arrives_is_found_to_be_an_abort_and_a_retry_orders() {
+async fn f62_a_connection_cut_before_commit_aborts_and_a_retry_orders() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         let log = Log::start();
@@ -76,7 +76,7 @@ async fn f62_a_connection_cut_before_commit_arrives_is_found_to_be_an_abort_and_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f62_a_connection_cut_after_the_commit_is_found_to_be_a_commit() {
+async fn f62_a_connection_cut_after_commit_counts_as_committed() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         proxy.set(Network::CutAfter);
@@ -90,7 +90,7 @@ async fn f62_a_connection_cut_after_the_commit_is_found_to_be_a_commit() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f62_an_answer_that_comes_too_late_is_found_before_it() {
+async fn f62_a_late_commit_answer_is_resolved_from_the_record() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         proxy.set(Network::HoldAfter);
@@ -109,7 +109,7 @@ async fn f62_an_answer_that_comes_too_late_is_found_before_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i10_a_transaction_that_cannot_begin_does_not_hold_its_handler_for_ever() {
+async fn i10_a_transaction_that_cannot_begin_times_out() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         proxy.set(Network::HoldBegin);
@@ -127,7 +127,7 @@ async fn i10_a_transaction_that_cannot_begin_does_not_hold_its_handler_for_ever(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i11_a_commit_that_nobody_can_find_out_about_is_unknown_until_it_arrives() {
+async fn i11_an_undecided_commit_is_unknown_until_it_arrives() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         let service = service.set(|layer| {
@@ -156,7 +156,7 @@ async fn i11_a_commit_that_nobody_can_find_out_about_is_unknown_until_it_arrives
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i11_a_server_that_is_gone_after_the_commit_has_the_last_word_when_it_is_back() {
+async fn i11_a_server_lost_after_commit_replays_once_it_returns() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         proxy.set(Network::GoneAfter);
@@ -179,7 +179,7 @@ async fn i11_a_server_that_is_gone_after_the_commit_has_the_last_word_when_it_is
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i11_a_server_that_is_gone_before_the_commit_leaves_an_unknown_outcome() {
+async fn i11_a_server_lost_before_commit_leaves_an_unknown_outcome() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         proxy.set(Network::GoneBefore);
@@ -198,7 +198,7 @@ async fn i11_a_server_that_is_gone_before_the_commit_leaves_an_unknown_outcome()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f68_a_commit_that_waits_longer_than_all_patience_is_unknown_until_it_ends() {
+async fn f68_a_commit_past_its_timeout_is_unknown_until_it_ends() {
     with_postgres(async |shop| {
         slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
         let mut blocker = PgConnection::connect_with(&options(&shop.url))
@@ -259,7 +259,7 @@ async fn f62_a_commit_that_outlasts_its_deadline_is_waited_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f62_a_backend_terminated_in_its_commit_is_found_to_be_an_abort() {
+async fn f62_a_backend_terminated_during_commit_counts_as_an_abort() {
     with_postgres(async |shop| {
         slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
         let mut blocker = PgConnection::connect_with(&options(&shop.url))
@@ -287,7 +287,7 @@ async fn f62_a_backend_terminated_in_its_commit_is_found_to_be_an_abort() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f68_an_error_of_commit_that_is_no_verdict_is_found_out() {
+async fn f68_an_inconclusive_commit_error_is_resolved_from_the_record() {
     with_postgres(async |shop| {
         // Neither a constraint nor a conflict: SQLSTATE P0001.
         slow_commits(&shop, "RAISE EXCEPTION 'not today'").await;
@@ -305,7 +305,7 @@ async fn f68_an_error_of_commit_that_is_no_verdict_is_found_out() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_record_that_somebody_keeps_locked_aborts_the_commit_in_time() {
+async fn a_locked_record_aborts_the_commit_in_time() {
     with_postgres(async |shop| {
         let mut blocker = PgConnection::connect_with(&options(&shop.url))
             .await

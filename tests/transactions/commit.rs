@@ -35,8 +35,8 @@ pub(crate) async fn respond<S: Shop>(run: Run<S>) -> Response {
 with_each_database! {
     i5_an_order_and_its_response_are_committed_and_replayed;
     a_business_rejection_is_committed_and_replayed;
-    a_committed_response_that_the_handler_swallows_is_sent_all_the_same;
-    a_second_commit_of_the_operation_is_refused_and_the_first_stays;
+    a_committed_response_is_sent_although_the_handler_swallows_it;
+    a_second_commit_is_refused_and_the_first_stays;
     i6_simultaneous_requests_with_one_key_make_one_order;
     the_handler_may_begin_again_once_its_transaction_was_aborted;
 }
@@ -80,7 +80,7 @@ async fn a_business_rejection_is_committed_and_replayed<S: Shop>(shop: S) {
     assert!(shop.orders().await.is_empty());
 }
 
-async fn a_committed_response_that_the_handler_swallows_is_sent_all_the_same<S: Shop>(shop: S) {
+async fn a_committed_response_is_sent_although_the_handler_swallows_it<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let committed = order(&run).await.unwrap();
         match run.operation.key().as_str() {
@@ -124,7 +124,7 @@ async fn a_committed_response_that_the_handler_swallows_is_sent_all_the_same<S: 
     }
 }
 
-async fn a_second_commit_of_the_operation_is_refused_and_the_first_stays<S: Shop>(shop: S) {
+async fn a_second_commit_is_refused_and_the_first_stays<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let first = order(&run).await;
         let second = order(&run).await.unwrap_err();
@@ -220,7 +220,7 @@ async fn a_handler_of_axum_commits_through_its_extractor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f61_a_commit_is_durable_whatever_the_pool_s_default_is() {
+async fn f61_a_commit_is_durable_under_any_pool_default() {
     with_postgres(async |shop| {
         // What COMMIT itself finds set, told by a trigger that it runs.
         shop.execute(

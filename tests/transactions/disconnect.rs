@@ -57,11 +57,11 @@ async fn order_in_time<S: Shop>(run: Run<S>, left: usize) -> Response {
 }
 
 with_each_database! {
-    i15_an_order_dropped_at_any_await_is_there_if_and_only_if_its_record_is;
-    i15_an_order_whose_client_leaves_is_there_if_and_only_if_its_record_is;
+    i15_an_order_dropped_at_any_await_matches_its_record;
+    i15_an_order_whose_client_leaves_matches_its_record;
 }
 
-async fn i15_an_order_dropped_at_any_await_is_there_if_and_only_if_its_record_is<S: Shop>(shop: S) {
+async fn i15_an_order_dropped_at_any_await_matches_its_record<S: Shop>(shop: S) {
     let whole = Arc::new(Mutex::new(false));
     let mut left = 0;
     while !*whole.lock().unwrap() {
@@ -105,7 +105,7 @@ async fn i15_an_order_dropped_at_any_await_is_there_if_and_only_if_its_record_is
     assert!(left > 1, "an order has more awaits than {left}");
 }
 
-async fn i15_an_order_whose_client_leaves_is_there_if_and_only_if_its_record_is<S: Shop>(shop: S) {
+async fn i15_an_order_whose_client_leaves_matches_its_record<S: Shop>(shop: S) {
     let mut left = 0;
     loop {
         let key = format!("{left}-polls");

@@ -80,13 +80,13 @@ pub(crate) async fn until_logged<S: Shop>(
 }
 
 with_each_database! {
-    f110_a_failed_statement_and_a_failed_commit_are_logged_with_their_cause;
+    f110_a_failed_statement_or_commit_is_logged_with_its_cause;
     f110_a_failed_commit_that_the_handler_hides_is_logged;
     f110_a_failed_commit_that_the_handler_handles_is_not_logged;
     f110_failed_commit_is_rendered_as_the_layers_refusals;
 }
 
-async fn f110_a_failed_statement_and_a_failed_commit_are_logged_with_their_cause<S: Shop>(shop: S) {
+async fn f110_a_failed_statement_or_commit_is_logged_with_its_cause<S: Shop>(shop: S) {
     let log = Log::start();
     let service = Service::new(&shop, async |run| fail(&run).await.into_response());
     for (key, cause) in [("statement", "nothing_like_it"), ("commit", "constraint")] {
@@ -139,7 +139,7 @@ async fn f110_a_failed_commit_that_the_handler_handles_is_not_logged<S: Shop>(sh
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f110_a_response_that_is_not_kept_is_logged_with_its_reason() {
+async fn f110_a_response_not_kept_is_logged_with_its_reason() {
     with_sqlite(async |shop| {
         let service = Service::new(&shop, async |run| {
             let transaction = run.shop.begin(&run.operation).await.unwrap();
@@ -212,7 +212,7 @@ async fn assert_no_value_is_told<S: Shop>(shop: S, told: &'static [(&str, &str)]
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f110_value_that_postgres_quotes_is_neither_told_nor_logged() {
+async fn f110_values_in_postgres_errors_are_never_shown() {
     with_postgres(async |shop| {
         let told = &[
             ("22P02", "SQLSTATE 22P02"),
@@ -228,7 +228,7 @@ async fn f110_value_that_postgres_quotes_is_neither_told_nor_logged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f110_value_that_an_sqlite_trigger_quotes_is_neither_told_nor_logged() {
+async fn f110_values_in_sqlite_trigger_errors_are_never_shown() {
     with_sqlite(async |shop| {
         assert_no_value_is_told(shop, &[("1811", "SQLite code 1811")]).await;
     })
@@ -236,7 +236,7 @@ async fn f110_value_that_an_sqlite_trigger_quotes_is_neither_told_nor_logged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_free_connection_is_503_and_the_same_request_runs_later() {
+async fn no_free_connection_answers_503_and_a_retry_runs() {
     with_postgres(async |shop| {
         let store = PostgresStore::builder(options(&shop.url))
             .transaction_connections(1)
@@ -268,7 +268,7 @@ async fn no_free_connection_is_503_and_the_same_request_runs_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_unreachable_database_is_503_and_the_same_request_runs_later() {
+async fn an_unreachable_database_answers_503_and_a_retry_runs() {
     with_postgres(async |shop| {
         let proxy = Proxy::to(&shop.url).await;
         let store = PostgresStore::builder(proxy.options(&shop.url))
@@ -312,7 +312,7 @@ async fn an_unreachable_database_is_503_and_the_same_request_runs_later() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_locked_file_is_503_and_the_same_request_runs_later() {
+async fn a_locked_file_answers_503_and_a_retry_runs() {
     with_sqlite(async |shop| {
         let options = tower_idempotency::sqlx::sqlite::SqliteConnectOptions::new()
             .filename(&shop.file)

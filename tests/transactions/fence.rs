@@ -27,20 +27,16 @@ use crate::{
 };
 
 with_each_database! {
-    i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer;
-    i5_an_owner_fenced_by_one_that_is_still_at_work_commits_nothing;
-    a_late_owner_that_nobody_has_superseded_commits;
-    an_owner_whose_outcome_was_given_up_may_still_commit;
-    i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit;
+    i7_a_fenced_owner_rolls_back_and_answers_as_the_winner;
+    i5_an_owner_fenced_by_a_running_owner_commits_nothing;
+    a_lapsed_owner_without_a_takeover_commits;
+    an_owner_marked_unknown_may_still_commit;
+    i4_an_owner_resolved_by_an_operator_does_not_commit;
     an_owner_that_has_lost_its_lease_begins_nothing;
-    lost_never_resolves_after_the_operation_s_own_commit;
+    lease_lost_never_resolves_after_its_own_commit;
 }
 
-async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner_s_answer<
-    S: Shop,
->(
-    shop: S,
-) {
+async fn i7_a_fenced_owner_rolls_back_and_answers_as_the_winner<S: Shop>(shop: S) {
     let (at_work, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let slow = Service::new(&shop, {
         let (at_work, go_on) = (Arc::clone(&at_work), Arc::clone(&go_on));
@@ -77,7 +73,7 @@ async fn i7_a_fenced_owner_s_order_is_rolled_back_and_its_client_gets_the_winner
     assert_eq!(shop.record("key").await.unwrap().attempt, 2);
 }
 
-async fn i5_an_owner_fenced_by_one_that_is_still_at_work_commits_nothing<S: Shop>(shop: S) {
+async fn i5_an_owner_fenced_by_a_running_owner_commits_nothing<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         run.shop.lapse().await;
         let (at_work, go_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -106,7 +102,7 @@ async fn i5_an_owner_fenced_by_one_that_is_still_at_work_commits_nothing<S: Shop
     assert!(shop.i5_has_order("key").await);
 }
 
-async fn a_late_owner_that_nobody_has_superseded_commits<S: Shop>(shop: S) {
+async fn a_lapsed_owner_without_a_takeover_commits<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         run.shop.lapse().await;
         respond(run).await
@@ -115,7 +111,7 @@ async fn a_late_owner_that_nobody_has_superseded_commits<S: Shop>(shop: S) {
     assert!(shop.i5_has_order("key").await);
 }
 
-async fn an_owner_whose_outcome_was_given_up_may_still_commit<S: Shop>(shop: S) {
+async fn an_owner_marked_unknown_may_still_commit<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         run.shop.lapse().await;
         let other = Service::new(&run.shop, respond);
@@ -129,7 +125,7 @@ async fn an_owner_whose_outcome_was_given_up_may_still_commit<S: Shop>(shop: S) 
     assert!(shop.i5_has_order("key").await);
 }
 
-async fn i4_an_owner_whose_outcome_an_operator_has_resolved_does_not_commit<S: Shop>(shop: S) {
+async fn i4_an_owner_resolved_by_an_operator_does_not_commit<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         run.shop.lapse().await;
         let other = Service::new(&run.shop, respond);
@@ -223,7 +219,7 @@ fn watched<S: Shop>(shop: &S) -> (Service<S>, oneshot::Receiver<bool>) {
     (service, receiver)
 }
 
-async fn lost_never_resolves_after_the_operation_s_own_commit<S: Shop>(shop: S) {
+async fn lease_lost_never_resolves_after_its_own_commit<S: Shop>(shop: S) {
     let (service, was_lost) = watched(&shop);
     service.post("key").await.assert_is(201, "ordered by run 1");
     assert!(!was_lost.await.unwrap());
@@ -247,7 +243,7 @@ async fn lost_never_resolves_while_the_commit_is_pending() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn i5_an_order_that_was_written_before_its_owner_was_fenced_is_rolled_back() {
+async fn i5_an_order_written_before_fencing_is_rolled_back() {
     with_postgres(async |shop| {
         let service = Service::new(&shop, async |run| {
             let mut transaction = run.shop.begin(&run.operation).await.unwrap();
@@ -280,7 +276,7 @@ async fn i5_an_order_that_was_written_before_its_owner_was_fenced_is_rolled_back
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f71_a_heartbeat_in_the_time_of_the_transaction_does_no_harm() {
+async fn f71_a_heartbeat_during_the_transaction_does_no_harm() {
     with_postgres(async |shop| {
         let service = Service::new(&shop, async |run| {
             let mut transaction = run.shop.begin(&run.operation).await.unwrap();

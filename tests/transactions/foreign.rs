@@ -83,7 +83,7 @@ async fn f60_a_transaction_of_another_isolation_is_refused_by_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f35_a_transaction_on_another_postgres_database_is_refused_and_the_key_is_not_lost() {
+async fn f35_a_transaction_on_another_postgres_database_is_refused() {
     with_postgres(async |shop| {
         with_database(async |elsewhere| {
             for tables in ["", MIGRATION] {
@@ -131,7 +131,7 @@ async fn f35_a_transaction_on_another_postgres_database_is_refused_and_the_key_i
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f35_a_transaction_on_another_sqlite_file_is_refused_and_the_key_is_not_lost() {
+async fn f35_a_transaction_on_another_sqlite_file_is_refused() {
     with_sqlite(async |shop| {
         for (key, migrated) in [("without", false), ("with", true)] {
             let file = shop.file.with_file_name(format!("{key}.db"));
@@ -180,7 +180,7 @@ async fn f35_a_transaction_on_another_sqlite_file_is_refused_and_the_key_is_not_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f78_a_transaction_that_sqlite_cannot_upgrade_is_aborted_and_a_retry_runs() {
+async fn f78_a_stale_sqlite_read_transaction_aborts_and_a_retry_runs() {
     with_sqlite(async |shop| {
         let service = Service::new(&shop, async |run| {
             if run.number == 2 {
@@ -212,7 +212,7 @@ async fn f78_a_transaction_that_sqlite_cannot_upgrade_is_aborted_and_a_retry_run
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_transaction_of_another_pool_on_the_same_sqlite_file_is_accepted() {
+async fn a_transaction_of_another_pool_on_the_file_is_accepted() {
     with_sqlite(async |shop| {
         let options = SqliteConnectOptions::new().filename(&shop.file);
         let pool = SqlitePool::connect_lazy_with(options);

@@ -111,7 +111,7 @@ async fn assert_each_is_served_once(app: Router) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_kind_of_response_is_committed_from_a_mounted_postgres_handler() {
+async fn a_mounted_postgres_handler_commits_every_kind_of_response() {
     with_postgres(async |shop| {
         let store = shop.store.clone();
         assert_each_is_served_once(routes!(store: PostgresStore)).await;
@@ -121,7 +121,7 @@ async fn every_kind_of_response_is_committed_from_a_mounted_postgres_handler() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_kind_of_response_is_committed_from_a_mounted_sqlite_handler() {
+async fn a_mounted_sqlite_handler_commits_every_kind_of_response() {
     with_sqlite(async |shop| {
         let store = shop.store.clone();
         assert_each_is_served_once(routes!(store: SqliteStore)).await;

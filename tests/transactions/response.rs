@@ -47,11 +47,11 @@ fn unkept(kind: &str) -> Response {
 }
 
 with_each_database! {
-    i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs;
-    a_response_of_just_the_limit_and_an_empty_one_are_kept;
+    i13_a_response_not_kept_rolls_back_and_a_retry_runs;
+    responses_at_the_limit_and_empty_responses_are_kept;
 }
 
-async fn i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs<S: Shop>(shop: S) {
+async fn i13_a_response_not_kept_rolls_back_and_a_retry_runs<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let mut transaction = run.shop.begin(&run.operation).await.unwrap();
         S::order(&mut transaction, &run.operation, "pen")
@@ -89,7 +89,7 @@ async fn i13_a_response_that_cannot_be_kept_is_rolled_back_and_a_retry_runs<S: S
     }
 }
 
-async fn a_response_of_just_the_limit_and_an_empty_one_are_kept<S: Shop>(shop: S) {
+async fn responses_at_the_limit_and_empty_responses_are_kept<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let transaction = run.shop.begin(&run.operation).await.unwrap();
         let response = match run.operation.key().as_str() {

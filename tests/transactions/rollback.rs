@@ -60,10 +60,10 @@ async fn order_a_unicorn<S: Shop>(run: &Run<S>) -> CommitErrorKind {
 with_each_database! {
     a_dropped_transaction_is_rolled_back_and_a_retry_runs;
     a_business_error_after_a_rollback_is_recorded;
-    f64_a_constraint_that_fails_at_commit_aborts_and_a_retry_runs;
-    f63_a_success_after_a_failed_commit_is_denied_and_a_retry_runs;
-    i11_a_success_after_a_failed_commit_and_other_effects_is_unknown;
-    a_panic_before_the_commit_leaves_an_unknown_outcome_and_no_order;
+    f64_a_constraint_failing_at_commit_aborts_and_a_retry_runs;
+    f63_success_after_a_failed_commit_becomes_500_and_reruns;
+    i11_success_after_a_failed_commit_with_effects_is_unknown;
+    a_panic_before_commit_leaves_an_unknown_outcome;
     f34_a_savepoint_that_is_rolled_back_does_no_harm;
     f34_a_transaction_that_the_handler_ended_itself_records_nothing;
 }
@@ -96,7 +96,7 @@ async fn a_business_error_after_a_rollback_is_recorded<S: Shop>(shop: S) {
     assert!(shop.orders().await.is_empty());
 }
 
-async fn f64_a_constraint_that_fails_at_commit_aborts_and_a_retry_runs<S: Shop>(shop: S) {
+async fn f64_a_constraint_failing_at_commit_aborts_and_a_retry_runs<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
         let kind = order_a_unicorn(&run).await;
         assert_eq!(kind, CommitErrorKind::Aborted);
@@ -106,7 +106,7 @@ async fn f64_a_constraint_that_fails_at_commit_aborts_and_a_retry_runs<S: Shop>(
     assert_retry_orders(&shop, &service).await;
 }
 
-async fn f63_a_success_after_a_failed_commit_is_denied_and_a_retry_runs<S: Shop>(shop: S) {
+async fn f63_success_after_a_failed_commit_becomes_500_and_reruns<S: Shop>(shop: S) {
     for code in [200, 204, 302] {
         let key = format!("key-{code}");
         let service = at_first(&shop, move |run| async move {
@@ -123,7 +123,7 @@ async fn f63_a_success_after_a_failed_commit_is_denied_and_a_retry_runs<S: Shop>
     }
 }
 
-async fn i11_a_success_after_a_failed_commit_and_other_effects_is_unknown<S: Shop>(shop: S) {
+async fn i11_success_after_a_failed_commit_with_effects_is_unknown<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         match run.operation.key().as_str() {
             "effects" => run.operation.effects_started(),
@@ -150,7 +150,7 @@ async fn i11_a_success_after_a_failed_commit_and_other_effects_is_unknown<S: Sho
     }
 }
 
-async fn a_panic_before_the_commit_leaves_an_unknown_outcome_and_no_order<S: Shop>(shop: S) {
+async fn a_panic_before_commit_leaves_an_unknown_outcome<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
         let mut transaction = run.shop.begin(&run.operation).await.unwrap();
         S::order(&mut transaction, &run.operation, "pen")
@@ -216,7 +216,7 @@ async fn f34_a_transaction_that_the_handler_ended_itself_records_nothing<S: Shop
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f33_an_error_that_the_handler_swallows_in_its_transaction_records_nothing() {
+async fn f33_an_error_swallowed_in_the_transaction_records_nothing() {
     with_postgres(async |shop| {
         let service = at_first(&shop, async |run| {
             let mut transaction = run.shop.begin(&run.operation).await.unwrap();
@@ -242,7 +242,7 @@ async fn f33_an_error_that_the_handler_swallows_in_its_transaction_records_nothi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f44_a_savepoint_whose_beginning_was_dropped_takes_the_order_and_the_record_with_it() {
+async fn f44_a_savepoint_dropped_while_beginning_rolls_everything_back() {
     with_postgres(async |shop| {
         let service = at_first(&shop, async |run| {
             let mut transaction = run.shop.begin(&run.operation).await.unwrap();
@@ -273,7 +273,7 @@ async fn f44_a_savepoint_whose_beginning_was_dropped_takes_the_order_and_the_rec
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f68_a_transaction_that_the_server_ended_for_its_idleness_records_nothing() {
+async fn f68_a_transaction_ended_for_idleness_records_nothing() {
     with_postgres(async |shop| {
         let service = at_first(&shop, async |run| {
             let mut transaction = run.shop.begin(&run.operation).await.unwrap();

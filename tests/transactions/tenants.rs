@@ -99,7 +99,7 @@ async fn f112_completion_uses_no_operator_of_the_handler_s_schema() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f112_commit_accepts_a_pool_whose_sessions_have_a_schema_of_their_own() {
+async fn f112_commit_accepts_a_pool_with_its_own_schema() {
     with_postgres(async |shop| {
         shop.execute(TENANT).await;
         let tenant = options(&shop.url).options([("search_path", "tenant")]);

@@ -217,7 +217,7 @@ async fn f109_rerun_after_a_dropped_transaction_does_the_work_once<S: Shop>(shop
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f34_a_savepoint_of_the_driver_commits_and_rolls_back_with_postgres() {
+async fn f34_driver_savepoints_commit_and_roll_back_with_postgres() {
     with_postgres(async |shop| {
         let service = Service::new(&shop, async |run| {
             let mut transaction = run.shop.begin(&run.operation).await.unwrap();
@@ -243,7 +243,7 @@ async fn f34_a_savepoint_of_the_driver_commits_and_rolls_back_with_postgres() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn f34_a_savepoint_of_the_driver_commits_and_rolls_back_with_sqlite() {
+async fn f34_driver_savepoints_commit_and_roll_back_with_sqlite() {
     with_sqlite(async |shop| {
         let service = Service::new(&shop, async |run| {
             let mut transaction = run.shop.begin(&run.operation).await.unwrap();
