@@ -17,7 +17,7 @@ use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
     DynStore, MemoryStore, Reconciler, Recovery, Scope, Store as _, StoreErrorKind,
     store::{
-        Claim, Claimed, Completion, MarkedBy, RecordState, Release, Transitioned,
+        Claim, Completion, MarkedBy, RecordState, Release, Transitioned,
         admin::{RecordedResponse, Resolution},
     },
 };
@@ -25,6 +25,7 @@ use tower_idempotency::{
 use crate::{
     api::{Answer, Api, ask, fingerprint, keyed, named, record, required, send, settle},
     client::Http2,
+    crowd::claimed_elsewhere,
     faulty::{Call, Fault, Faulty},
     probe::{Gate, Probe},
     stores::{Place, on_each_store},
@@ -40,9 +41,7 @@ async fn rule_72_a_crashed_claim_binds_its_key_until_it_expires(place: &Place) {
     let api = Api::new(required(store.clone()), &probe);
     let crash = async |key: &str, retention| {
         let lease = Duration::from_millis(1);
-        let claim = Claim::new(fingerprint(keyed(key)).await, lease, retention);
-        let claimed = store.claim(&named(key), &claim).await.unwrap();
-        assert!(matches!(claimed, Claimed::Acquired(_)));
+        claimed_elsewhere(&store, key, lease, retention).await;
     };
     crash("K", Duration::from_secs(3600)).await;
     crash("L", Duration::from_millis(2)).await;
@@ -214,8 +213,7 @@ async fn i11_a_late_takeover_marked_unknown_stays_unknown() {
     let inner = DynStore::new(MemoryStore::new());
     let probe = Probe::counting();
     let hour = Duration::from_secs(3600);
-    let crashed = Claim::new(fingerprint(keyed("K")).await, Duration::from_secs(1), hour);
-    inner.claim(&named("K"), &crashed).await.unwrap();
+    claimed_elsewhere(&inner, "K", Duration::from_secs(1), hour).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let faulty = stalled(&inner, Call::Reclaim);
     let reruns = required(DynStore::new(faulty.clone())).recovery(Recovery::Rerun);
@@ -323,8 +321,7 @@ async fn f105_a_hanging_renewal_loses_the_lease_at_its_end() {
 async fn a_waiter_is_refused_while_the_inner_service_is_busy() {
     let store = MemoryStore::new();
     let hour = Duration::from_secs(3600);
-    let claim = Claim::new(fingerprint(keyed("K")).await, hour, hour);
-    store.claim(&named("K"), &claim).await.unwrap();
+    let claim = claimed_elsewhere(&store, "K", hour, hour).await;
     let gate = Gate::closed();
     let layer = required(DynStore::new(store.clone()))
         .wait(Duration::from_secs(20))
@@ -613,8 +610,7 @@ async fn a_withdrawn_takeover_leaves_a_late_owner_its_record() {
     let faulty = Faulty::over(MemoryStore::new());
     let store = DynStore::new(faulty.clone());
     let minute = Duration::from_secs(60);
-    let owner = Claim::new(fingerprint(keyed("K")).await, Duration::ZERO, HOUR);
-    store.claim(&named("K"), &owner).await.unwrap();
+    let owner = claimed_elsewhere(&store, "K", Duration::ZERO, HOUR).await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     // The takeover of its retry does not arrive.
     faulty.breaks(Call::Reclaim, .., Fault::Fails);

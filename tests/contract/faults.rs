@@ -193,9 +193,7 @@ async fn f20_web_sockets_and_tunnels_pass_with_their_upgrade_extension() {
     let store = MemoryStore::new();
     let probe = Probe::answering(|run| {
         assert!(run.request.extensions().get::<OnUpgrade>().is_some());
-        let mut response = run.created();
-        *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
-        response
+        run.status(101)
     });
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     for (number, method) in [(1, Method::GET), (2, Method::CONNECT), (3, Method::GET)] {

@@ -636,18 +636,13 @@ async fn rule_70_refusals_are_problem_details_without_stored_data() {
     const KEY: &str = "k3y-s3cr3t";
     const BODY: &str = "{\"card\":\"b0dy-s3cr3t\"}";
     let gate = Gate::closed();
-    let held = gate.clone();
-    let probe = Probe::running(move |run| {
-        let gate = held.clone();
-        async move {
-            gate.pass().await;
-            let mut response = run.created();
-            response
-                .headers_mut()
-                .insert("x-stored", HeaderValue::from_static("h3ader-s3cr3t"));
-            *response.body_mut() = "answ3r-s3cr3t".into();
-            Ok(response)
-        }
+    let probe = Probe::deciding_behind(&gate, |run| {
+        let mut response = run.created();
+        response
+            .headers_mut()
+            .insert("x-stored", HeaderValue::from_static("h3ader-s3cr3t"));
+        *response.body_mut() = "answ3r-s3cr3t".into();
+        Ok(response)
     });
     let faulty = Faulty::over(MemoryStore::new());
     let builder = required(DynStore::new(faulty.clone()))
@@ -944,8 +939,7 @@ async fn rule_72_an_unknown_outcome_is_kept_a_week_by_default() {
 async fn the_layer_strips_its_own_headers_from_a_handlers_response() {
     for status in [201, 503] {
         let probe = Probe::answering(move |run| {
-            let mut response = run.created();
-            *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            let mut response = run.status(status);
             for name in ["idempotent-replayed", "idempotent-recorded"] {
                 response
                     .headers_mut()
@@ -1018,11 +1012,7 @@ async fn presets_and_predicates_say_which_responses_are_recorded() {
     use tower_idempotency::Disposition::{Record, Unknown};
     const RELEASE: Disposition = Disposition::Release(Release::SameRequest);
     let replays = async |dispositions: Dispositions, status: u16| {
-        let probe = Probe::answering(move |run| {
-            let mut response = run.created();
-            *response.status_mut() = StatusCode::from_u16(status).unwrap();
-            response
-        });
+        let probe = Probe::statuses(&[status]);
         let api = Api::new(required(memory()).dispositions(dispositions), &probe);
         api.send(ask("/count").key("K")).await;
         let retry = api.send(ask("/count").key("K")).await;

@@ -1,20 +1,19 @@
 //! Rules 62 to 68 for every way into the record and out of it.
 
-use std::time::Duration;
-
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use tower_idempotency::{
-    KeptHeaders, Reconciler, Recovery, Store,
+    KeptHeaders, Reconciler, Recovery,
     store::{
-        Claim, Claimed, Completion, RecordState, Transitioned,
+        RecordState,
         admin::{RecordedResponse, Resolution},
     },
 };
 
 use crate::{
-    api::{Answer, Api, fingerprint, keyed, named, record, required},
+    api::{Answer, Api, keyed, record, required},
     client::{Http2, Wire, post},
+    crowd::completed_elsewhere,
     probe::{Failure, Probe, chunks_and_trailers},
     stores::{Place, memory, on_each_store},
 };
@@ -98,16 +97,6 @@ const HOPS: [&str; 5] = [
     "transfer-encoding",
 ];
 
-async fn completed_with(store: &impl Store, key: &str, response: Bytes) {
-    let hour = Duration::from_secs(3600);
-    let claim = Claim::new(fingerprint(keyed(key)).await, hour, hour);
-    let claimed = store.claim(&named(key), &claim).await.unwrap();
-    assert!(matches!(claimed, Claimed::Acquired(_)));
-    let completion = Completion::new(response, hour, hour);
-    let completed = store.complete(&named(key), claim.token, &completion).await;
-    assert_eq!(completed.unwrap(), Transitioned::Applied);
-}
-
 fn holds_secret(bytes: &[u8]) -> bool {
     bytes.windows(6).any(|bytes| bytes == b"s3cr3t")
 }
@@ -163,7 +152,7 @@ async fn rule_62_an_operators_response_passes_the_rules_of_headers(place: &Place
         let stored = String::from_utf8_lossy(&supplied);
         assert!(!stored.contains(name), "{name}");
     }
-    completed_with(&store, "K", supplied).await;
+    completed_elsewhere(&store, "K", supplied).await;
     let probe = Probe::counting();
     replays_the_kept_line(&Api::new(required(store.clone()), &probe), "K").await;
     // The settings of the layer decide about the rest.
@@ -201,8 +190,8 @@ fn bytes_of(status: u16, headers: &HeaderMap, trailers: &HeaderMap) -> Bytes {
 
 async fn rule_62_stored_bytes_pass_the_rules_when_they_are_replayed(place: &Place) {
     let store = place.open().await;
-    completed_with(&store, "K", bytes_of(200, &lines(), &HeaderMap::new())).await;
-    completed_with(&store, "L", bytes_of(200, &lines(), &lines())).await;
+    completed_elsewhere(&store, "K", bytes_of(200, &lines(), &HeaderMap::new())).await;
+    completed_elsewhere(&store, "L", bytes_of(200, &lines(), &lines())).await;
     let probe = Probe::counting();
     let api = Api::new(required(store), &probe);
     replays_the_kept_line(&api, "K").await;
@@ -222,7 +211,7 @@ async fn rule_69_a_stored_interim_status_is_not_replayed(place: &Place) {
     for status in [100, 101, 103, 199] {
         let key = format!("K{status}");
         let stored = bytes_of(status, &HeaderMap::new(), &HeaderMap::new());
-        completed_with(&store, &key, stored).await;
+        completed_elsewhere(&store, &key, stored).await;
         let lines = format!("Idempotency-Key: {key}\r\n");
         let refused = wire.ask(post("/count", &lines, "{\"amount\":1}")).await;
         assert_eq!(
@@ -288,7 +277,7 @@ async fn rule_67_a_stored_body_of_a_204_is_not_replayed() {
     let server = api.serve().await;
     for status in [204, 304] {
         let key = format!("K{status}");
-        completed_with(&store, &key, bytes_of(status, &HeaderMap::new(), &trailers)).await;
+        completed_elsewhere(&store, &key, bytes_of(status, &HeaderMap::new(), &trailers)).await;
         let replay = Http2::open(&server).await.ask(keyed(&key).0).await;
         assert_empty(&replay, status);
         assert_empty(&api.send(keyed(&key)).await, status);

@@ -740,8 +740,7 @@ async fn rule_38_a_stale_precondition_does_not_fail_the_retry() {
 async fn the_handler_sees_key_scope_and_a_stable_operation() {
     let probe = Probe::answering(|run| {
         let operation = run.operation();
-        let mut response = run.created();
-        *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
+        let mut response = run.status(503);
         *response.body_mut() = format!(
             "{} {} {} {} {}",
             operation.key().as_str(),

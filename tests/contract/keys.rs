@@ -18,6 +18,7 @@ use tower_idempotency::{
 use crate::{
     api::{Api, eventually, fingerprint, keyed, named, record, required},
     client::Http2,
+    crowd::claimed_elsewhere,
     faulty::{Call, Fault, Faulty},
     probe::{Gate, Probe},
     stores::{Place, memory, on_each_store},
@@ -159,9 +160,7 @@ async fn rule_11_a_stale_key_gets_what_its_record_answers(place: &Place) {
     ] {
         let key = made_ago(HALF_AN_HOUR, runs + 100);
         runs += 1;
-        let claim = Claim::new(fingerprint(keyed("K")).await, lease, HOUR);
-        let claimed = store.claim(&named(&key), &claim).await.unwrap();
-        assert!(matches!(claimed, Claimed::Acquired(_)));
+        claimed_elsewhere(&store, &key, lease, HOUR).await;
         // SQLite counts in milliseconds.
         tokio::time::sleep(Duration::from_millis(5)).await;
         for _ in 0..2 {
@@ -212,8 +211,7 @@ async fn rule_11_a_stale_key_never_runs_without_an_answer(place: &Place) {
         }
         // A claim that lapsed, which a fresh key would take over or ask about.
         let key = made_ago(HALF_AN_HOUR, 3 + number);
-        let claim = Claim::new(fingerprint(keyed("K")).await, Duration::ZERO, HOUR);
-        let _ = store.claim(&named(&key), &claim).await.unwrap();
+        claimed_elsewhere(&store, &key, Duration::ZERO, HOUR).await;
         for _ in 0..2 {
             let lost = narrow.send(keyed(&key)).await;
             lost.assert_problem(409, "outcome-unknown");
@@ -260,8 +258,7 @@ async fn rule_11_a_key_grows_stale_while_it_waits() {
 async fn rule_11_a_key_that_goes_stale_during_reconciliation_never_runs() {
     let store = memory();
     let key = made_ago(HALF_AN_HOUR, 1);
-    let claim = Claim::new(fingerprint(keyed("K")).await, Duration::ZERO, HOUR);
-    let _ = store.claim(&named(&key), &claim).await.unwrap();
+    claimed_elsewhere(&store, &key, Duration::ZERO, HOUR).await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     let slow = Recovery::Reconcile(Reconciler::new(|_| async {
         tokio::time::sleep(HALF_AN_HOUR + Duration::from_secs(1)).await;
@@ -323,16 +320,7 @@ async fn rule_77_a_window_longer_than_a_retention_is_refused() {
 /// A handler that answers 503 once the gate lets it.
 fn failing_behind_a_gate() -> (Gate, Probe) {
     let gate = Gate::closed();
-    let behind = gate.clone();
-    let probe = Probe::running(move |run| {
-        let gate = behind.clone();
-        async move {
-            gate.pass().await;
-            let mut response = run.created();
-            *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;
-            Ok(response)
-        }
-    });
+    let probe = Probe::deciding_behind(&gate, |run| Ok(run.status(503)));
     (gate, probe)
 }
 

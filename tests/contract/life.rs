@@ -8,11 +8,12 @@ use http::{HeaderValue, Method, StatusCode, header};
 use tower_idempotency::{
     BuildError, DynStore, Fingerprinting, IdempotencyBuilder, KeySyntax, MemoryStore, Store,
     StoreFailure,
-    store::{Claim, Claimed, Completion, RecordState, Transitioned, admin::RecordedResponse},
+    store::{RecordState, admin::RecordedResponse},
 };
 
 use crate::{
-    api::{Api, ask, eventually, fingerprint, keyed, named, optional, record, required, settle},
+    api::{Api, ask, eventually, keyed, optional, record, required, settle},
+    crowd::completed_elsewhere,
     faulty::{Call, Fault, Faulty},
     probe::{Failure, Gate, Probe, data, streamed},
     stores::{Place, memory, on_each_store},
@@ -48,7 +49,7 @@ async fn rule_73_an_unreadable_record_answers_503_and_never_runs(place: &Place) 
     ];
     for (index, response) in unreadable.into_iter().enumerate() {
         let key = format!("K{index}");
-        completed_with(&store, &key, response).await;
+        completed_elsewhere(&store, &key, response).await;
         // Not even where a route would run unguarded, or once more.
         for builder in [
             required(store.clone()),
@@ -64,20 +65,10 @@ async fn rule_73_an_unreadable_record_answers_503_and_never_runs(place: &Place) 
     }
     assert_eq!(probe.runs(), 0);
     // The sound one is read.
-    completed_with(&store, "L", sound).await;
+    completed_elsewhere(&store, "L", sound).await;
     let replay = Api::new(required(store), &probe).send(keyed("L")).await;
     assert!(replay.is_replay());
     assert_eq!(replay.body, "hello");
-}
-
-async fn completed_with(store: &impl Store, key: &str, response: Bytes) {
-    let hour = Duration::from_secs(3600);
-    let claim = Claim::new(fingerprint(keyed(key)).await, hour, hour);
-    let claimed = store.claim(&named(key), &claim).await.unwrap();
-    assert!(matches!(claimed, Claimed::Acquired(_)));
-    let completion = Completion::new(response, hour, hour);
-    let completed = store.complete(&named(key), claim.token, &completion).await;
-    assert_eq!(completed.unwrap(), Transitioned::Applied);
 }
 
 #[tokio::test]

@@ -3,6 +3,7 @@
 
 mod api;
 mod client;
+mod crowd;
 mod faulty;
 mod probe;
 mod server;
@@ -11,7 +12,9 @@ mod told;
 
 mod availability;
 mod bodies;
+mod clients;
 mod concurrency;
+mod dispositions;
 mod extractors;
 mod faults;
 mod fidelity;
@@ -19,6 +22,7 @@ mod identity;
 mod headers;
 mod layers;
 mod keys;
+mod leases;
 mod life;
 mod logs;
 mod operator;
@@ -31,4 +35,5 @@ mod redirects;
 mod sameness;
 mod service;
 mod standby;
+mod store_failures;
 mod syntax;

@@ -62,6 +62,13 @@ impl Run {
             .body(format!("{{\"n\":{}}}", self.number).into())
             .unwrap()
     }
+
+    /// As [`Run::created`], with another status.
+    pub(crate) fn status(&self, status: u16) -> Response<Body> {
+        let mut response = self.created();
+        *response.status_mut() = StatusCode::from_u16(status).unwrap();
+        response
+    }
 }
 
 /// A service that counts its runs.
@@ -96,24 +103,28 @@ impl Probe {
 
     /// Counts, and answers once the gate lets the run pass.
     pub(crate) fn behind(gate: &Gate) -> Self {
-        let gate = gate.clone();
+        Self::deciding_behind(gate, |run| Ok(run.created()))
+    }
+
+    /// As [`Probe::behind`], with what `decide` makes of the run.
+    pub(crate) fn deciding_behind(
+        gate: &Gate,
+        decide: impl Fn(&Run) -> Handled + Send + Sync + 'static,
+    ) -> Self {
+        let (gate, decide) = (gate.clone(), Arc::new(decide));
         Self::running(move |run| {
-            let gate = gate.clone();
+            let (gate, decide) = (gate.clone(), Arc::clone(&decide));
             async move {
                 gate.pass().await;
-                Ok(run.created())
+                decide(&run)
             }
         })
     }
 
     /// Answers the n-th run with the n-th status, and later ones with the last.
-    pub(crate) fn statuses(script: &'static [u16]) -> Self {
-        Self::answering(move |run| {
-            let status = script[(run.number - 1).min(script.len() - 1)];
-            let mut response = run.created();
-            *response.status_mut() = StatusCode::from_u16(status).unwrap();
-            response
-        })
+    pub(crate) fn statuses(script: &[u16]) -> Self {
+        let script = script.to_vec();
+        Self::answering(move |run| run.status(script[(run.number - 1).min(script.len() - 1)]))
     }
 
     pub(crate) fn runs(&self) -> usize {

@@ -22,6 +22,7 @@ use tower_idempotency::{
 
 use crate::{
     api::{Answer, Api, Ask, ask, fingerprint, keyed, named, optional, required, send, settle},
+    crowd::claimed_elsewhere,
     faulty::{Call, Fault, Faulty},
     probe::{Failure, Gate, Handled, Probe, streamed},
     stores::memory,
@@ -140,12 +141,8 @@ async fn an_inner_service_failing_after_the_wait_frees_the_key() {
         .wait(Duration::from_secs(60))
         .build()
         .unwrap();
-    let claim = Claim::new(
-        fingerprint(keyed("K")).await,
-        Duration::from_secs(60),
-        Duration::from_secs(600),
-    );
-    store.claim(&named("K"), &claim).await.unwrap();
+    let minute = Duration::from_secs(60);
+    let claim = claimed_elsewhere(&store, "K", minute, 10 * minute).await;
     let service = layer.layer(ReadyFor {
         times: Arc::new(AtomicUsize::new(1)),
         probe: probe.clone(),
