@@ -405,8 +405,8 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets a function that renders refusals. `None` leaves one to the default,
-    /// `application/problem+json`.
+    /// Sets a function that renders refusals. `None` leaves one to the default:
+    /// `application/problem+json`, or an error of [gRPC](crate#grpc) if the request is one.
     ///
     /// `Cache-Control: no-store` and `Retry-After` are set in any case. A response with
     /// an interim status, 425 or 429 is not used.

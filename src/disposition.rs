@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use http::{Extensions, StatusCode, response};
 
-use crate::store::Release;
+use crate::{grpc, store::Release};
 
 /// What the layer does with a response.
 ///
@@ -168,6 +168,12 @@ impl Dispositions {
     ///
     /// A panic that a layer inside of this one turned into a 500 counts as that
     /// 500. See [where the layer stands](crate#where-the-layer-stands).
+    ///
+    /// An error of gRPC counts as the HTTP status that `google.rpc.Code` names for its
+    /// code: `UNAVAILABLE` as 503, `INVALID_ARGUMENT` as 400. `CANCELLED`, `UNKNOWN` and
+    /// `DEADLINE_EXCEEDED` count as 504, because the result is not known. The code is
+    /// read from the headers. One behind a message is not seen, and the response counts as
+    /// a success.
     pub fn standard() -> Self {
         Self::preset(Preset::Standard)
     }
@@ -209,7 +215,7 @@ impl Dispositions {
 
     /// Returns the disposition of a response whose handler left it open.
     pub(crate) fn of(&self, response: &response::Parts, have_effects_started: bool) -> Disposition {
-        let status = response.status;
+        let status = grpc::status_of(response.status, &response.headers);
         let disposition = self
             .predicate
             .as_ref()

@@ -135,8 +135,33 @@
 //!   `MapRequestBodyLayer::new(axum::body::Body::new)` between, since the layer
 //!   changes the type of the body.
 //! - With **hyper**, wrap the service in `hyper_util::service::TowerToHyperService`.
-//! - With **tonic**, guard unary calls only. Every gRPC response has the HTTP status 200,
-//!   so errors are recorded too, unless [`Dispositions::by`] looks at `grpc-status`.
+//! - With **tonic**, guard unary calls only; see [gRPC](#grpc).
+//!
+//! # gRPC
+//!
+//! A refusal of a request with the media type `application/grpc` is a gRPC error. Its
+//! trailer `problem-type` is the type of the problem. `grpc-retry-pushback-ms` says when the
+//! call may be repeated, and is `-1` where that would not change the answer, so that a
+//! client's retry policy stops.
+//!
+//! | refusal | code |
+//! |---|---|
+//! | `key-missing`, `key-invalid`, `key-stale`, `key-reused`, `body-invalid` | `INVALID_ARGUMENT` |
+//! | `caller-unknown` | `PERMISSION_DENIED` |
+//! | `body-too-large` | `RESOURCE_EXHAUSTED` |
+//! | `request-in-progress` | `ABORTED` |
+//! | `outcome-unknown` | `FAILED_PRECONDITION`: an operator has to look |
+//! | `response-not-replayable` | `ALREADY_EXISTS` |
+//! | `body-timeout`, `store-unavailable`, `overloaded`, `draining` | `UNAVAILABLE` |
+//! | `outcome-unknown` or `rolled-back`, if repeating the call tells more | `UNAVAILABLE` |
+//! | other | `INTERNAL` |
+//!
+//! The HTTP status of a gRPC response is always 200. [`Dispositions`] decide by the code of
+//! an error instead. A successful response, and one with a code behind a message, is
+//! recorded and replayed with its trailers. The key comes as metadata,
+//! `idempotency-key`. Guard the methods that need one with
+//! [`guard_if`](IdempotencyBuilder::guard_if), by the path `/package.Service/Method`.
+//! The `commit` of a SQL store takes no response of gRPC, since it has trailers.
 //!
 //! # Browsers
 //!
@@ -297,6 +322,7 @@ mod policy;
 mod config;
 
 mod body;
+mod grpc;
 mod timeout;
 mod backoff;
 mod log;

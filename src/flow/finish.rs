@@ -22,6 +22,7 @@ use crate::{
     Disposition, Outcome, Rejection, ResponseBody, Store,
     body::read::{Collected, collect},
     disposition::HandlerChoice,
+    grpc,
     operation::{AsCommitted, Transacted},
     outcome::Notice,
     response::{ResponseSettings, correct_length, declared_length},
@@ -72,14 +73,14 @@ where
             let response = run.refuse(Rejection::commit_unknown());
             Box::pin(end_unknown(run, Ok(response), None)).await
         }
-        (Transacted::Aborted, Ok(Ok(response))) if is_success(response.status()) => {
+        (Transacted::Aborted, Ok(Ok(response))) if is_success(status_of(&response)) => {
             let mut parts = response.into_parts().0;
             let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
             operation.log_failure();
             Box::pin(refuse_rolled_back(run, choice)).await
         }
         (_, Ok(Ok(response))) => {
-            if response.status().is_server_error() {
+            if status_of(&response).is_server_error() {
                 operation.log_failure();
             }
             apply_disposition(run, response).await
@@ -193,6 +194,7 @@ where
         Some(disposition) => disposition,
         None => dispositions.of(&parts, operation.have_effects_started()),
     };
+    let says_success = || is_success(grpc::status_of(parts.status, &parts.headers));
     let Ok(disposition) = catch_unwind(AssertUnwindSafe(disposition)) else {
         drop((parts, body));
         let response = run.refuse(Rejection::dispositions_panicked());
@@ -208,7 +210,7 @@ where
             let response = Response::from_parts(parts, ResponseBody::streamed(body));
             Box::pin(end_unknown(run, Ok(response), Some(ANSWERED_UNKNOWN))).await
         }
-        Disposition::Record if is_success(parts.status) && operation.is_uncommitted() => {
+        Disposition::Record if operation.is_uncommitted() && says_success() => {
             drop((parts, body));
             Box::pin(refuse_uncommitted(run)).await
         }
@@ -428,6 +430,10 @@ impl<S: Store> Run<S> {
         self.claim.record_late(&transition, self.permit).await;
         drop(self.heartbeat);
     }
+}
+
+fn status_of<B>(response: &Response<B>) -> StatusCode {
+    grpc::status_of(response.status(), response.headers())
 }
 
 /// Whether a handler says that it did its work.

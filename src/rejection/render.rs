@@ -1,4 +1,5 @@
-//! Renders refusals: as problem details (RFC 9457), or as a custom renderer has it.
+//! Renders refusals: as problem details (RFC 9457), as errors of gRPC, or as a custom
+//! renderer has it.
 
 use std::{
     fmt,
@@ -10,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header, request};
 
 use super::Rejection;
-use crate::log::Warnings;
+use crate::{grpc, log::Warnings};
 
 /// The settings for refusals.
 #[derive(Clone)]
@@ -30,12 +31,22 @@ pub(crate) type RenderFn =
 pub(crate) struct RequestHead {
     /// For a custom renderer only, since copying the parts takes time.
     parts: Option<Arc<request::Parts>>,
+    is_grpc: bool,
 }
 
 impl RequestHead {
     pub(crate) fn new(parts: &request::Parts, renderer: &Renderer) -> Self {
         Self {
             parts: renderer.custom.as_ref().map(|_| Arc::new(parts.clone())),
+            is_grpc: grpc::is_grpc(&parts.headers),
+        }
+    }
+
+    /// The default form of a refusal.
+    fn standard(&self, rejection: &Rejection) -> Response<Bytes> {
+        match self.is_grpc {
+            true => grpc::trailers_only(rejection),
+            false => problem(rejection),
         }
     }
 }
@@ -59,7 +70,7 @@ impl Renderer {
         rejection.types = Some(Arc::clone(&self.types));
         let mut response = self
             .render_custom(&rejection, head, warnings)
-            .unwrap_or_else(|| problem(&rejection));
+            .unwrap_or_else(|| head.standard(&rejection));
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         if let Some(seconds) = rejection.retry_after {
@@ -85,7 +96,7 @@ impl Renderer {
             let mut panicked = Rejection::renderer_panicked(rejection.retry_after);
             panicked.types.clone_from(&rejection.types);
             panicked.log(warnings);
-            return Some(problem(&panicked));
+            return Some(head.standard(&panicked));
         };
         let response = rendered?;
         if !is_final(response.status()) {
@@ -124,4 +135,4 @@ fn is_final(status: StatusCode) -> bool {
 
 pub(super) const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";
 const UNFIT: &str = "response of `render` not used, since its status is below 200, or 425 or 429: the \
-    refusal is sent as problem details";
+    refusal is sent in the default form";

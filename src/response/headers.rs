@@ -7,6 +7,8 @@ use http::{
     header::{self, HeaderValue},
 };
 
+use crate::grpc;
+
 /// Which headers of a response are kept and replayed.
 ///
 /// Never kept, whatever is configured: hop-by-hop headers and those that
@@ -77,11 +79,12 @@ impl KeptHeaders {
         }
     }
 
-    /// Keeps these headers and trailers only. `Content-Type` and
-    /// `Content-Encoding` are kept too, since the body means nothing without them.
+    /// Keeps these headers and trailers only. `Content-Type`, `Content-Encoding` and
+    /// those of gRPC are kept too, since the body means nothing without them.
     pub fn only(names: impl IntoIterator<Item = HeaderName>) -> Self {
         let mut allowed: HashSet<_> = names.into_iter().collect();
         allowed.extend([header::CONTENT_TYPE, header::CONTENT_ENCODING]);
+        allowed.extend(grpc::RESULT);
         Self {
             allowed: Some(allowed),
             ..Self::all_but_transient()

@@ -325,6 +325,26 @@ async fn rule_67_an_answer_without_content_gains_nothing() {
     }
 }
 
+#[tokio::test]
+async fn rule_68_chosen_headers_leave_a_grpc_response_its_result() {
+    let probe = Probe::answering(|_| {
+        let mut trailers = HeaderMap::new();
+        trailers.append("grpc-status", HeaderValue::from_static("0"));
+        trailers.append("x-other", HeaderValue::from_static("1"));
+        Response::new(chunks_and_trailers(&["message"], trailers))
+    });
+    let builder = required(memory()).kept_headers(KeptHeaders::only([]));
+    let api = Api::new(builder, &probe);
+    assert_eq!(api.send(keyed("K")).await.trailers.unwrap().len(), 2);
+    let replay = api.send(keyed("K")).await;
+    assert!(replay.is_replay());
+    let trailers = replay.trailers.unwrap();
+    assert_eq!(
+        (trailers.len(), &trailers["grpc-status"]),
+        (1, &HeaderValue::from_static("0"))
+    );
+}
+
 async fn rule_68_trailers_are_replayed_as_trailers(place: &Place) {
     let probe = Probe::answering(|run| {
         let mut trailers = HeaderMap::new();

@@ -101,6 +101,7 @@ async fn f109_other_responses_after_a_dropped_transaction_stay<S: Shop>(shop: S)
             "failed" => status(500),
             "released" => (Disposition::Release(Release::AnyRequest), status(200)).into_response(),
             "table" => status(202),
+            "grpc" => ([("grpc-status", "3")], status(200)).into_response(),
             key => unreachable!("{key}"),
         }
     })
@@ -116,6 +117,7 @@ async fn f109_other_responses_after_a_dropped_transaction_stay<S: Shop>(shop: S)
         ("failed", 500, Outcome::Released),
         ("released", 200, Outcome::Released),
         ("table", 202, Outcome::Released),
+        ("grpc", 200, Outcome::Recorded),
     ] {
         let answer = service.post(key).await;
         answer.assert_is(code, "");

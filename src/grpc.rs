@@ -1,0 +1,209 @@
+//! gRPC: each response has the HTTP status 200, and its result is in `grpc-status`.
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
+
+use crate::{Rejection, RejectionKind};
+
+/// Whether a request is one of gRPC. Those of gRPC-Web, which browsers send, are not.
+pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
+    let Some(value) = headers.get(header::CONTENT_TYPE) else {
+        return false;
+    };
+    let value = value.as_bytes();
+    let Some((name, rest)) = value.split_at_checked(GRPC.len()) else {
+        return false;
+    };
+    name.eq_ignore_ascii_case(GRPC.as_bytes())
+        && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
+}
+
+/// Returns the status that a response stands for: of a gRPC error without a message, the
+/// one that `google.rpc.Code` names for its code, and otherwise its own.
+///
+/// CANCELLED, UNKNOWN and DEADLINE_EXCEEDED say that the result is not known, as 504
+/// does.
+pub(crate) fn status_of(status: StatusCode, headers: &HeaderMap) -> StatusCode {
+    match headers.get(STATUS) {
+        Some(code) if status == StatusCode::OK => match code.as_bytes() {
+            b"0" => StatusCode::OK,
+            b"3" | b"9" | b"11" => StatusCode::BAD_REQUEST,
+            b"5" => StatusCode::NOT_FOUND,
+            b"6" | b"10" => StatusCode::CONFLICT,
+            b"7" => StatusCode::FORBIDDEN,
+            b"8" => StatusCode::TOO_MANY_REQUESTS,
+            b"12" => StatusCode::NOT_IMPLEMENTED,
+            b"13" | b"15" => StatusCode::INTERNAL_SERVER_ERROR,
+            b"14" => StatusCode::SERVICE_UNAVAILABLE,
+            b"16" => StatusCode::UNAUTHORIZED,
+            _ => StatusCode::GATEWAY_TIMEOUT,
+        },
+        _ => status,
+    }
+}
+
+/// Returns a refusal as a response without a message ("Trailers-Only"), whose trailers are
+/// its headers.
+pub(crate) fn trailers_only(rejection: &Rejection) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::new());
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(GRPC));
+    headers.insert(STATUS, code(rejection).into());
+    let message = percent_encoded(rejection.detail());
+    let lines = [
+        (MESSAGE, HeaderValue::try_from(message)),
+        (
+            PROBLEM_TYPE,
+            HeaderValue::try_from(rejection.problem_type()),
+        ),
+    ];
+    for (name, value) in lines {
+        if let Ok(value) = value {
+            headers.insert(name, value);
+        }
+    }
+    // Without it, a client's policy may retry what stays as it is.
+    let pushback = match rejection.retry_after_seconds() {
+        Some(seconds) => (seconds.saturating_mul(1000)).min(i32::MAX as u64).into(),
+        None => HeaderValue::from_static("-1"),
+    };
+    headers.insert(PUSHBACK, pushback);
+    response
+}
+
+/// Returns the code of a refusal. UNAVAILABLE is the one that clients' policies retry.
+fn code(rejection: &Rejection) -> u16 {
+    use RejectionKind as Kind;
+    let may_be_sent_again = rejection.retry_after_seconds().is_some();
+    match rejection.kind() {
+        Kind::KeyMissing
+        | Kind::KeyInvalid
+        | Kind::KeyStale
+        | Kind::KeyReused
+        | Kind::BodyInvalid => INVALID_ARGUMENT,
+        Kind::CallerUnknown => PERMISSION_DENIED,
+        Kind::BodyTooLarge => RESOURCE_EXHAUSTED,
+        Kind::RequestInProgress => ABORTED,
+        Kind::OutcomeUnknown | Kind::RolledBack if may_be_sent_again => UNAVAILABLE,
+        Kind::OutcomeUnknown => FAILED_PRECONDITION,
+        Kind::ResponseNotReplayable => ALREADY_EXISTS,
+        Kind::BodyTimeout | Kind::StoreUnavailable | Kind::Overloaded | Kind::Draining => {
+            UNAVAILABLE
+        }
+        Kind::RolledBack
+        | Kind::HandlerPanicked
+        | Kind::CallbackPanicked
+        | Kind::RuntimeMissing => INTERNAL,
+    }
+}
+
+/// Encodes all but printable ASCII, and `%`.
+fn percent_encoded(text: &str) -> String {
+    let mut encoded = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        match byte {
+            b' '..=b'~' if byte != b'%' => encoded.push(byte.into()),
+            _ => encoded.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    encoded
+}
+
+const GRPC: &str = "application/grpc";
+const STATUS: HeaderName = HeaderName::from_static("grpc-status");
+const MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
+/// Without these a response of gRPC has no result.
+pub(crate) const RESULT: [HeaderName; 4] = [
+    STATUS,
+    MESSAGE,
+    HeaderName::from_static("grpc-encoding"),
+    HeaderName::from_static("grpc-status-details-bin"),
+];
+const PUSHBACK: HeaderName = HeaderName::from_static("grpc-retry-pushback-ms");
+const PROBLEM_TYPE: HeaderName = HeaderName::from_static("problem-type");
+
+const INVALID_ARGUMENT: u16 = 3;
+const ALREADY_EXISTS: u16 = 6;
+const PERMISSION_DENIED: u16 = 7;
+const RESOURCE_EXHAUSTED: u16 = 8;
+const FAILED_PRECONDITION: u16 = 9;
+const ABORTED: u16 = 10;
+const INTERNAL: u16 = 13;
+const UNAVAILABLE: u16 = 14;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn media_types_of_grpc_are_told_from_others() {
+        let is_grpc = |value| {
+            let value = HeaderValue::from_static(value);
+            is_grpc(&HeaderMap::from_iter([(header::CONTENT_TYPE, value)]))
+        };
+        for media_type in [
+            "application/grpc",
+            "Application/gRPC+proto",
+            "application/grpc; charset=utf-8",
+        ] {
+            assert!(is_grpc(media_type), "{media_type}");
+        }
+        for media_type in ["application/grpc-web+proto", "application/grp", "text/grpc"] {
+            assert!(!is_grpc(media_type), "{media_type}");
+        }
+    }
+
+    #[test]
+    fn errors_count_as_the_documented_statuses() {
+        for (code, status) in [
+            ("0", 200),
+            ("1", 504),
+            ("2", 504),
+            ("3", 400),
+            ("4", 504),
+            ("5", 404),
+            ("6", 409),
+            ("7", 403),
+            ("8", 429),
+            ("9", 400),
+            ("10", 409),
+            ("11", 400),
+            ("12", 501),
+            ("13", 500),
+            ("14", 503),
+            ("15", 500),
+            ("16", 401),
+            ("", 504),
+        ] {
+            let headers = HeaderMap::from_iter([(STATUS, HeaderValue::from_static(code))]);
+            assert_eq!(status_of(StatusCode::OK, &headers), status, "{code}");
+            assert_eq!(status_of(StatusCode::BAD_GATEWAY, &headers), 502, "{code}");
+        }
+        assert_eq!(status_of(StatusCode::OK, &HeaderMap::new()), 200);
+    }
+
+    #[test]
+    fn refusals_that_may_be_sent_again_are_unavailable() {
+        for (rejection, code, pushback) in [
+            (Rejection::draining(), "14", "1000"),
+            (Rejection::commit_unknown(), "14", "1000"),
+            (Rejection::rolled_back(), "14", "1000"),
+            (Rejection::rolled_back_after_effects(), "13", "-1"),
+            (Rejection::outcome_unknown(), "9", "-1"),
+            (Rejection::not_replayable(), "6", "-1"),
+            (Rejection::body_too_large(1), "8", "-1"),
+            (Rejection::caller_unknown(), "7", "-1"),
+        ] {
+            let response = trailers_only(&rejection);
+            assert_eq!(response.status(), StatusCode::OK);
+            let headers = response.headers();
+            assert_eq!(headers[STATUS], code, "{rejection:?}");
+            assert_eq!(headers[PUSHBACK], pushback, "{rejection:?}");
+        }
+    }
+
+    #[test]
+    fn message_outside_of_printable_ascii_is_encoded() {
+        assert_eq!(percent_encoded("50 % für\t1"), "50 %25 f%C3%BCr%091");
+    }
+}

@@ -1,0 +1,200 @@
+//! gRPC: a unary service on tonic, over a real HTTP/2 connection.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use http::uri::PathAndQuery;
+use tokio::{net::TcpListener, sync::Semaphore};
+use tonic::{
+    Code, Request, Response, Status,
+    client::Grpc,
+    transport::{Channel, server::TcpIncoming},
+};
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+use tonic_prost::ProstCodec;
+use tower_idempotency::MemoryStore;
+
+#[path = "../examples/tonic.rs"]
+#[allow(dead_code, reason = "its `main` is not run here")]
+mod payments;
+
+use payments::{PAY, Payment, Provider, Receipt, idempotency, router};
+
+/// Charges as the test wants it, and counts.
+#[derive(Clone)]
+struct Scripted {
+    charges: Arc<AtomicUsize>,
+    arrived: Arc<Semaphore>,
+    open: Arc<Semaphore>,
+    result: Result<(), Code>,
+}
+
+impl Scripted {
+    fn answering(result: Result<(), Code>) -> Self {
+        Self {
+            charges: Arc::default(),
+            arrived: Arc::new(Semaphore::new(0)),
+            open: Arc::new(Semaphore::new(100)),
+            result,
+        }
+    }
+
+    fn charges(&self) -> usize {
+        self.charges.load(SeqCst)
+    }
+}
+
+impl Provider for Scripted {
+    async fn charge(&self, key: String, cents: u64) -> Result<String, Status> {
+        assert_eq!(key.len(), 36);
+        let number = self.charges.fetch_add(1, SeqCst) + 1;
+        self.arrived.add_permits(1);
+        self.open.acquire().await.unwrap().forget();
+        match self.result {
+            Ok(()) => Ok(format!("ch_{number}_{cents}")),
+            Err(code) => Err(Status::new(code, "as the test wants it")),
+        }
+    }
+}
+
+async fn connect(provider: &Scripted) -> Channel {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let layer = idempotency(MemoryStore::new()).unwrap();
+    let router = router(layer, provider.clone()).await;
+    tokio::spawn(router.serve_with_incoming(TcpIncoming::from(listener)));
+    let channel = Channel::from_shared(format!("http://{address}")).unwrap();
+    channel.connect().await.unwrap()
+}
+
+async fn pay(channel: &Channel, key: &str, cents: u64) -> Result<Response<Receipt>, Status> {
+    let mut request = Request::new(Payment { cents });
+    let metadata = request.metadata_mut();
+    metadata.insert("x-account", "ann".parse().unwrap());
+    if !key.is_empty() {
+        metadata.insert("idempotency-key", key.parse().unwrap());
+    }
+    let mut client = Grpc::new(channel.clone());
+    client.ready().await.unwrap();
+    let codec = ProstCodec::<Payment, Receipt>::default();
+    client
+        .unary(request, PathAndQuery::from_static(PAY), codec)
+        .await
+}
+
+#[track_caller]
+fn assert_refused(
+    answer: Result<Response<Receipt>, Status>,
+    code: Code,
+    slug: &str,
+    pushback: &str,
+) {
+    let status = answer.unwrap_err();
+    assert_eq!(status.code(), code, "{status:?}");
+    assert!(status.message().contains(' '), "{status:?}");
+    let metadata = status.metadata();
+    let text = |name| metadata.get(name).map(|value| value.to_str().unwrap());
+    let problem = format!("urn:tower-idempotency:problem:{slug}");
+    assert_eq!(text("problem-type"), Some(&*problem));
+    assert_eq!(text("grpc-retry-pushback-ms"), Some(pushback));
+    assert_eq!(text("idempotent-replayed"), None);
+}
+
+#[tokio::test]
+async fn rule_20_a_unary_call_is_replayed_with_its_trailers() {
+    let provider = Scripted::answering(Ok(()));
+    let channel = connect(&provider).await;
+    for is_replay in [false, true, true] {
+        let answer = pay(&channel, "k", 500).await.unwrap();
+        assert_eq!(answer.get_ref().charge, "ch_1_500");
+        let metadata = answer.metadata();
+        assert_eq!(metadata.get("idempotent-replayed").is_some(), is_replay);
+        assert_eq!(metadata.get("grpc-status").unwrap(), "0");
+    }
+    assert_eq!(provider.charges(), 1);
+    let other = pay(&channel, "l", 500).await.unwrap();
+    assert_eq!(other.get_ref().charge, "ch_2_500");
+}
+
+#[tokio::test]
+async fn rule_70_refusals_of_unary_calls_are_grpc_errors() {
+    let provider = Scripted::answering(Ok(()));
+    let channel = connect(&provider).await;
+    pay(&channel, "k", 500).await.unwrap();
+    let mismatch = pay(&channel, "k", 501).await;
+    assert_refused(mismatch, Code::InvalidArgument, "key-reused", "-1");
+    let missing = pay(&channel, "", 500).await;
+    assert_refused(missing, Code::InvalidArgument, "key-missing", "-1");
+    assert_eq!(provider.charges(), 1);
+}
+
+#[tokio::test]
+async fn rule_41_a_unary_call_in_flight_is_aborted() {
+    let provider = Scripted {
+        open: Arc::new(Semaphore::new(0)),
+        ..Scripted::answering(Ok(()))
+    };
+    let channel = connect(&provider).await;
+    let first = tokio::spawn({
+        let channel = channel.clone();
+        async move { pay(&channel, "k", 500).await }
+    });
+    provider.arrived.acquire().await.unwrap().forget();
+    let second = pay(&channel, "k", 500).await;
+    assert_refused(second, Code::Aborted, "request-in-progress", "1000");
+    provider.open.add_permits(1);
+    assert_eq!(first.await.unwrap().unwrap().get_ref().charge, "ch_1_500");
+    let replay = pay(&channel, "k", 500).await.unwrap();
+    assert!(replay.metadata().contains_key("idempotent-replayed"));
+    assert_eq!(provider.charges(), 1);
+}
+
+#[tokio::test]
+async fn rule_50_a_grpc_error_after_effects_has_an_unknown_outcome() {
+    let provider = Scripted::answering(Err(Code::Unavailable));
+    let channel = connect(&provider).await;
+    let first = pay(&channel, "k", 500).await.unwrap_err();
+    assert_eq!(first.code(), Code::Unavailable);
+    let retry = pay(&channel, "k", 500).await;
+    assert_refused(retry, Code::FailedPrecondition, "outcome-unknown", "-1");
+    assert_eq!(provider.charges(), 1);
+}
+
+#[tokio::test]
+async fn rule_51_a_grpc_error_of_the_caller_is_recorded() {
+    let provider = Scripted::answering(Ok(()));
+    let channel = connect(&provider).await;
+    for is_replay in [false, true] {
+        let refused = pay(&channel, "k", 0).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument);
+        assert_eq!(refused.message(), "nothing to pay");
+        let metadata = refused.metadata();
+        assert_eq!(metadata.get("idempotent-replayed").is_some(), is_replay);
+    }
+    assert_eq!(provider.charges(), 0);
+}
+
+#[tokio::test]
+async fn rule_17_a_health_check_needs_no_key() {
+    let channel = connect(&Scripted::answering(Ok(()))).await;
+    let mut client = HealthClient::new(channel);
+    let request = HealthCheckRequest {
+        service: "shop.Payments".to_owned(),
+    };
+    let answer = client.check(request.clone()).await.unwrap();
+    assert_eq!(answer.get_ref().status(), ServingStatus::Serving);
+    // A call that streams is not read to its end.
+    let mut watch = client.watch(request).await.unwrap().into_inner();
+    let first = tokio::time::timeout(Duration::from_secs(60), watch.message()).await;
+    assert_eq!(
+        first.unwrap().unwrap().unwrap().status(),
+        ServingStatus::Serving
+    );
+}
