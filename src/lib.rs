@@ -130,10 +130,9 @@
 //! ```
 //!
 //! - In **axum**, `Router::layer` and `MethodRouter::layer` take it directly;
-//!   `route_layer` keeps the 404s of unknown paths out. Inside one
-//!   `ServiceBuilder`, a `from_fn` middleware directly below needs
-//!   `MapRequestBodyLayer::new(axum::body::Body::new)` between, since the layer
-//!   changes the type of the body.
+//!   `route_layer` keeps the 404s of unknown paths out. Inside one `ServiceBuilder`,
+//!   directly above a `from_fn` middleware, use [`IdempotencyLayer::for_axum`]: the layer
+//!   itself changes the type of the body.
 //! - With **hyper**, wrap the service in `hyper_util::service::TowerToHyperService`.
 //! - With **tonic**, guard unary calls only; see [gRPC](#grpc).
 //!
@@ -292,7 +291,7 @@
 //!
 //! | feature | brings | default |
 //! |---|---|---|
-//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease); the paths that clients sent to nested routers of axum 0.8 count | yes |
+//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease), [`for_axum`](IdempotencyLayer::for_axum); the paths that clients sent to nested routers of axum 0.8 count | yes |
 //! | `tracing` | events for outcomes, failures and notices | yes |
 //! | `metrics` | counters of the same, through the `metrics` facade | |
 //! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |

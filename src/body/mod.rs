@@ -48,6 +48,20 @@ impl<B> RequestBody<B> {
     }
 }
 
+#[cfg(feature = "axum")]
+impl<B> RequestBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<error::BoxError>> + Send + 'static,
+{
+    /// Returns axum's body. One that is axum's already, and streamed, is not boxed again.
+    pub(crate) fn into_axum(self) -> axum::body::Body {
+        match self.inner {
+            RequestInner::Streamed { body } => axum::body::Body::new(body),
+            inner @ RequestInner::Buffered { .. } => axum::body::Body::new(Self { inner }),
+        }
+    }
+}
+
 impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
     type Data = Bytes;
     type Error = B::Error;
@@ -158,6 +172,20 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
                 flushed: false,
                 error: Some(error),
             },
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<B> ResponseBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<error::BoxError> + Send> + Send + 'static,
+{
+    /// As [`RequestBody::into_axum`].
+    pub(crate) fn into_axum(self) -> axum::body::Body {
+        match self.inner {
+            ResponseInner::Streamed { body } => axum::body::Body::new(body),
+            inner => axum::body::Body::new(Self { inner }),
         }
     }
 }

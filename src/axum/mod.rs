@@ -1,4 +1,5 @@
-//! For axum applications: extractors, and the handler's word with `?`.
+//! For axum applications: extractors, the handler's word with `?`, and a
+//! [form of the layer](crate::IdempotencyLayer::for_axum) that keeps the type of the body.
 //!
 //! ```
 //! # use axum::{body::Body, http::Request};
@@ -33,7 +34,11 @@
 //! # }
 //! ```
 
+mod layer;
+
 use std::convert::Infallible;
+
+pub use self::layer::{AxumIdempotency, AxumIdempotencyLayer, AxumResponseFuture};
 
 use ::axum::{
     extract::{FromRequest, FromRequestParts, OptionalFromRequestParts, Request},
