@@ -6,13 +6,15 @@ use std::time::Duration;
 use http::Response;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tower_idempotency::{
-    Fence, Fingerprint, Key, MemoryStore, OperationId, RecordName, Scope, Store, Token,
+    Fence, Fingerprint, MemoryStore, OperationId, RecordName, Store, Token,
     store::{
         Claim, Claimed, Completion, MarkedBy, Purged, ReclaimAs, Record, RecordState, Release,
         Transitioned,
         admin::{Filter, RecordedResponse, Resolution},
     },
 };
+
+use super::{HOUR, fingerprint, name};
 
 /// A store, which must be empty, beside the reference.
 ///
@@ -72,7 +74,7 @@ impl<'a, S: Store> Compared<'a, S> {
             let span = |yes| if yes { HOUR } else { NOTHING };
             let call = a_call(
                 dice.random_range(0..CALLS),
-                by.unwrap_or_else(Granted::nobody),
+                by.unwrap_or_else(Granted::none),
                 span(dice.random_bool(0.5)),
                 span(dice.random_bool(0.5)),
             );
@@ -95,11 +97,7 @@ impl<'a, S: Store> Compared<'a, S> {
         retention: Duration,
         context: &str,
     ) -> (Granted, Granted) {
-        let lapsed = Claim::new(
-            Fingerprint::from_bytes([1; Fingerprint::LENGTH]),
-            NOTHING,
-            HOUR,
-        );
+        let lapsed = Claim::new(fingerprint(1), NOTHING, HOUR);
         let earlier = self.call(name, &Call::Claim(lapsed), context).await;
         let earlier = earlier.expect("a free name");
         let lease = if state == State::Lapsed {
@@ -107,11 +105,7 @@ impl<'a, S: Store> Compared<'a, S> {
         } else {
             HOUR
         };
-        let claim = Claim::new(
-            Fingerprint::from_bytes([2; Fingerprint::LENGTH]),
-            lease,
-            retention,
-        );
+        let claim = Claim::new(fingerprint(2), lease, retention);
         let again = Call::Reclaim(earlier, ReclaimAs::Takeover, claim);
         let last = self
             .call(name, &again, context)
@@ -200,7 +194,7 @@ struct Granted {
 }
 
 impl Granted {
-    fn nobody() -> Self {
+    fn none() -> Self {
         Self {
             token: Token::random(),
             ours: Fence::from(u64::MAX),
@@ -225,11 +219,7 @@ enum Call {
 
 /// The call with this number.
 fn a_call(number: usize, by: Granted, one: Duration, other: Duration) -> Call {
-    let claim = Claim::new(
-        Fingerprint::from_bytes([3; Fingerprint::LENGTH]),
-        one,
-        other,
-    );
+    let claim = Claim::new(fingerprint(3), one, other);
     match number {
         0 => Call::Claim(claim),
         1 => Call::Reclaim(by, ReclaimAs::Takeover, claim),
@@ -368,11 +358,6 @@ impl Seen {
     }
 }
 
-pub(crate) fn name(scope: &str, key: &str) -> RecordName {
-    RecordName::new(Scope::from_stored(scope), Key::new(key))
-}
-
-const HOUR: Duration = Duration::from_secs(3600);
 const NOTHING: Duration = Duration::ZERO;
 
 /// More than one tick of the coarsest clock.
