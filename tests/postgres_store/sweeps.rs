@@ -43,7 +43,7 @@ async fn a_sweep_never_deletes_a_record_that_was_claimed_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_sweep_obeys_its_limit_and_spares_leased_records() {
     with_store(async |store, _| {
-        guards::a_sweep_obeys_its_limit_and_spares_leased_records(&store).await
+        guards::a_sweep_obeys_its_limit_and_spares_leased_records(&store).await;
     })
     .await;
 }
