@@ -2,7 +2,6 @@
 
 use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use thiserror::Error;
 
@@ -13,8 +12,9 @@ use crate::{
     fingerprint::Fingerprinter,
     log::Warnings,
     policy::Requirement,
-    rejection::Renderer,
+    rejection::{Renderer, custom},
     response::ResponseSettings,
+    store::admin::WholeBody,
 };
 
 /// Builds an [`IdempotencyLayer`].
@@ -408,13 +408,38 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// Sets a function that renders refusals. `None` leaves one to the default:
     /// `application/problem+json`, or an error of [gRPC](crate#grpc) if the request is one.
     ///
-    /// `Cache-Control: no-store` and `Retry-After` are set in any case. A response with
-    /// an interim status, 425 or 429 is not used.
-    pub fn render(
+    /// `Cache-Control: no-store` and `Retry-After` are set in any case. The body is any
+    /// [`WholeBody`]. A response with an interim status, 425 or 429 is not used, and
+    /// neither is one with trailers or whose body is not ready as a whole.
+    ///
+    /// ```
+    /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+    /// # use tower::ServiceExt;
+    /// use axum::{Json, response::IntoResponse};
+    /// use serde_json::json;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
+    ///     .render(|rejection, _| {
+    ///         let error = json!({ "code": rejection.kind().slug(), "message": rejection.detail() });
+    ///         Some((rejection.status(), Json(error)).into_response())
+    ///     })
+    ///     .build()?;
+    /// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+    /// # let response = app.oneshot(Request::post("/").body(Body::empty())?).await?;
+    /// # assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    /// # let body = axum::body::to_bytes(response.into_body(), 1000).await?;
+    /// # assert!(body.starts_with(b"{\"code\":\"key-missing\""));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn render<B: WholeBody>(
         mut self,
-        render: impl Fn(&Rejection, &request::Parts) -> Option<Response<Bytes>> + Send + Sync + 'static,
+        render: impl Fn(&Rejection, &request::Parts) -> Option<Response<B>> + Send + Sync + 'static,
     ) -> Self {
-        self.responses().renderer.custom = Some(Arc::new(render));
+        self.responses().renderer.custom = Some(custom(render));
         self
     }
 

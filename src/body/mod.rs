@@ -2,6 +2,7 @@
 
 pub(crate) mod error;
 pub(crate) mod read;
+pub(crate) mod whole;
 
 use std::{
     fmt, mem,

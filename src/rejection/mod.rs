@@ -9,7 +9,7 @@ use http::{HeaderName, StatusCode};
 use serde_json::json;
 
 pub use self::kind::RejectionKind;
-pub(crate) use self::render::{Renderer, RequestHead};
+pub(crate) use self::render::{Renderer, RequestHead, custom};
 
 use crate::{
     OperationId, RequestPart, StoreError, StoreErrorKind,

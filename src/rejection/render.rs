@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header, request};
 
 use super::Rejection;
-use crate::{grpc, log::Warnings};
+use crate::{body::whole::WholeBody, grpc, log::Warnings};
 
 /// The settings for refusals.
 #[derive(Clone)]
@@ -22,9 +22,21 @@ pub(crate) struct Renderer {
     pub(crate) custom: Option<RenderFn>,
 }
 
-/// Returns `None` where the default is to be used.
+/// Returns `None` where the default is to be used, and a response without a body where its
+/// body is not whole.
 pub(crate) type RenderFn =
-    Arc<dyn Fn(&Rejection, &request::Parts) -> Option<Response<Bytes>> + Send + Sync>;
+    Arc<dyn Fn(&Rejection, &request::Parts) -> Option<Response<Option<Bytes>>> + Send + Sync>;
+
+/// Returns a renderer of refusals for one with any body.
+pub(crate) fn custom<B: WholeBody>(
+    render: impl Fn(&Rejection, &request::Parts) -> Option<Response<B>> + Send + Sync + 'static,
+) -> RenderFn {
+    let whole = |body: B| {
+        let (data, trailers) = body.into_whole()?;
+        trailers.is_empty().then_some(data)
+    };
+    Arc::new(move |rejection, parts| Some(render(rejection, parts)?.map(whole)))
+}
 
 /// What rendering a refusal needs of the request.
 #[derive(Clone, Debug, Default)]
@@ -98,12 +110,14 @@ impl Renderer {
             panicked.log(warnings);
             return Some(head.standard(&panicked));
         };
-        let response = rendered?;
-        if !is_final(response.status()) {
-            warnings.warn(UNFIT, None, rejection.operation);
-            return None;
-        }
-        Some(response)
+        let (parts, body) = rendered?.into_parts();
+        let unfit = match body {
+            Some(body) if is_final(parts.status) => return Some(Response::from_parts(parts, body)),
+            Some(_) => UNFIT,
+            None => NOT_WHOLE,
+        };
+        warnings.warn(unfit, None, rejection.operation);
+        None
     }
 }
 
@@ -136,3 +150,5 @@ fn is_final(status: StatusCode) -> bool {
 pub(super) const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";
 const UNFIT: &str = "response of `render` not used, since its status is below 200, or 425 or 429: the \
     refusal is sent in the default form";
+const NOT_WHOLE: &str = "response of `render` not used, since its body is not ready as a whole, or has \
+    trailers: the refusal is sent in the default form";

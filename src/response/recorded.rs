@@ -11,18 +11,11 @@
 //! Numbers are little-endian. Bytes of another version, or whose checksum is
 //! wrong, are an error and never "absent".
 
-use std::{
-    pin::Pin,
-    task::{Context, Poll, Waker},
-};
-
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
-use http_body::Body as _;
-use http_body_util::Full;
 use thiserror::Error;
 
-use crate::{StoreError, response::headers::remove_message_headers};
+use crate::{StoreError, body::whole::WholeBody, response::headers::remove_message_headers};
 
 /// A response as it is kept and replayed: status, end-to-end headers, body and
 /// trailers; or a tombstone, which says that it was too large or too slow to
@@ -55,62 +48,16 @@ enum Kept {
     Tombstone,
 }
 
-/// A [`RecordedResponse`] needs a final status, and was given an interim one.
+/// Why a response cannot be a [`RecordedResponse`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("a recorded response needs a status of 200 or more, got {0}")]
-pub struct InterimStatusError(StatusCode);
-
-impl InterimStatusError {
-    /// The status of the response.
-    #[must_use]
-    pub fn status(&self) -> StatusCode {
-        self.0
-    }
-}
-
-/// The body of a response that is in memory as a whole.
-///
-/// `Bytes`, `Full<Bytes>`, `String`, `Vec<u8>`, `&'static str`, `&'static [u8]` and `()`
-/// are such bodies. Sealed: no other type can be one.
-pub trait WholeBody: sealed::IntoBytes {}
-
-impl<B: sealed::IntoBytes> WholeBody for B {}
-
-mod sealed {
-    use super::*;
-
-    pub trait IntoBytes {
-        fn into_bytes(self) -> Bytes;
-    }
-
-    macro_rules! into_bytes {
-        ($($body:ty),*) => {
-            $(impl IntoBytes for $body {
-                fn into_bytes(self) -> Bytes {
-                    self.into()
-                }
-            })*
-        };
-    }
-
-    into_bytes!(Bytes, String, Vec<u8>, &'static str, &'static [u8]);
-
-    impl IntoBytes for () {
-        fn into_bytes(self) -> Bytes {
-            Bytes::new()
-        }
-    }
-
-    impl IntoBytes for Full<Bytes> {
-        fn into_bytes(mut self) -> Bytes {
-            // Its one frame is always ready.
-            let mut context = Context::from_waker(Waker::noop());
-            match Pin::new(&mut self).poll_frame(&mut context) {
-                Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
-                _ => Bytes::new(),
-            }
-        }
-    }
+#[non_exhaustive]
+pub enum NotRecordableError {
+    /// A client waits for another response after an interim one.
+    #[error("a recorded response needs a status of 200 or more, got {0}")]
+    InterimStatus(StatusCode),
+    /// The body is not in memory as a whole, broke off, or has more than 256 MiB.
+    #[error("a recorded response needs a body that is ready as a whole, of up to 256 MiB")]
+    BodyNotWhole,
 }
 
 /// Status, headers, body and trailers, complete in memory.
@@ -123,27 +70,30 @@ pub(crate) struct WholeResponse {
 }
 
 impl RecordedResponse {
-    /// A response without trailers, for retries.
+    /// A response for retries. It may be one of a handler, such as that of
+    /// `Json(…).into_response()`.
     ///
     /// Headers that describe one message are left out: `Date`, `Content-Length`,
     /// `Connection` and the others that [`KeptHeaders`](crate::KeptHeaders) never
-    /// keeps. The settings of the layer that replays it apply to the rest.
+    /// keeps. The settings of the layer that replays it apply to the rest, and to the
+    /// trailers.
     ///
     /// # Errors
     ///
-    /// An [`InterimStatusError`] if the status is below 200, since a client waits
-    /// for another answer after such a one.
-    pub fn new<B: WholeBody>(response: Response<B>) -> Result<Self, InterimStatusError> {
+    /// A [`NotRecordableError`] if the status is below 200, or the body cannot be read to
+    /// its end at once.
+    pub fn new<B: WholeBody>(response: Response<B>) -> Result<Self, NotRecordableError> {
         let (mut parts, body) = response.into_parts();
         if parts.status.is_informational() {
-            return Err(InterimStatusError(parts.status));
+            return Err(NotRecordableError::InterimStatus(parts.status));
         }
         remove_message_headers(&mut parts.headers);
+        let (body, trailers) = body.into_whole().ok_or(NotRecordableError::BodyNotWhole)?;
         Ok(Self::whole(WholeResponse {
             status: parts.status,
             headers: parts.headers,
-            body: body.into_bytes(),
-            trailers: HeaderMap::new(),
+            body,
+            trailers,
         }))
     }
 

@@ -59,8 +59,11 @@
 use std::time::Duration;
 
 use super::{Record, RecordState};
-pub use crate::response::recorded::{InterimStatusError, RecordedResponse, WholeBody};
 use crate::{RecordName, Scope};
+pub use crate::{
+    body::whole::WholeBody,
+    response::recorded::{NotRecordableError, RecordedResponse},
+};
 
 /// Which records to [list](super::Store::list) or [count](super::Store::count).
 ///

@@ -373,7 +373,7 @@ async fn asked_with_a_panic(in_which: &'static str, ready: &Probe, store: &DynSt
         panics("dispositions");
         None
     }))
-    .render(move |_, _| {
+    .render::<String>(move |_, _| {
         panics("render");
         None
     });

@@ -163,7 +163,7 @@ async fn rule_44_in_flight_is_never_an_interim_status_425_or_429() {
             Some(
                 http::Response::builder()
                     .status(status)
-                    .body("not now".into())
+                    .body("not now")
                     .unwrap(),
             )
         });
@@ -187,7 +187,7 @@ async fn rule_44_a_renderer_may_answer_202_with_the_operations_address() {
             .status(202)
             .header("location", format!("/operations/{operation}"))
             .header("cache-control", "max-age=60");
-        Some(response.body("still at work".into()).unwrap())
+        Some(response.body("still at work").unwrap())
     });
     let probe = Probe::behind(&gate);
     let api = Api::new(builder, &probe);

@@ -1,20 +1,24 @@
 //! Rules 62 to 68 for every way into the record and out of it.
 
+use std::{future::ready, time::Duration};
+
+use axum::body::Body;
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
 use tower_idempotency::{
-    KeptHeaders, Reconciler, Recovery,
+    DynStore, KeptHeaders, MemoryStore, Reconciler, Recovery, Store as _,
     store::{
-        RecordState,
-        admin::{RecordedResponse, Resolution},
+        RecordState, Transitioned,
+        admin::{NotRecordableError, RecordedResponse, Resolution},
     },
 };
 
 use crate::{
-    api::{Answer, Api, keyed, record, required},
+    api::{Answer, Api, keyed, named, record, required},
     client::{Http2, Wire, post},
     crowd::completed_elsewhere,
-    probe::{Failure, Probe, chunks_and_trailers},
+    probe::{Failure, Probe, breaking_after, chunks_and_trailers, streamed},
     stores::{Place, memory, on_each_store},
 };
 
@@ -229,10 +233,38 @@ fn rule_69_an_operators_response_needs_a_final_status() {
         let mut interim = response();
         *interim.status_mut() = status;
         let error = RecordedResponse::new(interim).unwrap_err();
-        assert_eq!(error.status(), status);
+        assert_eq!(error, NotRecordableError::InterimStatus(status));
         assert!(error.to_string().contains(&status.to_string()), "{error}");
     }
     assert!(RecordedResponse::new(response()).is_ok());
+}
+
+#[tokio::test]
+async fn rule_68_an_operators_response_is_that_of_a_handler() {
+    let trailers = HeaderMap::from_iter([("x-sum".parse().unwrap(), "5d41".parse().unwrap())]);
+    let body = Full::from("{}").with_trailers(ready(Some(Ok(trailers))));
+    let found = RecordedResponse::new(Response::new(Body::new(body))).unwrap();
+    let store = MemoryStore::new();
+    let probe = Probe::running(|_| async { Err(Failure("lost")) });
+    let api = Api::new(required(DynStore::new(store.clone())), &probe);
+    assert!(api.respond(keyed("K").0).await.is_err());
+    let fence = record(&store, "K").await.unwrap().fence;
+    let happened = Resolution::Happened(found);
+    let name = named("K");
+    let resolved = store.resolve(&name, fence, &happened, Duration::ZERO);
+    assert_eq!(resolved.await.unwrap(), Transitioned::Applied);
+    let replay = api.send(keyed("K")).await;
+    assert!(replay.is_replay());
+    assert_eq!(
+        (&*replay.body, &replay.trailers.unwrap()["x-sum"]),
+        (&b"{}"[..], &HeaderValue::from_static("5d41"))
+    );
+
+    let (_open, streamed) = streamed();
+    let error = RecordedResponse::new(Response::new(streamed)).unwrap_err();
+    assert_eq!(error, NotRecordableError::BodyNotWhole);
+    let broken = Response::new(breaking_after(&["half"]));
+    assert!(RecordedResponse::new(broken).is_err());
 }
 
 /// A layer whose hook answers this for a lost run.

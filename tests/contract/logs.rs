@@ -27,7 +27,7 @@ use tower_idempotency::{
 use crate::{
     api::{Answer, Api, Ask, ask, fingerprint, required, send, settle},
     faulty::{Call, Fault, Faulty},
-    probe::{Failure, Gate, Probe, breaking_after, data, streamed},
+    probe::{Failure, Gate, Probe, breaking_after, chunks_and_trailers, data, streamed},
     stores::{Place, check, memory, run},
     told::{Event, Told},
 };
@@ -620,7 +620,9 @@ async fn f110_each_panic_of_the_application_is_logged() {
         ("`Dispositions::by`", |layer| {
             layer.dispositions(Dispositions::standard().by(|_| panic!("s3cr3t")))
         }),
-        ("`render`", |layer| layer.render(|_, _| panic!("s3cr3t"))),
+        ("`render`", |layer| {
+            layer.render::<String>(|_, _| panic!("s3cr3t"))
+        }),
     ];
     for (function, set) in functions {
         let log = Log::listen();
@@ -665,7 +667,7 @@ async fn f110_a_panic_of_handler_or_body_is_logged() {
 async fn f110_a_rendering_that_cannot_be_sent_is_logged() {
     let log = Log::listen();
     let builder = required(memory()).render(|_, _| {
-        let mut response = Response::default();
+        let mut response = Response::<String>::default();
         *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
         Some(response)
     });
@@ -674,6 +676,32 @@ async fn f110_a_rendering_that_cannot_be_sent_is_logged() {
         .await
         .assert_problem(403, "caller-unknown");
     log.only("response of `render` not used");
+}
+
+#[tokio::test(start_paused = true)]
+async fn f110_a_rendering_that_is_not_whole_is_logged() {
+    let trailers = || {
+        let sum = HeaderValue::from_static("5d41");
+        chunks_and_trailers(
+            &["a"],
+            [("x-sum".parse().unwrap(), sum)].into_iter().collect(),
+        )
+    };
+    let pending = || {
+        let (frames, body) = streamed();
+        std::mem::forget(frames);
+        body
+    };
+    let renderers: [fn() -> Body; 3] = [pending, trailers, || breaking_after(&["a"])];
+    for body in renderers {
+        let log = Log::listen();
+        let builder = required(memory()).render(move |_, _| Some(Response::new(body())));
+        let api = Api::new(builder, &Probe::counting());
+        api.send(secret("K").without("x-account"))
+            .await
+            .assert_problem(403, "caller-unknown");
+        log.only("its body is not ready as a whole");
+    }
 }
 
 #[tokio::test(start_paused = true)]

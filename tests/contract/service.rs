@@ -10,10 +10,11 @@ use std::{
     time::Duration,
 };
 
-use axum::body::Body;
+use axum::{body::Body, response::IntoResponse as _};
+use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Frame;
-use http_body_util::BodyExt as _;
+use http_body_util::{BodyExt as _, Full};
 use tower::{Layer as _, Service, ServiceExt};
 use tower_idempotency::{
     Disconnect, DynStore, MemoryStore, Outcome, RejectionKind, Store,
@@ -477,7 +478,7 @@ async fn refusals_may_have_custom_types_and_renderings() {
                 rejection.retry_after_seconds()
             );
             let response = Response::builder().status(StatusCode::PRECONDITION_REQUIRED);
-            response.body(body.into()).unwrap()
+            response.body(body).unwrap()
         })
     });
     let api = Api::new(builder, &Probe::counting());
@@ -493,6 +494,35 @@ async fn refusals_may_have_custom_types_and_renderings() {
 }
 
 #[tokio::test]
+async fn renderers_return_any_body_that_is_whole() {
+    fn answered<B>(body: B) -> Option<Response<B>> {
+        Some(Response::new(body))
+    }
+    let layer = || required(memory());
+    for (builder, body) in [
+        (layer().render(|_, _| answered("static")), "static"),
+        (layer().render(|_, _| answered("owned".to_owned())), "owned"),
+        (layer().render(|_, _| answered(())), ""),
+        (
+            layer().render(|_, _| answered(Full::<Bytes>::from("boxed").boxed())),
+            "boxed",
+        ),
+        (
+            layer().render(|_, _| Some(axum::Json("of axum").into_response())),
+            "\"of axum\"",
+        ),
+    ] {
+        let refused = Api::new(builder, &Probe::counting())
+            .send(ask("/count"))
+            .await;
+        assert_eq!(
+            (refused.status.as_u16(), &*refused.body),
+            (200, body.as_bytes())
+        );
+    }
+}
+
+#[tokio::test]
 async fn a_custom_renderer_sees_the_request_and_the_default_problem() {
     let probe = Probe::answering(|_| panic!("after an effect"));
     let builder = required(memory()).max_request_body(20);
@@ -503,7 +533,7 @@ async fn a_custom_renderer_sees_the_request_and_the_default_problem() {
         assert_eq!(problem["title"], rejection.title());
         problem["path"] = parts.uri.path().into();
         let response = Response::builder().status(rejection.status());
-        Some(response.body(problem.to_string().into()).unwrap())
+        Some(response.body(problem.to_string()).unwrap())
     });
     let api = Api::new(builder, &probe);
     let (frames, large) = streamed();

@@ -1,0 +1,85 @@
+//! Bodies that are in memory as a whole.
+
+use std::{pin::pin, time::Duration};
+
+use bytes::Bytes;
+use futures_util::FutureExt as _;
+use http::HeaderMap;
+use http_body::Body;
+use http_body_util::{
+    Empty, Full,
+    combinators::{BoxBody, UnsyncBoxBody},
+};
+
+use super::read::{Collected, collect};
+
+/// The body of a response that is in memory as a whole.
+///
+/// `Bytes`, `String`, `Vec<u8>`, `&'static str`, `&'static [u8]`, `()`, `Full<Bytes>` and
+/// `Empty<Bytes>` are such bodies. `BoxBody`, `UnsyncBoxBody` and, with the feature `axum`,
+/// `axum::body::Body` are too, if they are ready to be read to their end: that of
+/// `Json(…).into_response()` is, a stream is not. Sealed: no other type can be one.
+pub trait WholeBody: sealed::IntoWhole {}
+
+impl<B: sealed::IntoWhole> WholeBody for B {}
+
+pub(crate) mod sealed {
+    use super::*;
+
+    pub trait IntoWhole {
+        /// Returns the data and the trailers, or `None` if they are not all there, or are
+        /// too large.
+        fn into_whole(self) -> Option<(Bytes, HeaderMap)>;
+    }
+
+    macro_rules! bytes {
+        ($($body:ty),*) => {
+            $(impl IntoWhole for $body {
+                fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
+                    Some((self.into(), HeaderMap::new()))
+                }
+            })*
+        };
+    }
+
+    bytes!(Bytes, String, Vec<u8>, &'static str, &'static [u8]);
+
+    impl IntoWhole for () {
+        fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
+            Some((Bytes::new(), HeaderMap::new()))
+        }
+    }
+
+    macro_rules! bodies {
+        ($($body:ty $(, $error:ident)?;)*) => {
+            $(impl$(<$error>)? IntoWhole for $body {
+                fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
+                    read_at_once(self)
+                }
+            })*
+        };
+    }
+
+    bodies! {
+        Full<Bytes>;
+        Empty<Bytes>;
+        BoxBody<Bytes, E>, E;
+        UnsyncBoxBody<Bytes, E>, E;
+    }
+
+    #[cfg(feature = "axum")]
+    bodies! {
+        axum::body::Body;
+    }
+}
+
+fn read_at_once(body: impl Body<Data = Bytes>) -> Option<(Bytes, HeaderMap)> {
+    // The first poll is the only one, so that no time passes.
+    match collect(pin!(body), LARGEST, Duration::ZERO).now_or_never()? {
+        Collected::Whole { data, trailers } => Some((data, trailers.unwrap_or_default())),
+        Collected::TooLarge { .. } | Collected::TimedOut { .. } | Collected::Broken { .. } => None,
+    }
+}
+
+/// As the largest `max_response_body`.
+const LARGEST: usize = 256 << 20;
