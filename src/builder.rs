@@ -124,19 +124,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 max_run_time: Duration::from_secs(15 * 60),
                 late_recording_timeout: Duration::from_secs(15 * 60),
                 max_late_recording_bytes: 64 * MIB,
-                responses: Arc::new(ResponseSettings {
-                    marker: HeaderName::from_static("idempotent-replayed"),
-                    kept_headers: KeptHeaders::all_but_transient(),
-                    retention: Duration::from_secs(24 * HOUR),
-                    retention_by_status: HashMap::new(),
-                    max_body: MIB,
-                    body_timeout: Duration::from_secs(5),
-                    streamed_types: vec![HeaderValue::from_static("text/event-stream")],
-                    lease: Duration::from_secs(30),
-                    store_timeout: LONGEST_STORE_TIMEOUT,
-                    renderer: Renderer::standard(),
-                    warnings: Warnings::default(),
-                }),
+                responses: Arc::new(standard_responses()),
             },
         }
     }
@@ -519,6 +507,23 @@ impl BuildError {
     #[must_use]
     pub fn setting(&self) -> &'static str {
         self.setting
+    }
+}
+
+/// The defaults for responses.
+pub(crate) fn standard_responses() -> ResponseSettings {
+    ResponseSettings {
+        marker: HeaderName::from_static("idempotent-replayed"),
+        kept_headers: KeptHeaders::all_but_transient(),
+        retention: Duration::from_secs(24 * HOUR),
+        retention_by_status: HashMap::new(),
+        max_body: MIB,
+        body_timeout: Duration::from_secs(5),
+        streamed_types: vec![HeaderValue::from_static("text/event-stream")],
+        lease: Duration::from_secs(30),
+        store_timeout: LONGEST_STORE_TIMEOUT,
+        renderer: Renderer::standard(),
+        warnings: Warnings::default(),
     }
 }
 

@@ -10,6 +10,10 @@ pub mod exactly_once {}
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 
+#[cfg(feature = "test-support")]
+#[doc = include_str!("../docs/testing.md")]
+pub mod testing_your_handler {}
+
 #[cfg(feature = "conformance")]
 #[doc = include_str!("../docs/writing-a-store.md")]
 pub mod writing_a_store {}

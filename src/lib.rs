@@ -33,8 +33,8 @@
 //! tracing span of its caller, and runs to its end there. A heartbeat keeps its lease, and
 //! its response is recorded before it is sent.
 //!
-//! The [guides](guide) explain the [choices](guide::choosing) and
-//! [operation](guide::operating).
+//! The [guides](guide) explain the [choices](guide::choosing), the
+//! [tests of a handler](guide::testing_your_handler) and [operation](guide::operating).
 //!
 //! # Example
 //!
@@ -298,6 +298,7 @@
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
+//! | `test-support` | [`test_support`]: faulty stores, gates, and operations without a layer, for tests of handlers | |
 //!
 //! Features only add. Enabling one changes no type, and records that were made
 //! without it are compared as before. [`MemoryStore`] is always there. The TLS of
@@ -336,6 +337,8 @@ pub mod guide;
 pub mod store;
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(feature = "test-support")]
+pub mod test_support;
 #[cfg(feature = "axum")]
 pub mod axum;
 
