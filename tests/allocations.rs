@@ -70,7 +70,7 @@ fn an_ignored_request_through_axum_costs_at_most_two_allocations() {
 
 #[test]
 fn a_guarded_request_is_noticed_by_the_counter() {
-    // What is measured above would be worth nothing if nothing were counted.
+    // The other tests pass on a counter that counts nothing; this one does not.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
@@ -105,13 +105,13 @@ fn a_guarded_request_costs_a_few_allocations() {
         });
         counted.count_total
     };
-    // The first ones warm up: each part of the store's table has memory then.
+    // The first requests grow each part of the store's table.
     for _ in 0..10_000 {
         ask(true);
     }
     let first_run = (0..20).map(|_| ask(true)).min().unwrap();
     let replay = (0..20).map(|_| ask(false)).min().unwrap();
-    // Of these, five and three are the service's and this test's own.
+    // The service and this test make five of the first and three of the second.
     assert!(first_run <= 20, "a first run: {first_run}");
     assert!(replay <= 12, "a replay: {replay}");
 }
@@ -130,7 +130,7 @@ fn keyless() -> Request<Full<Bytes>> {
     Request::post("/").body(Full::default()).unwrap()
 }
 
-/// How many allocations one call takes, once everything is warm.
+/// The number of allocations of one call, after a first call to warm up.
 fn allocations<S, B>(service: &mut S, request: &impl Fn() -> Request<B>) -> u64
 where
     S: Service<Request<B>>,
@@ -142,7 +142,7 @@ where
             assert!(service.poll_ready(&mut cx).is_ready());
             let answered = pin!(service.call(request)).as_mut().poll(&mut cx);
             let Poll::Ready(Ok(_)) = answered else {
-                panic!("it did not answer at once");
+                panic!("the call waits");
             };
         });
         counted.count_total

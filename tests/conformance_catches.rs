@@ -1,5 +1,5 @@
-//! The conformance suite can fail: stores that break one promise each are
-//! caught, by the test that is named for it.
+//! The conformance suite fails for stores that break a promise, in the test of
+//! that promise.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use tower_idempotency::{
     },
 };
 
-/// What is wrong with a store.
+/// The defect of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Defect {
     Nothing,
@@ -460,7 +460,8 @@ impl Subject for With {
     }
 }
 
-/// The promises that a store with this defect breaks, with what the suite says.
+/// The promises that a store with this defect breaks, with the messages of the
+/// suite.
 async fn broken_by(defect: Defect) -> Vec<(&'static str, String)> {
     let mut broken = Vec::new();
     for promise in promises() {
@@ -478,8 +479,8 @@ async fn broken_by(defect: Defect) -> Vec<(&'static str, String)> {
     broken
 }
 
-/// The promise `named` is among those found broken, for the reason `because`,
-/// and the others are not all blamed for it.
+/// Asserts that the suite finds the promise `named` broken, for the reason
+/// `because`, and does not find all promises broken.
 async fn is_caught(defect: Defect, named: &str, because: &str) {
     let broken = broken_by(defect).await;
     let Some((_, message)) = broken.iter().find(|(name, _)| *name == named) else {
@@ -624,8 +625,8 @@ catches! {
 
 #[tokio::test(start_paused = true)]
 async fn a_released_record_that_is_removed_is_caught() {
-    // Nearly every trial releases something to begin with, so that this one is
-    // blamed for more than its own.
+    // Nearly every check begins with a release, so that this defect fails more
+    // checks than its own.
     let broken = broken_by(Defect::RemovesWhatIsReleased).await;
     let named = "released_record_keeps_its_claim_and_retention";
     assert!(broken.iter().any(|(name, _)| *name == named));

@@ -1,5 +1,5 @@
-//! The memory store keeps every promise: alone and shared, with a clock that
-//! stands still and with threads that race.
+//! The memory store keeps every promise: alone and shared, with a paused clock and
+//! with racing threads.
 
 use std::time::Duration;
 
@@ -72,8 +72,8 @@ mod racing {
     }
 }
 
-/// As on a server far away: each call takes a while before it happens and
-/// again before its answer arrives, and may be dropped in between.
+/// A remote store: each call takes time before it is applied and again before its
+/// answer arrives, and may be dropped in between.
 mod late {
     use tower_idempotency::{
         Fence, RecordName, Store, StoreError,
@@ -165,7 +165,7 @@ mod late {
     }
 }
 
-/// A bound is no reason to lose an answer.
+/// A full store still answers each request.
 mod full {
     use tower_idempotency::{
         Fingerprint, Key, RecordName, Scope, Store, StoreErrorKind, Token,

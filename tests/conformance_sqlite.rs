@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use tower_idempotency::{SqliteStore, conformance::Subject, conformance_tests};
 
-/// A new file in the system's folder for such.
+/// A new file in the system's temporary folder.
 struct Sqlite(PathBuf);
 
 impl Sqlite {

@@ -1,14 +1,13 @@
-//! Any future may be dropped at any await, and everything still holds (I15).
+//! Any future may be dropped at any await, and all invariants hold (I15).
 //!
-//! A request goes through the layer over a store whose every call yields before
-//! it happens and again before its answer arrives. Its response future is
-//! polled by hand, the rest of the runtime moves by one step after each poll,
-//! and the future is dropped after its n-th poll: for every n, until it
-//! completes before it can be dropped. What a drop leaves behind is the same
-//! in all cases: no task, no place, no key that is stuck, and at most one run.
+//! Each call of the store yields before it is applied and again before its answer
+//! arrives. A test polls the response future by hand and lets the rest of the
+//! runtime take one step after each poll. It drops the future after its n-th poll,
+//! for every n up to the poll that completes it. A drop leaves no task, no taken
+//! permit and no stuck key, and the handler runs at most once.
 //!
-//! Then the futures inside: each call of the store in turn is one that never
-//! answers, so that the store timeout drops it before or after it happened.
+//! The inner futures are dropped too: each store call in turn never answers, so
+//! that the store timeout drops it before or after it was applied.
 
 use std::{
     convert::Infallible,
@@ -83,7 +82,7 @@ async fn f42_i11_a_run_cancelled_with_its_client_leaves_an_unknown_outcome() {
 #[tokio::test(start_paused = true)]
 async fn f42_i13_a_waiter_dropped_at_any_poll_returns_its_permit() {
     let seen = at_every_poll(async |polls| {
-        // One place to wait: a second waiter shows whether the first left its own.
+        // One permit to wait: a second waiter shows whether the first returned it.
         let trial = Trial::new(|layer| layer.wait(MINUTE).max_waiters(1).max_in_flight(3));
         let owner = tokio::spawn(trial.send(whole("amount=100")));
         while trial.runs() == 0 {
@@ -96,7 +95,7 @@ async fn f42_i13_a_waiter_dropped_at_any_poll_returns_its_permit() {
         }
         let next = trial.send(whole("amount=100")).await;
         assert_eq!(outcome(&next), Outcome::Replayed, "after {polls} polls");
-        let owner = owner.await.expect("the owner is not disturbed");
+        let owner = owner.await.expect("the owner answers");
         assert_eq!(outcome(&owner), Outcome::Recorded);
         trial.settles().await;
         trial.ran_once();
@@ -115,7 +114,7 @@ async fn f6_a_completion_wakes_local_waiters_at_once() {
     for steps in 0..40 {
         let trial = Trial::new(|layer| layer.wait(MINUTE).max_in_flight(2));
         let owner = tokio::spawn(trial.send(whole("amount=100")));
-        // The handler ends ten steps from now, the waiter comes after so many.
+        // The handler ends ten steps from now; the waiter comes after `steps`.
         sleep(LEASE / 2).await;
         for _ in 0..steps {
             yield_now().await;
@@ -210,7 +209,7 @@ async fn f1_f42_an_upload_dropped_at_any_poll_leaves_nothing_behind() {
             assert_eq!((trial.runs(), trial.state().await), (0, None));
             assert_eq!(trial.store.calls(), 0, "a claim without a whole body");
         }
-        // All the room for bodies is needed once more.
+        // The retry needs all of `max_buffered_bytes`.
         let retry = trial.send(upload(&arrived)).await;
         trial.ran_once();
         assert_eq!(retry.status(), StatusCode::CREATED);
@@ -273,15 +272,15 @@ async fn f54_i13_any_store_call_of_a_waiter_may_be_dropped() {
     }
 }
 
-/// What becomes of a claim whose owner died.
+/// The treatment of a claim whose owner died.
 #[derive(Clone, Copy, PartialEq)]
 enum Lapsed {
     IsRunAgain,
     IsRefused,
 }
 
-/// Lets each call of one request hang in turn, until there are no more, and
-/// looks at what a retry gets.
+/// Lets each store call of one request hang in turn, and checks the outcome of a
+/// retry.
 async fn at_every_call(
     settings: fn(IdempotencyBuilder<Yielding>) -> IdempotencyBuilder<Yielding>,
     lapsed: Option<Lapsed>,
@@ -308,7 +307,7 @@ async fn at_every_call(
                     "{context}"
                 );
                 assert_eq!(trial.runs(), 1, "{context}");
-                // Nobody got the answer of a run that a later one repeated.
+                // Only a run that is not repeated was answered.
                 let answered = matches!(first, Outcome::Recorded | Outcome::Unrecorded);
                 assert_eq!(answered, retry == Outcome::Replayed, "{context}");
             }
@@ -319,8 +318,8 @@ async fn at_every_call(
     }
 }
 
-/// Runs `scenario` with 0, 1, 2 … polls until the future that it polls has
-/// ended within them; what its retries got.
+/// Runs `scenario` with 0, 1, 2 … polls until its future completes within them.
+/// Returns the outcomes of the retries.
 async fn at_every_poll(scenario: impl AsyncFn(usize) -> (bool, Outcome)) -> Vec<Outcome> {
     let mut seen = Vec::new();
     for polls in 0..MOST_POLLS {
@@ -333,8 +332,8 @@ async fn at_every_poll(scenario: impl AsyncFn(usize) -> (bool, Outcome)) -> Vec<
     panic!("the request has not ended after {MOST_POLLS} polls");
 }
 
-/// Polls `future` so many times, everything else by one step after each, and
-/// drops it; its output if it ended.
+/// Polls `future` up to `polls` times, with one step of the runtime after each,
+/// and drops it. Returns its output if it completed.
 async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
     let mut future = Box::pin(future);
     for poll in 0..polls {
@@ -342,7 +341,7 @@ async fn polled<F: Future>(future: F, polls: usize) -> Option<F::Output> {
         if let Poll::Ready(output) = polled {
             return Some(output);
         }
-        // The paused clock moves only while nobody is ready to run.
+        // The paused clock moves only while no task is ready to run.
         match poll % 6 {
             5 => sleep(Duration::from_millis(4)).await,
             _ => yield_now().await,
@@ -363,8 +362,8 @@ struct Trial {
 type TestBody = UnsyncBoxBody<Bytes, Infallible>;
 
 impl Trial {
-    /// Bounds are as tight as one request allows, so that what a dropped one
-    /// does not give back is missed by the next.
+    /// Limits suffice for exactly one request, so that the next one is refused if
+    /// a dropped one keeps a permit.
     fn new(
         settings: impl FnOnce(IdempotencyBuilder<Yielding>) -> IdempotencyBuilder<Yielding>,
     ) -> Self {
@@ -408,7 +407,7 @@ impl Trial {
         }
     }
 
-    /// Waits until nothing of the dropped request is left.
+    /// Waits until the tasks of the dropped request have ended.
     async fn settles(&self) {
         let tasks = Handle::current().metrics();
         let ended = async {
@@ -432,7 +431,7 @@ impl Trial {
     /// A claim of this request whose process died.
     async fn die_in_progress(&mut self, body: TestBody) -> Record {
         let dead = Self::new(|layer| layer);
-        // A record of the same request, made elsewhere, tells its fingerprint.
+        // Another layer computes the fingerprint of the same request.
         dead.send(body).await;
         let fingerprint = dead.record().await.fingerprint;
         let claim = Claim::new(fingerprint, Duration::from_millis(1), MINUTE * 60);
@@ -471,8 +470,8 @@ impl Trial {
     }
 }
 
-/// Works for longer than a heartbeat, and answers with what it was sent, or
-/// with a body that grows past what is kept.
+/// Runs for longer than a heartbeat. Answers with its operation, or for `live` with
+/// more than `max_response_body`.
 async fn handle(request: Request<RequestBody<TestBody>>) -> Result<Response<TestBody>, Infallible> {
     let operation = request.extensions().get::<Operation>().cloned();
     let operation = operation.expect("the request is guarded");
@@ -541,8 +540,8 @@ fn name() -> RecordName {
     RecordName::new(Scope::single_tenant(), Key::new(KEY.trim_matches('"')))
 }
 
-/// As on a server far away: each call yields before it happens and again before
-/// its answer arrives. One of them may hang.
+/// A remote store: each call yields before it is applied and again before its
+/// answer arrives. One call may hang.
 #[derive(Clone, Default)]
 struct Yielding {
     records: MemoryStore,
@@ -556,7 +555,7 @@ struct Hanging {
     after: AtomicUsize,
 }
 
-/// Before a call happens, or after: nobody hears its answer.
+/// Whether a call hangs before or after it is applied.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum When {
     Before,
@@ -568,7 +567,7 @@ impl Yielding {
         self.calls.load(Ordering::SeqCst)
     }
 
-    /// The call with this number hangs, counted from 0; until it is told, none.
+    /// Lets the call with this number hang, counted from 0.
     fn hang(&self, number: usize, when: When) {
         let after = usize::from(when == When::After);
         self.hanging.after.store(after, Ordering::SeqCst);
@@ -629,7 +628,7 @@ impl Store for Yielding {
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         let answer = self.far_away(self.records.read(name)).await;
-        // Long enough for a completion to happen and to be heard meanwhile.
+        // Long enough for a completion to be applied and answered meanwhile.
         for _ in 0..6 {
             yield_now().await;
         }

@@ -1,5 +1,5 @@
-//! `Recovery::Reconcile`: a hook is asked what became of a lost operation, by
-//! one request at a time, and its word decides.
+//! `Recovery::Reconcile`: one request at a time asks a hook about an unknown
+//! outcome, and the answer decides.
 
 use std::{
     convert::Infallible,
@@ -142,7 +142,7 @@ async fn an_undecided_outcome_is_shown_and_asked_again() {
         move |_| {
             let asked = asked.clone();
             async move {
-                // More often than a request may be rerun: asking is not running.
+                // More often than `max_attempts`: a question is no attempt.
                 match asked.fetch_add(1, SeqCst) {
                     0..=7 => None,
                     8 => panic!("the hook fails"),
@@ -203,7 +203,7 @@ async fn the_hook_is_asked_once_a_dead_owners_lease_lapses() -> Result<(), Store
     let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
     let store = MemoryStore::new();
     let service = handler.behind(store.clone(), hook);
-    // The dead owner: as after a panic, but in progress.
+    // A dead owner: the record is in progress, not unknown.
     assert_eq!(send(&service).await.0, StatusCode::INTERNAL_SERVER_ERROR);
     let name = RecordName::new(Scope::single_tenant(), Key::new("k"));
     let lost = record(&store).await;
@@ -217,7 +217,7 @@ async fn the_hook_is_asked_once_a_dead_owners_lease_lapses() -> Result<(), Store
     assert_eq!(send(&service).await.0, StatusCode::CONFLICT);
     sleep(2 * second).await;
     assert_eq!(send(&service).await.0, StatusCode::OK);
-    // The zombie comes back, and is fenced.
+    // The lapsed owner comes back, and is fenced.
     let late = Completion::new(Bytes::from("late"), second, second);
     let settled = store.complete(&name, zombie.token, &late).await?;
     assert_eq!(settled, tower_idempotency::store::Transitioned::Superseded);

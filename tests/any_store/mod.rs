@@ -20,7 +20,7 @@ pub(crate) fn hour() -> Claim {
     Claim::new(fingerprint(1), HOUR, HOUR)
 }
 
-/// A claim whose record expires as soon as it is completed.
+/// A claim whose record expires on its completion.
 pub(crate) fn expiring() -> Claim {
     Claim::new(fingerprint(1), HOUR, Duration::ZERO)
 }

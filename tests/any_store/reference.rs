@@ -18,8 +18,8 @@ use super::{HOUR, fingerprint, name};
 
 /// A store, which must be empty, beside the reference.
 ///
-/// Durations are an hour or nothing, and each call comes later than what lasted
-/// nothing, so that both clocks agree on what is over.
+/// Durations are an hour or zero, and each call comes after the durations of zero,
+/// so that both clocks agree on which have passed.
 pub(crate) struct Compared<'a, S> {
     store: &'a S,
     memory: MemoryStore,
@@ -33,8 +33,8 @@ impl<'a, S: Store> Compared<'a, S> {
         }
     }
 
-    /// Every transition from every state, asked for by the last claim and by
-    /// one before it.
+    /// Makes every transition from every state, by the last claim and by an earlier
+    /// one.
     pub(crate) async fn every_transition(&self) {
         let mut case = 0;
         for retention in [HOUR, NOTHING] {
@@ -48,7 +48,7 @@ impl<'a, S: Store> Compared<'a, S> {
                         let by = if stale { earlier } else { last };
                         let call = a_call(number, by, HOUR, NOTHING);
                         self.call(&name, &call, &context).await;
-                        // The sweeps of other cases are to find nothing.
+                        // The sweeps of other cases find no record.
                         let (ours, theirs) = self.fences(&name).await;
                         let _ = self.store.forget(&name, ours).await.unwrap();
                         let _ = self.memory.forget(&name, theirs).await.unwrap();
@@ -58,7 +58,7 @@ impl<'a, S: Store> Compared<'a, S> {
         }
     }
 
-    /// A walk of `steps` calls at random over a few names.
+    /// Makes `steps` random calls on a few names.
     pub(crate) async fn random_walk(&self, seed: u64, steps: usize) {
         let mut dice = StdRng::seed_from_u64(seed);
         let mut names: Vec<(RecordName, Vec<Granted>)> = ["a", "b"]
@@ -68,7 +68,7 @@ impl<'a, S: Store> Compared<'a, S> {
         for step in 0..steps {
             let chosen = dice.random_range(0..names.len());
             let (name, granted) = &mut names[chosen];
-            // Mostly the last claim, sometimes one before it.
+            // Mostly the last claim, sometimes an earlier one.
             let back = usize::from(dice.random_bool(0.2));
             let by = granted.iter().rev().nth(back).copied();
             let span = |yes| if yes { HOUR } else { NOTHING };
@@ -89,7 +89,8 @@ impl<'a, S: Store> Compared<'a, S> {
         }
     }
 
-    /// A record in this state, and two claims of it: a stale one and the last.
+    /// Makes a record in this state. Returns two claims of it: an earlier one and
+    /// the last.
     async fn put(
         &self,
         name: &RecordName,
@@ -124,7 +125,7 @@ impl<'a, S: Store> Compared<'a, S> {
         (earlier, last)
     }
 
-    /// Asks both, compares the answers, and all that can be seen afterwards.
+    /// Makes the call on both, and compares the answers and the records after it.
     async fn call(&self, name: &RecordName, call: &Call, context: &str) -> Option<Granted> {
         let ours = ask(self.store, name, call, |granted| granted.ours).await;
         let theirs = ask(&self.memory, name, call, |granted| granted.theirs).await;
@@ -185,7 +186,7 @@ const STATES: [State; 6] = [
     State::Freed,
 ];
 
-/// A claim that was granted by both: one token, but each store's own fence.
+/// A claim that both stores granted: one token, but each store's own fence.
 #[derive(Clone, Copy, Debug)]
 struct Granted {
     token: Token,
@@ -320,7 +321,7 @@ async fn listed(store: &impl Store, filter: &Filter) -> Vec<(RecordName, Seen)> 
     listed
 }
 
-/// Everything about a record that both must agree on.
+/// The parts of a record on which both must agree.
 #[derive(Debug, PartialEq)]
 struct Seen {
     operation: OperationId,

@@ -15,40 +15,40 @@ use tokio::{
 
 use crate::{World, processes::Seat};
 
-/// What a client asks for.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// An order, which is committed with its response.
     Order,
-    /// The same; the first process dies right before the commit.
+    /// As `Order`; the first process dies right before the commit.
     CrashBefore,
-    /// The same; it dies right after.
+    /// As `Order`; the first process dies right after the commit.
     CrashAfter,
     /// An order that its handler rolls back.
     Rollback,
-    /// An order of a handler that does not notice that it was rolled back.
+    /// An order whose handler ignores that it was rolled back.
     Swallow,
     /// A handler without a transaction, which must not run twice.
     Plain,
 }
 
-/// One key, and what its client has seen.
+/// One key, and the answers of its client.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) kind: Kind,
-    /// It is the account too, so that orders and runs are counted by key.
+    /// Also the account, so that orders and runs are counted by key.
     pub(crate) key: String,
     pub(crate) target: String,
     /// Whether its response has hundreds of kilobytes.
     pub(crate) is_large: bool,
     pub(crate) begun: Instant,
     pub(crate) ended: Instant,
-    /// The answers that say that it was done, each once.
+    /// The distinct answers of success.
     pub(crate) done: Vec<String>,
     pub(crate) replays: usize,
-    /// Whether the last pursuit has come to an answer that is final.
+    /// Whether the last pursuit got a final answer.
     pub(crate) is_final: bool,
-    /// Whether it was settled only without the requests of others.
+    /// Whether it settled only without other requests.
     pub(crate) is_slow: bool,
     pub(crate) last: String,
 }
@@ -63,7 +63,7 @@ impl Case {
             67..70 => Kind::Swallow,
             _ => Kind::Plain,
         };
-        // Most are quick; the rest are there to be stopped on their way.
+        // Most pauses are short; a long one leaves time for a fault.
         let mut pause = || match rng.random_range(0..3) {
             0 => rng.random_range(100..700),
             _ => rng.random_range(0..30),
@@ -103,7 +103,7 @@ impl Case {
         }
     }
 
-    /// Whether an order of it may be there in the end.
+    /// Returns whether it may have an order in the end.
     pub(crate) fn orders(&self) -> bool {
         matches!(
             self.kind,
@@ -111,7 +111,7 @@ impl Case {
         )
     }
 
-    /// Asks for a large response a few times more, for its replays.
+    /// Asks for a large response again, for its replays.
     pub(crate) async fn insist(&mut self, world: &World, rng: &mut StdRng) {
         for _ in 0..MORE_REPLAYS {
             time::sleep(Duration::from_millis(rng.random_range(0..400))).await;
@@ -123,12 +123,12 @@ impl Case {
         }
     }
 
-    /// Asks one process after the other, until an answer is final.
+    /// Asks one process after another, until an answer is final.
     pub(crate) async fn pursue(&mut self, world: &World, until: Instant, rng: &mut StdRng) {
         self.is_final = false;
         while !self.is_final && Instant::now() < until {
             let seats = self.seats(world);
-            // Some leave before they can know, and some ask twice at once.
+            // Some clients leave early, and some send two requests at once.
             let asks_twice = rng.random_range(0..4) == 0;
             let mut request = || {
                 let patience = match rng.random_range(0..2) {
@@ -198,7 +198,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The body, or what tells it from others if it is long.
+    /// The body, or its hash if it is long.
     fn short_body(&self) -> String {
         if self.body.len() < 1_000 {
             return self.body.clone();

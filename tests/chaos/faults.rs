@@ -1,4 +1,4 @@
-//! What breaks, and when.
+//! The faults, and their times.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -10,22 +10,21 @@ use tokio::time::{self, Instant};
 
 use crate::{World, place::Place, processes::Seat};
 
-/// Something that breaks.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// A process is killed, and another one is started in its place.
     Kill,
-    /// Processes are stopped for longer than their leases, and go on as if
-    /// nothing had happened.
+    /// Processes are stopped for longer than their leases, and resume.
     Stop,
     /// All connections to the server break.
     Cut,
-    /// The network carries nothing, for longer than the layer waits.
+    /// The network carries no bytes for longer than the store timeout.
     Stall,
     /// The network carries the server's answers slowly: a large one takes longer
-    /// than the layer waits.
+    /// than the store timeout.
     Trickle,
-    /// COMMITs wait for a standby that is gone, for longer than the layer waits.
+    /// COMMITs wait for a missing standby for longer than the store timeout.
     Standby,
     /// A COMMIT does not arrive.
     CommitCut,
@@ -60,7 +59,7 @@ impl Fault {
 const WITH_A_FILE: &[Fault] = &[Fault::Kill, Fault::Stop, Fault::FullDisk];
 const WITH_A_SERVER: &[Fault] = &[
     Fault::Kill,
-    // Nothing else makes an owner of the past commit.
+    // Only this fault lets a fenced owner try to commit.
     Fault::Stop,
     Fault::Stop,
     Fault::Stop,
@@ -74,10 +73,10 @@ const WITH_A_SERVER: &[Fault] = &[
     Fault::Crash,
 ];
 
-/// What the file has already stays, and nothing comes to it.
+/// The file keeps its pages, and gets no more.
 const NO_MORE_PAGES: (&str, &str) = ("SQLITE_PAGES", "1");
 
-/// When something was broken.
+/// A fault and its time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Injected {
     pub(crate) fault: Fault,
@@ -85,7 +84,7 @@ pub(crate) struct Injected {
     pub(crate) ended: Instant,
 }
 
-/// Breaks one thing after the other.
+/// Injects one fault after another.
 pub(crate) async fn inject(
     world: &World,
     place: &mut Place,
@@ -114,8 +113,8 @@ pub(crate) async fn inject(
     injected
 }
 
-/// Every fault, and first, which is at the end, once more those whose effect has
-/// not been seen yet.
+/// All faults in random order. Those whose effect has not been seen come first, at
+/// the end of the deck.
 fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
     let notices = &world.notices;
     let mut deck = match place {
@@ -148,7 +147,7 @@ fn shuffled(world: &World, place: &Place, rng: &mut StdRng) -> Vec<Fault> {
     deck
 }
 
-/// Whether there was anything to break.
+/// Returns whether the fault could be injected.
 async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng) -> bool {
     let mut millis = |range| Duration::from_millis(rng.random_range(range));
     let pause = match fault {
@@ -161,7 +160,7 @@ async fn happen(fault: Fault, world: &World, place: &mut Place, rng: &mut StdRng
     };
     let seats: Vec<&Seat> = world.rerunning.iter().chain(&world.refusing).collect();
     let seat = seats[rng.random_range(0..seats.len())];
-    // The first of the rerunning processes may then take the orders of these over.
+    // The first of the rerunning processes may then take over these orders.
     let several = &world.rerunning[1..];
     let several = several.iter().chain(world.refusing.first());
     match (fault, place) {

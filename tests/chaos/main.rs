@@ -1,8 +1,8 @@
-//! Real processes on a real store, and everything around them breaks, again and
-//! again. In the end each key has its one effect and its one answer.
+//! Real processes on a real store under random faults. In the end each key has one
+//! effect and one answer.
 //!
-//! `CHAOS_SECONDS` says for how long things break on each store, and
-//! `CHAOS_SEED` which of them; `./tests/run chaos` runs this alone.
+//! `CHAOS_SECONDS` sets the time of the faults on each store, and `CHAOS_SEED`
+//! their order. `./tests/run chaos` runs this test alone.
 
 #![cfg(unix)]
 #![allow(
@@ -52,16 +52,16 @@ async fn chaos_on_sqlite() {
     chaos("SQLite", Place::sqlite()).await;
 }
 
-/// The processes, and what is known of them.
+/// The processes, their logs and their runs.
 pub(crate) struct World {
-    /// Those that take a lapsed operation over.
+    /// Processes with `Recovery::Rerun`.
     pub(crate) rerunning: Vec<Seat>,
-    /// Those that leave it unknown.
+    /// Processes with `Recovery::Refuse`.
     pub(crate) refusing: Vec<Seat>,
     pub(crate) notices: Arc<Notices>,
     /// The file with a line for each run of a handler.
     pub(crate) runs: PathBuf,
-    /// The COMMITs that waited for a standby that was gone.
+    /// The number of COMMITs that waited for a missing standby.
     pub(crate) stalled_commits: AtomicUsize,
 }
 
@@ -77,7 +77,7 @@ impl World {
                 ("WAIT_MS", "500"),
                 ("STORE_TIMEOUT_MS", "400"),
                 ("RECOVERY", recovery),
-                // More breaks in a row here than a bound on poison is made for.
+                // More attempts in a row fail here than any default allows.
                 ("ATTEMPTS", "100"),
                 ("POOLER", if place.is_pooled() { "1" } else { "0" }),
                 ("STORE", &place.address()),
@@ -125,7 +125,7 @@ async fn chaos(name: &'static str, mut place: Place) {
         if !findings.is_sound() || faults.is_empty() {
             break;
         }
-        // A slow machine has not seen everything yet.
+        // A slow machine needs more time for every fault to show.
     }
     assert!(
         faults.is_empty(),
@@ -134,7 +134,7 @@ async fn chaos(name: &'static str, mut place: Place) {
     );
 }
 
-/// One client, with one key after the other.
+/// Runs one client, which uses one key after another.
 async fn ask_until(until: Instant, world: &World, client: u64, seed: u64) -> Vec<Case> {
     let mut rng = StdRng::seed_from_u64(seed.wrapping_add(1 + client));
     let mut cases = Vec::new();
@@ -150,8 +150,8 @@ async fn ask_until(until: Instant, world: &World, client: u64, seed: u64) -> Vec
     cases
 }
 
-/// Asks with every key once more, after the last fault. Each gets a final answer in
-/// time, and the same one as before.
+/// After the last fault, asks with every key again. Each must get its final answer
+/// in time, the same as before.
 async fn ask_again(world: &World, cases: Vec<Case>, injected: &[Injected], seed: u64) -> Vec<Case> {
     let asking = cases.into_iter().enumerate().map(|(index, mut case)| {
         let mut rng = StdRng::seed_from_u64(seed.wrapping_sub(index as u64));
@@ -165,8 +165,8 @@ async fn ask_again(world: &World, cases: Vec<Case>, injected: &[Injected], seed:
         .buffer_unordered(CLIENTS as usize)
         .collect()
         .await;
-    // SQLite has one writer at a time, and an order may hold it for longer than the
-    // store timeout. A key that is not settled without the requests of others is stuck.
+    // SQLite has one writer, and an order may hold it for longer than the store
+    // timeout. A key that does not settle without other requests is stuck.
     let runs = oracle::runs(world);
     for case in &mut cases {
         let runs = runs.get(&case.key).copied().unwrap_or_default();
@@ -194,9 +194,9 @@ fn number(variable: &str) -> Option<u64> {
 
 const CLIENTS: u64 = 14;
 
-/// How often the time is given again to what has not been seen.
+/// The most periods of faults, until each fault has shown.
 const PERIODS: u64 = 4;
 
-/// The wait, the lease and one attempt are 2.5 s at most; the rest is for the
-/// questions after a commit without an answer, and for a busy machine.
+/// The wait, the lease and one attempt take 2.5 s at most. The rest is for the
+/// reads after a commit without an answer, and for a busy machine.
 const SETTLED_WITHIN: Duration = Duration::from_secs(15);

@@ -1,4 +1,4 @@
-//! What must be true of every key in the end, whatever broke.
+//! The conditions that every key meets in the end.
 
 use std::{
     collections::HashMap,
@@ -16,14 +16,14 @@ use crate::{
     place::Place,
 };
 
-/// What was broken about one key.
+/// The faults of one key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Wrongs {
     /// More than one effect.
     doubled: usize,
-    /// An answer that it was done, and no effect.
+    /// A success was answered, and there is no effect.
     lost: usize,
-    /// No final answer, or an unknown outcome of what never ran.
+    /// No final answer, or an unknown outcome without a run.
     stuck: usize,
     /// Answers that differ.
     unlike: usize,
@@ -55,15 +55,15 @@ impl Wrongs {
     }
 }
 
-/// What came of it all.
+/// The result of a run.
 pub(crate) struct Findings {
     name: &'static str,
     keys: usize,
     rows: Vec<(String, usize, Wrongs)>,
     total: Wrongs,
-    /// How many keys were settled only without the requests of others.
+    /// The number of keys that settled only without other requests.
     slow: usize,
-    /// What has to be seen, or nothing was tried.
+    /// Each of these must be seen at least once.
     seen: Vec<(&'static str, usize)>,
     details: Vec<String>,
 }
@@ -123,7 +123,7 @@ impl Findings {
                         ("COMMITs without a standby", count(&world.stalled_commits)),
                         ("kB of answers slowed down", proxy.slowed() / 1_000),
                     ]),
-                    // Its COMMIT has no answer that could get lost.
+                    // Its COMMIT has no answer to lose.
                     Place::Sqlite { .. } => {
                         seen.push(("warnings of a full disk", count(&notices.disk_full)));
                     }
@@ -134,12 +134,12 @@ impl Findings {
         }
     }
 
-    /// Whether nothing was doubled, lost, stuck or contradicted.
+    /// Returns whether no key was doubled, lost, stuck or contradicted.
     pub(crate) fn is_sound(&self) -> bool {
         self.details.is_empty()
     }
 
-    /// Why the run proves nothing, or the opposite of what it should.
+    /// Returns the violations, and the faults that the run has not shown.
     pub(crate) fn faults(&self) -> Vec<String> {
         let unseen = self
             .seen
@@ -191,8 +191,8 @@ pub(crate) fn is_unsettled(case: &Case, runs: usize, injected: &[Injected]) -> b
     !case.is_final || (never_ran && !may_have_died(case, injected))
 }
 
-/// Whether a process may have died that had claimed this key, before it ran the
-/// handler or withdrew its claim.
+/// Returns whether a process may have died between its claim of this key and the
+/// run of its handler.
 fn may_have_died(case: &Case, injected: &[Injected]) -> bool {
     injected
         .iter()
@@ -200,7 +200,7 @@ fn may_have_died(case: &Case, injected: &[Injected]) -> bool {
         .any(|kill| case.begun <= kill.ended && kill.begun <= case.ended + WITHDRAWN_WITHIN)
 }
 
-/// Each fault with the keys that were on their way while it lasted.
+/// Each fault, with the keys whose requests ran during it.
 fn rows(cases: &[Case], wrongs: &[Wrongs], injected: &[Injected]) -> Vec<(String, usize, Wrongs)> {
     let mut rows: Vec<(String, usize, Wrongs)> = Vec::new();
     let mut kinds: Vec<Fault> = Vec::new();

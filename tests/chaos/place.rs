@@ -58,7 +58,7 @@ impl Place {
         )
     }
 
-    /// What the processes call it.
+    /// The address for the processes.
     pub(crate) fn address(&self) -> String {
         match self {
             Self::Sqlite { directory } => format!("sqlite:{}", directory.join("db").display()),

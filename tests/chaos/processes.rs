@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-/// What the processes said to their logs.
+/// Counts of messages in the logs of the processes.
 #[derive(Debug, Default)]
 pub(crate) struct Notices {
     pub(crate) superseded: AtomicUsize,
@@ -49,7 +49,7 @@ impl Notices {
     }
 }
 
-/// A place for one process at a time.
+/// Holds one process at a time.
 pub(crate) struct Seat {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
@@ -64,7 +64,7 @@ struct Shared {
 #[derive(Default)]
 struct Now {
     child: Option<Child>,
-    /// A setting more, until it is changed again.
+    /// An additional setting, until it is changed.
     besides: Option<(&'static str, &'static str)>,
     address: Option<SocketAddr>,
     is_closed: bool,
@@ -82,19 +82,19 @@ impl Seat {
         Self { shared, keeper }
     }
 
-    /// Where its process listens; `None` while there is none.
+    /// The address of its process; `None` without one.
     pub(crate) fn address(&self) -> Option<SocketAddr> {
         lock(&self.shared.now).address
     }
 
-    /// Kills its process; the next ones have this setting more.
+    /// Kills its process. The next ones get this additional setting.
     pub(crate) fn restart_with(&self, besides: Option<(&'static str, &'static str)>) {
         lock(&self.shared.now).besides = besides;
         self.signal("KILL");
     }
 
-    /// Sends a signal to its process. The lock keeps the process from being
-    /// waited for meanwhile, so that its id is nobody else's.
+    /// Sends a signal to its process. While the lock is held the process is not
+    /// reaped, so that its id is not reused.
     pub(crate) fn signal(&self, name: &str) {
         let mut now = lock(&self.shared.now);
         if let Some(child) = &mut now.child
@@ -147,8 +147,8 @@ impl Shared {
             };
             let notices = Arc::clone(&self.notices);
             let listener = logs.map(|logs| thread::spawn(move || notices.listen(logs)));
-            // Open until the process has ended: it would end if it could not
-            // write.
+            // Kept open until the process ends, which it would if its output were
+            // closed.
             let mut out = out.map(BufReader::new);
             let mut line = String::new();
             if let Some(out) = &mut out {
@@ -162,7 +162,8 @@ impl Shared {
             if let Some(listener) = listener {
                 let _ = listener.join();
             }
-            // Without its store a process does not start; not too often, then.
+            // A process does not start without its store. Wait before the next
+            // try.
             thread::sleep(Duration::from_millis(100));
         }
     }

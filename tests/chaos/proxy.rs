@@ -1,5 +1,5 @@
-//! A network that can be cut, stalled and slowed down, and that knows a COMMIT when
-//! it sees one.
+//! A network that can be cut, stalled and slowed down, and that recognises a
+//! COMMIT.
 
 use std::{
     sync::{
@@ -26,11 +26,11 @@ pub(crate) struct Proxy {
 
 struct Network {
     weather: watch::Sender<Weather>,
-    /// How many COMMITs are still to be cut off before they arrive.
+    /// The number of COMMITs to cut off before they arrive.
     cut_before: AtomicUsize,
-    /// How many are still to arrive with their answers cut off.
+    /// The number of COMMITs whose answers to cut off.
     cut_after: AtomicUsize,
-    /// The bytes of answers that were slowed down.
+    /// The number of bytes of slowed answers.
     slowed: AtomicUsize,
 }
 
@@ -81,7 +81,7 @@ impl Proxy {
             .send_modify(|weather| weather.cuts += 1);
     }
 
-    /// Holds every byte back, or lets all go on.
+    /// Holds every byte back, or releases all.
     pub(crate) fn stall(&self, is_stalled: bool) {
         self.network
             .weather
@@ -96,7 +96,7 @@ impl Proxy {
             .send_modify(|weather| weather.is_slow = is_slow);
     }
 
-    /// Returns how many bytes of answers were slowed down.
+    /// Returns the number of bytes of slowed answers.
     pub(crate) fn slowed(&self) -> usize {
         self.network.slowed.load(Ordering::Relaxed)
     }
@@ -111,7 +111,7 @@ impl Proxy {
         self.network.cut_after.store(number, Ordering::SeqCst);
     }
 
-    /// Whether there are no COMMITs left that are to be cut off.
+    /// Returns whether no COMMIT is left to cut off.
     pub(crate) fn is_done(&self) -> bool {
         let left = |number: &AtomicUsize| number.load(Ordering::SeqCst);
         left(&self.network.cut_before) == 0 && left(&self.network.cut_after) == 0
@@ -193,8 +193,8 @@ async fn carry_answers(
 ) {
     let mut said = vec![0; 64 << 10];
     while let Ok(length @ 1..) = from_server.read(&mut said).await {
-        // Nothing is asked between a statement's answer and its COMMIT, so this
-        // is the COMMIT's.
+        // No statement comes between the last answer and the COMMIT, so this is
+        // the COMMIT's answer.
         if is_swallowed.load(Ordering::SeqCst) {
             return;
         }
@@ -232,10 +232,10 @@ fn take(number: &AtomicUsize) -> bool {
         .is_ok()
 }
 
-/// The bytes of an answer that go at once in a slow network.
+/// The size of a piece of an answer in a slow network.
 const PIECE: usize = 4 << 10;
 /// The time between two pieces.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// What a connection says, at least once, before it commits an order.
+/// A statement that a connection sends before it commits an order.
 const ORDER: &[u8] = b"INSERT INTO playground_orders";

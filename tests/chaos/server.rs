@@ -1,4 +1,4 @@
-//! A PostgreSQL server of the test's own, so that it can be killed.
+//! A PostgreSQL server for one test, which may kill it.
 
 use std::{
     env, fs,
@@ -19,7 +19,8 @@ pub(crate) struct Server {
     programs: PathBuf,
     directory: PathBuf,
     port: u16,
-    /// Who runs it where the test is root, as whom it refuses to run.
+    /// The user that runs the server if the test is root, which PostgreSQL
+    /// refuses.
     user: Option<(u32, u32)>,
     postmaster: Child,
 }
@@ -68,12 +69,12 @@ impl Server {
         store.close().await;
     }
 
-    /// Its address, by way of this port.
+    /// Returns its address through this port.
     pub(crate) fn url(&self, port: u16) -> String {
         format!("postgres://postgres@127.0.0.1:{port}/postgres?sslmode=disable")
     }
 
-    /// Stops it as a crash would, and starts it again.
+    /// Crashes it, and starts it again.
     pub(crate) async fn restart(&mut self) {
         self.stop();
         self.start_again().await;
@@ -85,7 +86,7 @@ impl Server {
     }
 
     /// Makes every write wait in its COMMIT for a standby that does not exist.
-    /// Returns once a write of its own waits.
+    /// Returns once one write waits.
     pub(crate) async fn lose_standby(&self) -> Result<(), sqlx::Error> {
         self.set_standby("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
             .await?;
@@ -108,7 +109,7 @@ impl Server {
         }
     }
 
-    /// Waits for no standby any more. Returns once no write waits.
+    /// Ends the wait for the standby. Returns once no write waits.
     pub(crate) async fn regain_standby(&self) -> Result<(), sqlx::Error> {
         self.set_standby("ALTER SYSTEM RESET synchronous_standby_names")
             .await?;
@@ -118,7 +119,7 @@ impl Server {
         Ok(())
     }
 
-    /// Returns how many writes wait for the standby.
+    /// Returns the number of writes that wait for the standby.
     pub(crate) async fn stalled_commits(&self) -> Result<i64, sqlx::Error> {
         let mut connection = PgConnection::connect(&self.url(self.port)).await?;
         let row = raw_sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'")
@@ -137,7 +138,7 @@ impl Server {
         connection.close().await
     }
 
-    /// Ends every connection but the one that says so.
+    /// Ends every connection but the one that gives the order.
     pub(crate) async fn terminate_backends(&self) -> Result<(), sqlx::Error> {
         let mut connection = PgConnection::connect(&self.url(self.port)).await?;
         raw_sql(
@@ -179,7 +180,7 @@ fn postmaster(programs: &Path, directory: &Path, port: u16, user: Option<(u32, u
         .unwrap()
 }
 
-/// A pooler in front of a [`Server`], which gives each transaction another
+/// A pooler in front of a [`Server`]. It gives each transaction another
 /// connection.
 pub(crate) struct Pooler {
     port: u16,
@@ -233,7 +234,7 @@ impl Drop for Pooler {
     }
 }
 
-/// Waits until whoever listens at `url` answers.
+/// Waits until the server at `url` answers.
 async fn answers(url: &str) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -256,7 +257,7 @@ fn free_port() -> u16 {
 
 fn as_user(user: Option<(u32, u32)>, program: &Path) -> Command {
     let mut command = Command::new(program);
-    // Where every user may be.
+    // A directory that every user may enter.
     command.current_dir("/").stdin(Stdio::null());
     if let Some((user, group)) = user {
         command.uid(user).gid(group);
@@ -270,7 +271,7 @@ fn id(of: &[&str]) -> u32 {
     said.trim().parse().expect("there is no user postgres")
 }
 
-/// Of the newest server that is installed.
+/// The directory of the newest installed server.
 fn programs() -> PathBuf {
     let installed = fs::read_dir("/usr/lib/postgresql").into_iter().flatten();
     let mut versions: Vec<_> = installed

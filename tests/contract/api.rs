@@ -20,7 +20,7 @@ use crate::{
     server::{Server, serve},
 };
 
-/// Who calls, in every test that does not say otherwise.
+/// The caller of every request that names no other.
 pub(crate) const CALLER: &str = "acme";
 
 /// A layer whose routes require a key.
@@ -28,7 +28,7 @@ pub(crate) fn required<S: Store>(store: S) -> IdempotencyBuilder<S> {
     IdempotencyLayer::required(store, account)
 }
 
-/// A layer whose routes may do without a key.
+/// A layer whose routes need no key.
 pub(crate) fn optional<S: Store>(store: S) -> IdempotencyBuilder<S> {
     IdempotencyLayer::optional(store, account)
 }
@@ -88,7 +88,7 @@ impl Api {
         self.service().oneshot(request).await
     }
 
-    /// Asks on a task of its own.
+    /// Sends a request on a new task.
     pub(crate) fn spawn(&self, ask: Ask) -> JoinHandle<Answer> {
         let api = self.clone();
         tokio::spawn(async move { api.send(ask).await })
@@ -99,7 +99,7 @@ impl Api {
     }
 }
 
-/// Asks any service.
+/// Sends a request to any service.
 pub(crate) async fn send<S, R>(service: S, ask: Ask) -> Answer
 where
     S: Service<Request<Body>, Response = Response<R>>,
@@ -121,7 +121,7 @@ pub(crate) fn ask(uri: &str) -> Ask {
         .unwrap())
 }
 
-/// The request of most tests.
+/// The request that most tests send.
 pub(crate) fn keyed(key: &str) -> Ask {
     ask("/count").key(key)
 }
@@ -140,7 +140,7 @@ impl Ask {
         self
     }
 
-    /// One line of this header, in place of those there were.
+    /// Sets this header to one line.
     pub(crate) fn header(mut self, name: &'static str, value: impl AsRef<[u8]>) -> Self {
         self.0.headers_mut().insert(
             HeaderName::from_static(name),
@@ -211,7 +211,8 @@ impl Answer {
         serde_json::from_slice(&self.body).unwrap()
     }
 
-    /// The handler's own answer, recorded or not, and no replay.
+    /// Asserts the handler's own answer: neither marked as a replay nor as
+    /// unrecorded.
     #[track_caller]
     pub(crate) fn assert_live(&self, status: u16) -> &Self {
         assert_eq!(self.status, status, "{self:?}");
@@ -226,15 +227,15 @@ impl Answer {
         self
     }
 
-    /// What the handler answered in its n-th run, and no replay.
+    /// Asserts the answer of the handler's n-th run, and no replay.
     #[track_caller]
     pub(crate) fn assert_run(&self, number: usize) -> &Self {
         assert_eq!(self.header("x-run"), Some(&*number.to_string()), "{self:?}");
         self.assert_live(self.status.as_u16())
     }
 
-    /// `first` once more: its status, its end-to-end headers in their order,
-    /// its bytes and its trailers; and the marker.
+    /// Asserts a replay of `first`: its status, end-to-end headers in their order,
+    /// body and trailers, with the marker.
     #[track_caller]
     pub(crate) fn assert_replay_of(&self, first: &Self) -> &Self {
         assert!(self.is_replay(), "no marker: {self:?}");
@@ -246,7 +247,7 @@ impl Answer {
         self
     }
 
-    /// A refusal of this type, in the form that clients rely on.
+    /// Asserts a refusal of this type, with all members of its problem.
     #[track_caller]
     pub(crate) fn assert_problem(&self, status: u16, slug: &str) -> &Self {
         assert_eq!(self.status, status, "{self:?}");
@@ -280,7 +281,7 @@ impl Answer {
     }
 }
 
-/// The lines that a replay repeats: all but those about one message.
+/// The header lines that a replay repeats: all but those of one message.
 fn lines(headers: &HeaderMap) -> Vec<(String, Bytes)> {
     let of_one_message = [
         "date",
@@ -296,14 +297,14 @@ fn lines(headers: &HeaderMap) -> Vec<(String, Bytes)> {
         .collect()
 }
 
-/// Lets every task that can go on do so; for runtimes of one thread.
+/// Lets every task run until it waits. Needs a runtime of one thread.
 pub(crate) async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Asks again until it is so.
+/// Asks again until `look` returns a value.
 pub(crate) async fn eventually<T>(mut look: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..2_000 {
         if let Some(found) = look().await {

@@ -1,5 +1,5 @@
-//! What a failing store, a crashed owner or a slow neighbour may not cost the
-//! requests of others: permits, memory, keys.
+//! A failing store, a crashed owner or a slow neighbour costs the requests of
+//! others no permit, no memory and no key.
 
 use std::{
     sync::{
@@ -50,10 +50,11 @@ async fn rule_72_a_crashed_claim_binds_its_key_until_it_expires(place: &Place) {
 
     let other = |key| keyed(key).body("{\"amount\":2}");
     api.send(other("K")).await.assert_problem(422, "key-reused");
-    // Expired, so that another request has the key; no sweep is needed.
+    // Its record has expired, so that another request may claim the key without a
+    // sweep.
     api.send(other("L")).await.assert_run(1);
     api.send(keyed("L")).await.assert_problem(422, "key-reused");
-    // The outcome of the same request is unknown as before.
+    // The same request gets `outcome-unknown`, as before.
     api.send(keyed("M"))
         .await
         .assert_problem(409, "outcome-unknown");
@@ -62,7 +63,7 @@ async fn rule_72_a_crashed_claim_binds_its_key_until_it_expires(place: &Place) {
     assert_eq!(probe.runs(), 1);
 }
 
-/// Counts the owners of a body that are left.
+/// Counts the clones of a body that still exist.
 struct Tracked(Arc<AtomicUsize>);
 
 impl AsRef<[u8]> for Tracked {
@@ -112,7 +113,7 @@ async fn f102_a_claim_that_lands_late_is_withdrawn() {
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
-    // The claim has landed, and its lease would have lapsed.
+    // The claim has arrived, and its lease would have lapsed.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert_eq!(probe.runs(), 0);
     api.send(keyed("K")).await.assert_run(1);
@@ -166,8 +167,7 @@ async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
     api.send(keyed("K")).await.assert_run(2);
 }
 
-/// A store on which the first call of this kind lands late, and which answers no
-/// call after that.
+/// A store whose first call of this kind arrives late. No later call is answered.
 fn stalled(inner: &DynStore, call: Call) -> Faulty<DynStore> {
     let faulty = Faulty::over(inner.clone());
     faulty.breaks(call, ..=1, Fault::LandsLater(Duration::from_secs(10)));
@@ -194,7 +194,7 @@ async fn f102_a_late_claim_marked_unknown_is_withdrawn() {
             .await
             .assert_problem(503, "store-unavailable");
     }
-    // The claims have landed, and their leases have lapsed.
+    // The claims have arrived, and their leases have lapsed.
     tokio::time::sleep(Duration::from_secs(60)).await;
     for (key, _) in &stalls {
         let refused = direct.send(keyed(key)).await;
@@ -270,7 +270,7 @@ async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
     let asks = Recovery::Reconcile(Reconciler::new(|_| async { None }));
     let api = Api::new(required(store.clone()).recovery(asks), &probe);
     api.send(keyed("K")).await.assert_live(504);
-    // The claim that is to ask is granted, but its answer is lost.
+    // The reclaim that lets the hook ask is granted, but its answer is lost.
     faulty.breaks(Call::Reclaim, .., Fault::LosesItsAnswer);
     faulty.breaks(Call::Claim, 3.., Fault::Fails);
     api.send(keyed("K"))
@@ -566,8 +566,8 @@ async fn i11_an_answer_lost_before_a_question_releases_nothing() {
     let probe = Probe::statuses(&[504, 201]);
     let api = Api::new(required(store.clone()).recovery(finds()), &probe);
     api.send(keyed("K")).await.assert_live(504);
-    // The first claim of the retry is lost, the second asks, and what the hook says
-    // cannot be recorded.
+    // The first claim of the retry is lost, the second asks the hook, and the
+    // resolution cannot be recorded.
     faulty.breaks(Call::Claim, 2..=2, Fault::Fails);
     faulty.breaks(Call::Complete, .., Fault::Fails);
     api.send(keyed("K"))
@@ -585,7 +585,7 @@ async fn i11_an_answer_lost_before_a_question_releases_nothing() {
 #[tokio::test(start_paused = true)]
 async fn f102_a_claim_that_lapsed_before_its_withdrawal_is_resolved() {
     let faulty = Faulty::over(MemoryStore::new());
-    // It is in the store, which is then down for longer than the lease.
+    // The claim is in the store, which is then down for longer than the lease.
     faulty.breaks(Call::Claim, ..=1, Fault::HangsAfterwards);
     faulty.breaks(Call::Claim, 2..=8, Fault::Hangs);
     faulty.breaks(Call::Release, .., Fault::Fails);

@@ -47,7 +47,7 @@ async fn f107_a_body_that_ends_while_draining_is_refused() {
     frames.send(Ok(data(":1}"))).unwrap();
     drop(frames);
     asked.await.unwrap().assert_problem(503, "draining");
-    // Nothing was claimed: another process runs it.
+    // Nothing was claimed, so that another process runs it.
     assert_eq!(probe.runs(), 0);
     let other = Api::new(required(store), &probe);
     other.send(keyed("K")).await.assert_run(1);
@@ -109,11 +109,11 @@ async fn rule_61_an_outer_limit_on_chunks_is_413() {
         (413, "body-too-large")
     );
     assert_eq!((probe.runs(), store.calls()), (0, vec![]));
-    // The key is unused, and the connection is in step.
+    // The key is free, and the connection still serves.
     let smaller = format!("{chunked}{}0\r\n\r\n", chunk(1 << 10));
     assert_eq!(wire.ask(smaller).await.status, 201);
 
-    // A client that writes before it reads sees it too.
+    // A client that writes before it reads gets the answer too.
     let large = format!("{START}X-Account: acme\r\nIdempotency-Key: L\r\n");
     let (_, refused) = write_then_read(&server, &large, 16 << 20, true).await;
     assert_eq!(
@@ -167,7 +167,7 @@ async fn rule_52_an_extractors_body_limit_frees_the_key() {
 
 // ---- the request is refused before its body has arrived ----
 
-/// Sends all of a request before it reads any of the answer.
+/// Sends all of a request before it reads the answer.
 async fn write_then_read(
     server: &Server,
     head: &str,
@@ -224,7 +224,7 @@ async fn rule_61_a_client_that_writes_before_it_reads_sees_the_refusal() {
                 let head = format!("{START}{lines}");
                 let (mut wire, answer) = write_then_read(&server, &head, length, is_chunked).await;
                 assert_eq!((answer.status, &*answer.problem()), (*status, *problem));
-                // The connection is in step.
+                // The connection still serves.
                 let next = format!(
                     "{START}X-Account: acme\r\nIdempotency-Key: next\r\nContent-Length: 0\r\n\r\n"
                 );
@@ -253,7 +253,7 @@ async fn rule_61_a_refused_client_that_waits_for_continue_sends_nothing() {
     assert!(!all.contains("100 Continue"), "{all}");
 }
 
-/// A body whose frames are counted, and how many bytes of them are in memory.
+/// Counts the frames of a body, and the bytes of them that are in memory.
 #[derive(Clone, Default)]
 struct Meter {
     frames: Arc<AtomicUsize>,
@@ -343,10 +343,10 @@ async fn rule_61_a_refused_stream_disturbs_no_other_stream() {
         let other = http2.ask(keyed(&format!("K{round}")).0).await;
         other.assert_run(round);
         refused.await.unwrap().assert_problem(400, "key-invalid");
-        // All of it is read, and the stream is not reset.
+        // The server reads all of it, and does not reset the stream.
         eventually(async || (meter.frames() == 128).then_some(())).await;
     }
-    // So is one that turns out to be too large.
+    // It also reads a body whose size shows only at its end.
     let meter = Meter::default();
     let refused = http2.ask(keyed("K").body(meter.body(128)).0).await;
     refused.assert_problem(413, "body-too-large");
@@ -362,7 +362,7 @@ async fn rule_61_a_refused_body_is_discarded_frame_by_frame() {
     settle().await;
     assert_eq!((meter.frames(), meter.dropped()), (512, 1));
     assert_eq!(meter.most_held.load(Ordering::SeqCst), FRAME);
-    // The layer frees the part that it had kept.
+    // The layer frees the part that it had buffered.
     let meter = Meter::default();
     let refused = api.send(keyed("K").body(meter.body(512))).await;
     refused.assert_problem(413, "body-too-large");
@@ -378,7 +378,7 @@ async fn rule_61_discarding_is_bounded_in_bytes_time_and_number() {
     let refused = api.send(keyed("\"").body(meter.body(usize::MAX))).await;
     refused.assert_problem(400, "key-invalid");
     settle().await;
-    // 64 MiB, and the frame that goes over it.
+    // 64 MiB, and the frame that exceeds them.
     assert_eq!((meter.frames(), meter.dropped()), (1_025, 1));
 
     // Empty frames count too.
@@ -405,7 +405,7 @@ async fn rule_61_discarding_is_bounded_in_bytes_time_and_number() {
     assert!((10..11).contains(&start.elapsed().as_secs()));
     settle().await;
     assert!(held.iter().all(Frames::is_closed));
-    // And others are read again.
+    // Other bodies are read again.
     let meter = Meter::default();
     api.send(keyed("\"").body(meter.body(3))).await;
     settle().await;
@@ -431,7 +431,7 @@ async fn rule_61_a_refused_upload_holds_nothing_of_the_inner_service() {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Sends a piece of this length each second, and says how long the answer took.
+/// Sends a piece of this length each second, and returns how long the answer took.
 async fn upload(api: &Api, pieces: usize, length: usize, ends: bool) -> (Answer, u64) {
     let (frames, body) = streamed();
     let sending = tokio::spawn(async move {
@@ -459,7 +459,7 @@ async fn f08_a_slow_upload_passes() {
     let api = Api::new(required(memory()), &Probe::counting());
     let (answer, took) = upload(&api, 15, 60_000, true).await;
     assert_eq!((answer.status, took), (StatusCode::CREATED, 15));
-    // Just above the floor.
+    // Just above the least rate.
     let api = Api::new(required(memory()), &Probe::counting());
     let (answer, took) = upload(&api, 200, 1_100, true).await;
     assert_eq!((answer.status, took), (StatusCode::CREATED, 200));
@@ -497,11 +497,11 @@ async fn f08_an_upload_that_stops_is_408_after_the_timeout() {
 async fn f08_an_upload_below_the_floor_is_408() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
-    // 500 B/s for t seconds are what 1 KiB/s brings in t - 10.
+    // In t seconds 500 B/s amount to 1 KiB/s in t - 10 seconds.
     let (answer, took) = upload(&api, usize::MAX, 500, false).await;
     answer.assert_problem(408, "body-timeout");
     assert!((19..=20).contains(&took), "{took}");
-    // A quick start allows a longer pause, and none without an end.
+    // A quick start allows a longer pause, but not one without an end.
     let (frames, body) = streamed();
     let quick = Frame::data(Bytes::from(vec![b'x'; 100 << 10]));
     frames.send(Ok(quick)).unwrap();

@@ -1,4 +1,4 @@
-//! Clients that say exactly what a test wants: bytes over HTTP/1.1, and frames
+//! Clients that send exactly the bytes of a test over HTTP/1.1, and its frames
 //! over HTTP/2.
 
 use std::net::SocketAddr;
@@ -48,7 +48,7 @@ impl Wire {
         self.answer().await
     }
 
-    /// Says that nothing more will be sent, and goes on listening.
+    /// Closes the sending half of the connection.
     pub(crate) async fn half_close(&mut self) {
         self.0.shutdown().await.unwrap();
     }
@@ -85,14 +85,14 @@ impl Wire {
         answer
     }
 
-    /// What the server still sends before it closes.
+    /// All that the server sends before it closes.
     pub(crate) async fn rest(&mut self) -> Vec<u8> {
         let mut rest = Vec::new();
         self.0.read_to_end(&mut rest).await.unwrap();
         rest
     }
 
-    /// The next so many bytes, whatever they are.
+    /// The next `length` bytes.
     pub(crate) async fn exactly(&mut self, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.0.read_exact(&mut bytes).await.unwrap();
@@ -147,7 +147,7 @@ impl WireAnswer {
         self.text("idempotent-replayed").as_deref() == Some("true")
     }
 
-    /// The last part of a refusal's type.
+    /// The last part of a problem's type.
     pub(crate) fn problem(&self) -> String {
         let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap();
         let of_type = problem["type"].as_str().unwrap();

@@ -66,7 +66,7 @@ async fn left_mid_handler(place: &Place, leaving: Leaving) {
             asked.abort();
         }
     }
-    // The server has dropped the request's future; the handler goes on.
+    // The server has dropped the request's future; the handler still runs.
     server.abandonment().await;
     api.send(keyed("K"))
         .await
@@ -90,8 +90,8 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let server = api.serve().await;
 
-    // Whether the server drops the request first, or the end of its body comes
-    // first, is not said: either way nothing may come of it.
+    // The server drops the request before or after the end of its body; neither
+    // may lead to a run.
     let mut wire = Wire::open(&server).await;
     let all = post("/count", "Idempotency-Key: K\r\n", "{\"amount\":1}");
     wire.write(&all[..all.len() - 5]).await;
@@ -115,7 +115,7 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
     server.end_of_a_request().await;
     asked.abort();
 
-    // Without a socket, dropped while it reads.
+    // The same without a socket: the request is dropped while it reads the body.
     let (frames, body) = streamed();
     frames.send(Ok(data("{\"amo"))).unwrap();
     let asked = api.spawn(keyed("K").body(body));
@@ -197,12 +197,12 @@ async fn rule_61_a_body_over_the_limit_is_refused_without_claim() {
     let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
     let builder = required(DynStore::new(store.clone())).max_request_body(1_000);
     let api = Api::new(builder, &probe);
-    // It says so at once.
+    // Its `Content-Length` exceeds the limit.
     let told = keyed("K").body("x".repeat(1_001));
     let told = api.send(told).await;
     told.assert_problem(413, "body-too-large");
     assert!(told.problem()["detail"].as_str().unwrap().contains("1000"));
-    // It turns out.
+    // Its size shows only as it arrives.
     let (frames, body) = streamed();
     let asked = api.spawn(keyed("K").body(body));
     let chunk = || Ok(http_body::Frame::data(vec![b'x'; 400].into()));
@@ -211,7 +211,7 @@ async fn rule_61_a_body_over_the_limit_is_refused_without_claim() {
     }
     asked.await.unwrap().assert_problem(413, "body-too-large");
     assert_eq!((probe.runs(), store.calls()), (0, vec![]));
-    // Exactly the cap is not over it, and the key is free for it.
+    // A body of exactly the limit passes, and the key is free for it.
     api.send(keyed("K").body("x".repeat(1_000)))
         .await
         .assert_run(1);

@@ -108,7 +108,7 @@ async fn rule_42_another_body_while_the_first_runs_is_a_mismatch(place: &Place) 
         let key = format!("K{}", wait.as_secs());
         let owner = api.spawn(keyed(&key));
         gate.arrival().await;
-        // At once, even where the same request would wait.
+        // A mismatch is refused at once, even where the same request would wait.
         let other = api.send(keyed(&key).body("{}")).await;
         other.assert_problem(422, "key-reused");
         gate.let_one_pass();
@@ -204,7 +204,7 @@ async fn rule_44_a_renderer_may_answer_202_with_the_operations_address() {
     );
     assert_eq!(accepted.header("cache-control"), Some("no-store"));
     assert_eq!(accepted.retry_after(), Some(1));
-    // What it leaves to the default looks like the default.
+    // Where the renderer returns `None`, the default rendering is sent.
     api.send(keyed("K").body("{}"))
         .await
         .assert_problem(422, "key-reused");
@@ -222,7 +222,7 @@ async fn rule_45_a_waiter_gets_the_replay_when_the_owner_completes(place: &Place
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
     let waiters: Vec<_> = (0..10).map(|_| api.spawn(keyed("K"))).collect();
-    // Each of them has seen that it has to wait.
+    // Each of them has read the record and waits.
     eventually(async || (store.count(Call::Read) >= 10).then_some(())).await;
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     gate.open();
@@ -248,7 +248,7 @@ async fn rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs(place: 
     eventually(async || (store.count(Call::Read) >= 10).then_some(())).await;
     gate.let_one_pass();
     owner.await.unwrap().assert_live(500);
-    // One of them has come to the gate; no second one comes.
+    // One of them runs; no second one does.
     gate.arrival().await;
     gate.open();
     let answers = all(waiters).await;

@@ -1,4 +1,4 @@
-//! Rules 49 to 55: the end of a handler decides what a retry gets.
+//! Rules 49 to 55: how a handler ends decides the fate of its key.
 
 use std::{
     sync::{
@@ -33,7 +33,7 @@ on_each_store! {
 
 async fn rule_49_a_panic_is_500_and_its_outcome_unknown(place: &Place) {
     let store = place.open().await;
-    // In the future, and in `call` itself.
+    // One handler panics in its future, one in `call` itself.
     let later = Probe::running(|_| async { panic!("the handler's secret") });
     let at_once = Probe::answering(|_| panic!("the handler's secret"));
     for (key, probe) in [("K", later), ("L", at_once)] {
@@ -83,7 +83,7 @@ async fn rule_50_timeouts_and_gateway_errors_leave_an_unknown_outcome(place: &Pl
     let store = place.open().await;
     for status in [408, 502, 504, 500, 503] {
         let probe = Probe::answering(move |run| {
-            // 500 and 503 say that nothing was done, unless something was.
+            // 500 and 503 release the key, unless the handler had begun effects.
             if matches!(status, 500 | 503) {
                 run.operation().effects_started();
             }
@@ -138,7 +138,7 @@ async fn rule_52_released_redirects_and_4xx_free_the_key(place: &Place) {
         first.assert_live(201).assert_run(3);
         let again = api.send(keyed(&key).body("{\"corrected\":true}")).await;
         again.assert_replay_of(&first);
-        // Now it is bound to the corrected one.
+        // The key is now bound to the corrected request.
         api.send(keyed(&key))
             .await
             .assert_problem(422, "key-reused");
@@ -191,12 +191,12 @@ async fn rule_53_the_handlers_disposition_beats_the_table_and_is_removed(place: 
     }
     for (index, says) in release_201.into_iter().enumerate() {
         let (key, probe) = (format!("release{index}"), saying(201, says));
-        // Not even a layer that records everything records it.
+        // A layer that records every response does not record it either.
         let everything = required(store.clone()).dispositions(Dispositions::everything());
         let api = Api::new(everything, &probe);
         unseen(&api, &key).await.assert_live(201).assert_run(1);
         api.send(keyed(&key)).await.assert_live(201).assert_run(2);
-        // Free for any request.
+        // Any request may run under the key.
         api.send(keyed(&key).body("{}"))
             .await
             .assert_live(201)
@@ -305,10 +305,10 @@ async fn rule_55_a_body_that_breaks_is_never_replayed_short(place: &Place) {
     let mut wire = Wire::open(&server).await;
     wire.write(post("/count", "Idempotency-Key: K\r\n", "{\"amount\":1}"))
         .await;
-    // The first client is not told that this was all …
+    // The first client sees that its response is incomplete …
     let rest = wire.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"), "{}", rest.escape_ascii());
-    // … though nothing of what there was is lost.
+    // … although it gets the whole first half.
     let response = api.respond(keyed("L").0).await.unwrap();
     assert_eq!(response.status(), StatusCode::CREATED);
     let mut body = response.into_body();

@@ -1,4 +1,4 @@
-//! What extractors of axum refuse, and the corrected request.
+//! Requests that an extractor of axum refuses, and their corrected retries.
 
 use axum::{
     Form, Json, Router,
@@ -82,7 +82,7 @@ fn app() -> Router {
 
 fn paid(amount: u32) -> axum::response::Response {
     match amount {
-        // The handler's own word.
+        // The handler's own disposition.
         0 => (StatusCode::UNPROCESSABLE_ENTITY, "nothing to pay").into_response(),
         _ => (StatusCode::CREATED, format!("{amount} paid")).into_response(),
     }
@@ -115,8 +115,8 @@ async fn ask(app: &Router, target: &str, media_type: &str, body: &str) -> Answer
     }
 }
 
-/// Target, media type, body and status of each refused request; then the
-/// corrected one and what it pays.
+/// The target, media type, body and status of each refused request; then the
+/// corrected body and the amount that it pays.
 type Story = (
     &'static [(&'static str, &'static str, &'static str, u16)],
     [&'static str; 3],
@@ -128,7 +128,6 @@ async fn rule_52_a_request_refused_by_an_extractor_retries_with_its_key() {
     let stories: [Story; 6] = [
         (
             &[
-                // C212
                 ("/json", "", r#"{"amount":5}"#, 415),
                 ("/json", "text/plain", r#"{"amount":5}"#, 415),
                 ("/json", JSON, r#"{"amount":5"#, 400),
@@ -215,7 +214,7 @@ async fn rule_51_a_bare_extractors_rejection_is_recorded() {
         assert_eq!(answer.status, status);
         assert_eq!(answer.outcome, Outcome::Recorded);
     }
-    // Its status releases this one.
+    // This one is released for its status.
     let answer = ask(&app(), "/bare/json", "", r#"{"amount":5}"#).await;
     assert_eq!((answer.status, answer.outcome), (415, Outcome::Released));
 }

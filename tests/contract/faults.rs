@@ -1,5 +1,5 @@
-//! Faults that no rule names, each by its number in the project's list
-//! (`tests/faults/main.rs` has all of them).
+//! Faults that no rule names, each with its number in the list of
+//! `tests/faults/main.rs`.
 
 use std::{
     future::pending,
@@ -33,8 +33,8 @@ use crate::{
 async fn f02_f42_a_dropped_request_runs_once_and_its_retry_succeeds() {
     let moment = Duration::from_millis(1);
     for moments in 0.. {
-        // Claim, handler and record take their time, so that each is dropped in
-        // its midst, before and after.
+        // Claim, handler and recording each take time, so that a drop falls
+        // before, into and after each.
         let store = Faulty::over(MemoryStore::new());
         for call in [Call::Claim, Call::Complete] {
             store.breaks(call, .., Fault::IsLate(3 * moment));
@@ -65,7 +65,7 @@ async fn f03_a_client_that_pipelines_and_leaves_finds_its_answer() {
     let api = Api::new(required(memory()), &Probe::behind(&gate));
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    // While bytes are unread the server does not notice that the client left.
+    // While bytes are unread, the server does not notice that the client left.
     for key in ["K", "L"] {
         let lines = format!("Idempotency-Key: {key}\r\n");
         wire.write(post("/count", &lines, "{\"amount\":1}")).await;
@@ -131,7 +131,7 @@ async fn f12_a_recompressed_body_matches_where_an_outer_layer_unpacks_it() {
             .header("content-encoding", "gzip")
             .body(gzip(time, b"{\"amount\":1}"))
     };
-    // By the bytes that came, another time of compression is another request.
+    // By the bytes received, another time of compression is another request.
     let first = send(service.clone(), packed(1)).await;
     first.assert_run(1);
     send(service.clone(), packed(1))
@@ -151,7 +151,7 @@ async fn f12_a_recompressed_body_matches_where_an_outer_layer_unpacks_it() {
     send(unpacking, keyed("K")).await.assert_replay_of(&first);
 }
 
-/// A gzip file of one stored block, compressed at this time.
+/// A gzip file of one stored block, with this time of compression.
 fn gzip(time: u8, content: &[u8]) -> Vec<u8> {
     let length = u16::try_from(content.len()).unwrap();
     let mut file = vec![0x1f, 0x8b, 8, 0, time, 0, 0, 0, 0, 0xff, 1];
@@ -186,7 +186,7 @@ async fn f16_request_trailers_reach_the_handler_and_do_not_count() {
 
 #[tokio::test]
 async fn f20_web_sockets_and_tunnels_pass_with_their_upgrade_extension() {
-    /// In the place of the server's own extension.
+    /// Stands for the server's own extension.
     #[derive(Clone)]
     struct OnUpgrade;
 
@@ -222,8 +222,8 @@ async fn f24_an_inner_compression_is_recorded_with_its_encoding() {
     .await;
     assert_eq!(first.header("content-encoding"), Some("gzip"));
     assert!(first.body.len() < 2_600);
-    // A replay is the first answer, and says what it is, to any client: to let
-    // each client choose is what the layer outside of the record is for.
+    // A replay is the first answer with its encoding, for any client. Only a
+    // compression layer outside of this one serves each client its own encoding.
     for encodings in ["gzip", "identity"] {
         let retry = keyed("K").header("accept-encoding", encodings);
         send(service.clone(), retry).await.assert_replay_of(&first);
@@ -351,7 +351,7 @@ fn f32_f40_a_request_that_kills_each_process_ends_as_unknown() {
                 }
             }
         });
-        // As a crash: the handler and the heartbeats end where they are.
+        // As in a crash, the handler and the heartbeats end.
         drop(runtime);
     }
     current_thread().block_on(async {
@@ -396,7 +396,7 @@ async fn f43_heartbeats_stop_however_their_owner_ends() {
                 Answer::of(response).await;
             }
         });
-        // Long enough for heartbeats of the one whose handler goes on.
+        // Long enough for heartbeats of an owner that still runs.
         tokio::time::sleep(Duration::from_secs(60)).await;
         client.abort();
         settle().await;
@@ -452,7 +452,7 @@ async fn f55_a_pool_without_a_free_connection_gives_503_until_freed() {
         let mut other = PgConnection::connect(&place.address()).await.unwrap();
         let mut lock = other.begin().await.unwrap();
         run(&mut lock, "LOCK TABLE idempotency_records").await;
-        // Waits for the table, on the only connection.
+        // Occupies the only connection while it waits for the table.
         let busy = tokio::spawn({
             let store = store.clone();
             async move { store.forget(&named("K"), fence).await }
@@ -561,7 +561,7 @@ async fn f100_a_replay_keeps_the_cache_control_of_its_response() {
     let replay = api.send(keyed("K")).await;
     replay.assert_replay_of(&first);
     assert_eq!(replay.header("cache-control"), Some("private, max-age=5"));
-    // Refusals are not for any cache.
+    // Refusals are not cached.
     let refused = api.send(keyed("K").body("{}")).await;
     refused.assert_problem(422, "key-reused");
     assert_eq!(refused.header("cache-control"), Some("no-store"));
@@ -586,8 +586,8 @@ async fn f59_a_claim_retries_when_its_record_vanishes() {
     api.send(keyed("L")).await.assert_run(2);
 }
 
-/// The server's clock against the times in its rows: to move all of these to the
-/// past is to move the clock forward.
+/// Moves all times in the rows to the past, as if the server's clock jumped
+/// forward.
 const CLOCK_JUMPS_FORWARD: &str = "UPDATE idempotency_records SET
     claimed_at = claimed_at - interval '1 hour',
     lease_until = lease_until - interval '1 hour',
@@ -610,7 +610,7 @@ async fn f81_a_clock_jumping_forward_fences_the_owner() {
         run(&mut server, CLOCK_JUMPS_FORWARD).await;
         let winner = api.spawn(keyed("K"));
         gate.arrival().await;
-        // The owner is first to answer, and too late.
+        // The owner answers first, but after the takeover.
         gate.let_one_pass();
         let lost = owner.await.unwrap();
         lost.assert_problem(409, "request-in-progress");
@@ -643,7 +643,7 @@ async fn f81_a_heartbeat_repairs_the_lease_after_a_clock_jumps_back() {
             refused.outcome,
             Some(Outcome::Refused(RejectionKind::RequestInProgress))
         );
-        // Its age is negative, and nobody is told to come back in an hour.
+        // The age of the claim is negative; `Retry-After` is still one second.
         assert_eq!(refused.retry_after(), Some(1));
         eventually(async || {
             let state = record(&store, "K").await.unwrap().state;

@@ -1,5 +1,5 @@
-//! A store whose calls fail, hang or come late where a test says so, before or
-//! after the store did as asked; and which counts them.
+//! A store whose calls fail, hang or arrive late where a test says so, before or
+//! after they are applied. Counts all calls.
 
 use std::{
     ops::RangeBounds,
@@ -34,29 +34,29 @@ pub(crate) enum Call {
 
 #[derive(Clone)]
 pub(crate) enum Fault {
-    /// Nothing is done, and an error is the answer.
+    /// Not applied; answered with an error.
     Fails,
-    /// It is done, but an error is the answer.
+    /// Applied; answered with an error.
     LosesItsAnswer,
-    /// Nothing is done, and there is never an answer.
+    /// Not applied; never answered.
     Hangs,
-    /// It is done, but there is never an answer.
+    /// Applied; never answered.
     HangsAfterwards,
-    /// It is done after this time.
+    /// Applied and answered after this time.
     IsLate(Duration),
-    /// It is done once the gate lets it pass.
+    /// Applied and answered once the gate lets it pass.
     Waits(Gate),
-    /// There is never an answer; a claim or a reclaim is done after this time.
+    /// Never answered; a claim or a reclaim is applied after this time.
     LandsLater(Duration),
-    /// A claim finds that the record in its way has just gone.
+    /// A claim finds a record that a sweep then removes.
     Vanishes,
     /// The row cannot be read.
     IsCorrupt,
-    /// Nothing is sent, and an error is the answer.
+    /// Fails before anything is sent.
     IsUnreachable,
-    /// There is no room.
+    /// The store is full.
     IsFull,
-    /// Too many calls wait for it.
+    /// Too many calls wait for the store.
     IsOverloaded,
     Panics,
 }
@@ -72,7 +72,7 @@ pub(crate) struct Faulty<S> {
 struct Plan {
     calls: Vec<Call>,
     faults: Vec<Planned>,
-    /// How many claims find that the record in their way has just gone.
+    /// The number of claims that find their record removed.
     vanishing: usize,
 }
 
@@ -90,7 +90,7 @@ impl<S> Faulty<S> {
         }
     }
 
-    /// The calls of one kind whose number, from 1, lies in this range.
+    /// Lets the calls of one kind fail whose number, from 1, lies in this range.
     pub(crate) fn breaks(
         &self,
         call: Call,
@@ -105,14 +105,14 @@ impl<S> Faulty<S> {
         });
     }
 
-    /// Every call from now on.
+    /// Lets every call fail from now on.
     pub(crate) fn breaks_down(&self, fault: &Fault) {
         for call in ALL {
             self.breaks(call, .., fault.clone());
         }
     }
 
-    /// The next so many claims do nothing: a sweep was quicker than they.
+    /// Lets the next `claims` claims find their record removed by a sweep.
     pub(crate) fn vanishes(&self, claims: usize) {
         self.plan().vanishing = claims;
     }
@@ -124,17 +124,17 @@ impl<S> Faulty<S> {
         vanished
     }
 
-    /// No fault from now on.
+    /// Ends all faults.
     pub(crate) fn heals(&self) {
         self.plan().faults.clear();
     }
 
-    /// How many calls of this kind there were.
+    /// The number of calls of this kind.
     pub(crate) fn count(&self, call: Call) -> usize {
         self.plan().calls.iter().filter(|c| **c == call).count()
     }
 
-    /// All calls there were, in order.
+    /// All calls, in order.
     pub(crate) fn calls(&self) -> Vec<Call> {
         self.plan().calls.clone()
     }

@@ -1,4 +1,4 @@
-//! Rules 62 to 72: what a replay repeats, and what it does not.
+//! Rules 62 to 72: the parts of a replay, and its time.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ on_each_store! {
     rule_72_after_the_retention_the_key_runs_again_without_a_sweep
 }
 
-/// Answers with these lines and this body.
+/// Answers with these header lines and this body.
 fn answering(lines: &'static [(&'static str, &'static [u8])], body: &'static str) -> Probe {
     Probe::answering(move |run| {
         let mut response = run.created();
@@ -213,7 +213,7 @@ async fn rule_65_cookies_reach_the_first_client_and_never_the_store(place: &Plac
             .any(|bytes| bytes == b"s3cr3t")
     );
 
-    // Cookies need their own word: to add the header, or to choose it, is not it.
+    // Only `with_cookies` keeps cookies; `with` and `only` do not.
     for (key, kept_headers) in [
         (
             "L",
@@ -285,7 +285,7 @@ async fn rule_66_lines_of_one_header_keep_their_order_and_their_bytes(place: &Pl
     assert_eq!(first.body, replay.body);
 }
 
-/// The lines that are the same in a replay.
+/// The header lines that a replay repeats.
 fn repeated(answer: &WireAnswer) -> Vec<&(String, Vec<u8>)> {
     answer
         .lines
@@ -315,7 +315,7 @@ async fn rule_67_an_answer_without_content_gains_nothing() {
             assert_eq!(replay.text("content-length"), None);
         }
         assert_eq!(replay.text("content-type"), None);
-        // The connection is still in step.
+        // The connection still serves.
         assert!(wire.ask(wire_request("K")).await.is_replay());
 
         let mut http2 = Http2::open(&server).await;
@@ -431,7 +431,7 @@ async fn rule_69_an_oversized_response_is_streamed_and_leaves_a_tombstone(place:
     let frames = frames.lock().unwrap().take().unwrap();
     frames.send(Ok(data("0123456"))).unwrap();
     frames.send(Ok(data("789abc"))).unwrap();
-    // It is known to be too large, and out it goes, before its end.
+    // The body is known to be too large, so that it is sent before its end.
     let response = asked.await.unwrap();
     assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
     assert_eq!(response.status(), StatusCode::CREATED);
@@ -465,19 +465,19 @@ async fn rule_69_an_oversized_response_is_streamed_and_leaves_a_tombstone(place:
     assert_eq!(probe.runs(), 1);
 }
 
-/// What is said of a body's size before its end.
+/// The known size of a body before its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Size {
-    /// By the body itself.
+    /// Reported by the body itself.
     Known,
-    /// By `Content-Length` alone, where a server stops reading.
+    /// Reported by `Content-Length` alone, where a server stops reading.
     Declared,
     Unknown,
 }
 
 #[tokio::test]
 async fn rule_69_a_large_response_reaches_the_client_whole_over_every_version() {
-    // Sizes known and unknown, just kept and just not.
+    // Sizes known and unknown, at the limit and above it.
     for (length, size) in [
         (100, Size::Known),
         (100, Size::Declared),
@@ -528,7 +528,7 @@ async fn rule_69_a_large_response_reaches_the_client_whole_over_every_version() 
                 retry.assert_problem(409, "response-not-replayable");
             }
         }
-        // The connection is still in step.
+        // The connection still serves.
         assert_eq!(wire.ask(wire_request("M")).await.body.len(), length);
         assert_eq!(probe.runs(), 3);
     }
@@ -555,7 +555,7 @@ async fn rule_69_a_slow_response_is_streamed_after_its_timeout() {
         body.frame().await.unwrap().unwrap().into_data().unwrap(),
         "slow"
     );
-    // As long as it takes, and longer than a lease.
+    // The stream lasts longer than a lease.
     tokio::time::sleep(Duration::from_secs(120)).await;
     api.send(keyed("K"))
         .await
@@ -582,7 +582,7 @@ async fn rule_69_event_streams_and_streamed_types_are_sent_at_once() {
         let builder =
             required(memory()).streamed_types([HeaderValue::from_static("application/x-live")]);
         let api = Api::new(builder, &probe);
-        // Nothing has been sent yet, and here is the answer.
+        // The answer arrives before any frame of the body.
         let response = api.respond(keyed("K").0).await.unwrap();
         assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
         let frames = frames.lock().unwrap().take().unwrap();
@@ -730,7 +730,7 @@ async fn rule_70_refusals_are_problem_details_without_stored_data() {
 async fn rule_71_a_record_replays_over_another_version_of_http(place: &Place) {
     let probe = Probe::answering(|run| {
         let mut response = run.created();
-        // HTTP/2 does not know it.
+        // HTTP/2 has no such header.
         let hop = HeaderValue::from_static("keep-alive");
         response.headers_mut().insert(header::CONNECTION, hop);
         response
@@ -816,11 +816,11 @@ async fn rule_71_outer_layers_add_their_headers_to_a_replay_exactly_once() {
         assert_eq!(replay.body, first.body);
         ids.push(replay.text("x-request-id").unwrap());
     }
-    // Each is the id of its own request.
+    // Each answer has the id of its own request.
     ids.sort();
     ids.dedup();
     assert_eq!(ids.len(), 5);
-    // Who does not want gzip gets the bytes that the handler sent.
+    // A client without gzip gets the bytes that the handler sent.
     let plain = http2.ask(asked().without("accept-encoding").0).await;
     assert_eq!(
         (plain.body.len(), plain.header("content-encoding")),
@@ -846,7 +846,7 @@ async fn rule_72_after_the_retention_the_key_runs_again_without_a_sweep(place: &
             answer.assert_replay_of(&first);
             None
         } else {
-            // It was about to expire when it was looked at.
+            // The record may expire between two requests.
             assert!(
                 left.is_none_or(|left| left < Duration::from_millis(1_000)),
                 "{left:?}"
@@ -856,7 +856,7 @@ async fn rule_72_after_the_retention_the_key_runs_again_without_a_sweep(place: &
     })
     .await;
     second.assert_run(2);
-    // Another epoch: another operation, a larger fence, and any request may.
+    // Another operation and a larger fence; the request may differ.
     let after = record(&store, "K").await.unwrap();
     assert_ne!(after.operation, before.operation);
     assert!(after.fence > before.fence);
@@ -870,12 +870,12 @@ async fn rule_72_the_retention_of_a_record_starts_at_its_claim() {
     let api = Api::new(required(memory()), &probe);
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
-    // Counted from the claim, not from its end.
+    // The retention counts from the claim, not from the completion.
     tokio::time::sleep(Duration::from_secs(60)).await;
     gate.open();
     let first = owner.await.unwrap();
     tokio::time::advance(DAY - Duration::from_secs(60)).await;
-    // At the moment itself it is still there.
+    // At the very end of its retention the record still exists.
     api.send(keyed("K")).await.assert_replay_of(&first);
     tokio::time::advance(Duration::from_millis(1)).await;
     api.send(keyed("K").body("another")).await.assert_run(2);

@@ -1,4 +1,4 @@
-//! Rules 62 to 68 for every way into the record and out of it.
+//! Rules 62 to 68 for every source of a record and for its replay.
 
 use std::{future::ready, time::Duration};
 
@@ -29,7 +29,7 @@ on_each_store! {
     rule_69_a_stored_interim_status_is_not_replayed
 }
 
-/// Lines of which a replay has the last one alone.
+/// Lines of which a replay keeps the last one alone.
 const LINES: [(&str, &str); 14] = [
     ("connection", "close, x-hop"),
     ("content-length", "4096"),
@@ -68,7 +68,7 @@ async fn replays_the_kept_line(api: &Api, key: &str) {
         "{\"amount\":1}",
     );
     for _ in 0..2 {
-        // The connection is in step.
+        // The connection still serves.
         let replay = wire.ask(&request).await;
         assert_eq!((replay.status, &*replay.body), (200, &b"done"[..]));
         assert_eq!(replay.values("idempotent-replayed"), [b"true"]);
@@ -151,7 +151,7 @@ async fn rule_68_trailers_pass_the_rules_of_headers(place: &Place) {
 async fn rule_62_an_operators_response_passes_the_rules_of_headers(place: &Place) {
     let store = place.open().await;
     let supplied = RecordedResponse::new(response()).unwrap().encode();
-    // What no layer keeps is not even stored.
+    // Headers that no setting keeps are not stored.
     for name in ["x-hop", "idempotent-recorded", "content-length", "1999"] {
         let stored = String::from_utf8_lossy(&supplied);
         assert!(!stored.contains(name), "{name}");
@@ -159,7 +159,7 @@ async fn rule_62_an_operators_response_passes_the_rules_of_headers(place: &Place
     completed_elsewhere(&store, "K", supplied).await;
     let probe = Probe::counting();
     replays_the_kept_line(&Api::new(required(store.clone()), &probe), "K").await;
-    // The settings of the layer decide about the rest.
+    // The settings of the layer decide on the other headers.
     let kept = KeptHeaders::all_but_transient()
         .with_cookies()
         .without("x-own".parse().unwrap());
@@ -170,8 +170,8 @@ async fn rule_62_an_operators_response_passes_the_rules_of_headers(place: &Place
     assert_eq!(probe.runs(), 0);
 }
 
-/// The bytes of a record as no version of the layer writes them, with any status,
-/// headers and trailers.
+/// The bytes of a record with any status, headers and trailers, also such as the
+/// layer never writes.
 fn bytes_of(status: u16, headers: &HeaderMap, trailers: &HeaderMap) -> Bytes {
     let mut bytes = BytesMut::new();
     bytes.put_u16_le(status);
@@ -267,7 +267,7 @@ async fn rule_68_an_operators_response_is_that_of_a_handler() {
     assert!(RecordedResponse::new(broken).is_err());
 }
 
-/// A layer whose hook answers this for a lost run.
+/// A layer whose hook returns this response for a lost run.
 fn reconciled(status: u16) -> (Api, Probe) {
     let probe = Probe::running(|_| async { Err(Failure("lost")) });
     let hook = Reconciler::new(move |_| async move {

@@ -1,5 +1,5 @@
-//! Rules 19 to 38: what the first request gets, and which request is a retry
-//! of it.
+//! Rules 19 to 38: the answer to the first request, and which request is its
+//! retry.
 
 use std::sync::{
     Arc,
@@ -100,7 +100,7 @@ async fn rule_21_a_hundred_retries_make_one_run(place: &Place) {
     let store = place.open().await;
     let strictest = Api::new(required(store.clone()), &probe);
     let first = strictest.send(keyed("K")).await;
-    // However much is allowed, what is recorded does not run again.
+    // Whatever else is allowed, a recorded request does not run again.
     let permissive = Api::new(
         optional(store)
             .dispositions(Dispositions::only_success())
@@ -223,7 +223,7 @@ async fn rule_25_by_structure_numbers_keep_their_spelling_and_duplicates_are_ref
                 .assert_problem(400, "body-invalid");
         }
         assert_eq!(probe.runs(), 6);
-        // The key was not used.
+        // The key is still free.
         api.send(keyed("L").body("{\"n\":1}")).await.assert_run(7);
     }
 }
@@ -316,7 +316,7 @@ async fn rule_28_equal_paths_under_two_prefixes_are_two_requests() {
     let layer = required(memory()).build().unwrap();
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&runs);
-    // The layer stands inside of each nested router, which sees `/things` alone.
+    // The layer is inside of each nested router, which sees `/things` alone.
     let inner = Router::new()
         .route(
             "/things",
@@ -466,7 +466,8 @@ async fn rule_30_earlier_fingerprints_are_compared_and_unknown_ones_refused() {
         .await
         .assert_problem(422, "key-reused");
 
-    // Neither a replay nor a mismatch: it cannot be told.
+    // The fingerprints cannot be compared, so that this is neither a replay nor a
+    // mismatch.
     let refused = plain.send(keyed("K")).await;
     refused.assert_problem(503, "store-unavailable");
     assert!(refused.retry_after() >= Some(1));
@@ -488,11 +489,11 @@ async fn rule_32_another_caller_runs_separately_and_learns_nothing(place: &Place
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
     let api = Api::new(required(place.open().await), &probe);
-    // While the first one runs, neither the same request …
+    // While the first request runs, it affects neither the same request …
     let ours = api.spawn(keyed("K"));
     gate.arrival().await;
     let theirs = api.spawn(keyed("K").from("other"));
-    // … nor a different one is told of it.
+    // … nor a different one of another caller.
     let third = api.spawn(ask("/elsewhere").key("K").body("{}").from("third"));
     gate.arrival().await;
     gate.arrival().await;
@@ -506,12 +507,12 @@ async fn rule_32_another_caller_runs_separately_and_learns_nothing(place: &Place
         answer.assert_live(201);
     }
     assert_eq!(probe.runs(), 3);
-    // Each replays its own.
+    // Each caller gets a replay of its own run.
     api.send(keyed("K")).await.assert_replay_of(&ours);
     api.send(keyed("K").from("other"))
         .await
         .assert_replay_of(&theirs);
-    // What one caller may not use again, the others may.
+    // A key that one caller may not use again is free for the others.
     api.send(keyed("K").body("{}").from("fourth"))
         .await
         .assert_run(4);
@@ -650,7 +651,7 @@ async fn rule_36_neither_the_framing_nor_the_borders_of_chunks_matter() {
         assert_eq!((answer.status, &*answer.body), (201, &b"hello world"[..]));
         assert_eq!(answer.is_replay(), index > 0);
     }
-    // Over HTTP/2 too, in frames of its own.
+    // The same body over HTTP/2, in other frames.
     let (frames, body) = streamed();
     for chunk in ["hel", "lo wo", "", "rld"] {
         frames.send(Ok(data(chunk))).unwrap();
@@ -732,7 +733,7 @@ async fn rule_38_a_stale_precondition_does_not_fail_the_retry() {
     first.assert_live(201);
     assert_eq!(first.header("etag"), Some("\"2\""));
     api.send(change()).await.assert_replay_of(&first);
-    // Without the key it would have failed.
+    // Under another key the precondition fails.
     api.send(change().key("L")).await.assert_live(412);
 }
 

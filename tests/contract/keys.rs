@@ -132,7 +132,7 @@ async fn rule_11_a_stale_key_gets_what_its_record_answers(place: &Place) {
         runs += 1;
         let answer = eventually(async || {
             let answer = narrow.send(asked()).await;
-            // A live response leaves its tombstone a moment later.
+            // A streamed response leaves its tombstone a moment later.
             let running = Outcome::Refused(RejectionKind::RequestInProgress);
             (answer.outcome != Some(running)).then_some(answer)
         })
@@ -209,7 +209,7 @@ async fn rule_11_a_stale_key_never_runs_without_an_answer(place: &Place) {
             let expired = narrow.send(keyed(&key).body(body)).await;
             expired.assert_problem(400, "key-stale");
         }
-        // A claim that lapsed, which a fresh key would take over or ask about.
+        // A lapsed claim, which a fresh key would take over or reconcile.
         let key = made_ago(HALF_AN_HOUR, 3 + number);
         claimed_elsewhere(&store, &key, Duration::ZERO, HOUR).await;
         for _ in 0..2 {
@@ -281,7 +281,7 @@ async fn rule_58_a_stale_key_never_runs_while_the_store_fails() {
     let refused = api.send(keyed(&made_ago(HALF_AN_HOUR, 1))).await;
     refused.assert_problem(503, "store-unavailable");
     assert_eq!(probe.runs(), 0);
-    // Nothing was claimed, so that nothing has to be taken back.
+    // Nothing was claimed, so that nothing is withdrawn.
     assert_eq!(
         (store.count(Call::Claim), store.count(Call::Release)),
         (0, 0)
@@ -329,7 +329,7 @@ fn wide(store: &DynStore) -> IdempotencyBuilder<DynStore> {
     required(store.clone()).key_syntax(KeySyntax::compat().uuid_v7(HOUR))
 }
 
-/// A layer for which it is stale.
+/// A layer for which a key made half an hour ago is stale.
 fn narrow(store: &DynStore) -> IdempotencyBuilder<DynStore> {
     required(store.clone()).key_syntax(KeySyntax::compat().uuid_v7(HOUR / 6))
 }

@@ -1,4 +1,4 @@
-//! What the order of layers decides.
+//! The effect of the order of layers.
 
 use std::sync::{
     Arc,

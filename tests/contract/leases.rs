@@ -64,7 +64,7 @@ async fn rule_56_with_rerun_exactly_one_of_fifty_retries_runs(place: &Place) {
         matches!(record.state, RecordState::InProgress { lease_left: None }).then_some(())
     })
     .await;
-    // To take over is for the same request alone.
+    // Only the same request may take over.
     let other = api.send(keyed("K").body("{}")).await;
     other.assert_problem(422, "key-reused");
     let asked = (0..50).map(|_| api.spawn(keyed("K"))).collect();
@@ -139,7 +139,7 @@ async fn rule_57_a_hanging_handler_loses_its_lease_after_max_run_time() {
     api.send(keyed("K"))
         .await
         .assert_problem(409, "outcome-unknown");
-    // It ends after all, and nobody has taken over.
+    // The handler ends after all; no other request took over.
     gate.open();
     let late = owner.await.unwrap();
     late.assert_run(1);
@@ -158,7 +158,7 @@ async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place:
     let other = required(place.open().await).recovery(Recovery::Rerun);
     let other = Api::new(other, &probe);
 
-    // While the winner runs, the loser's client is told that it runs.
+    // While the winner runs, the loser's client gets 409.
     let loser = slow.spawn(keyed("K"));
     gate.arrival().await;
     // From here on its heartbeats do not reach the store.
@@ -253,7 +253,8 @@ async fn rule_60_two_processes_keep_each_others_claims_and_records(place: &Place
         .await
         .assert_problem(422, "key-reused");
 
-    // What one releases, the other runs; what one does not know, neither does.
+    // A key that one process releases runs in the other. An unknown outcome is
+    // unknown in both.
     let script = Probe::statuses(&[503, 504]);
     let one = Api::new(required(place.open().await), &script);
     let other = Api::new(required(place.open().await), &script);

@@ -1,5 +1,5 @@
-//! Rules 73 to 77: records that cannot be read, the end of a process, what is
-//! told of each request, and settings that cannot be.
+//! Rules 73 to 77: unreadable records, the end of a process, events and metrics,
+//! and invalid settings.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -50,7 +50,7 @@ async fn rule_73_an_unreadable_record_answers_503_and_never_runs(place: &Place) 
     for (index, response) in unreadable.into_iter().enumerate() {
         let key = format!("K{index}");
         completed_elsewhere(&store, &key, response).await;
-        // Not even where a route would run unguarded, or once more.
+        // Not even on a route that may run unguarded.
         for builder in [
             required(store.clone()),
             required(store.clone()).store_failure(StoreFailure::RunUnguarded),
@@ -64,7 +64,7 @@ async fn rule_73_an_unreadable_record_answers_503_and_never_runs(place: &Place) 
         }
     }
     assert_eq!(probe.runs(), 0);
-    // The sound one is read.
+    // A sound record is still read.
     completed_elsewhere(&store, "L", sound).await;
     let replay = Api::new(required(store), &probe).send(keyed("L")).await;
     assert!(replay.is_replay());
@@ -100,7 +100,7 @@ async fn rule_74_a_run_finishes_and_is_recorded_within_the_drain(place: &Place) 
     let refused = api.send(keyed("M")).await;
     refused.assert_problem(503, "draining");
     assert!(refused.retry_after() >= Some(1));
-    // Not even a replay is begun; what is not guarded passes.
+    // Replays are refused too; unguarded requests pass.
     api.send(keyed("K")).await.assert_problem(503, "draining");
     assert!(!draining.is_finished());
     gate.open();
@@ -135,7 +135,7 @@ fn rule_74_a_run_that_outlasts_the_drain_keeps_its_lease() {
         let drained = api.layer.drain(Duration::from_millis(50)).await;
         assert_eq!(drained.left(), 1);
     });
-    // The process ends, and its tasks with it.
+    // Ends the process and its tasks.
     drop(process);
     runtime().block_on(async {
         let api = Api::new(short(), &probe);
@@ -309,7 +309,7 @@ async fn rule_75_each_outcome_is_logged_and_counted_once_without_secrets() {
     expect("unguarded");
     faulty.heals();
 
-    // What is not guarded is not told.
+    // Unguarded requests have no event and no count.
     let unkeyed = Api::new(optional(shared()), &probe);
     unkeyed
         .send(secret("c").without("idempotency-key"))
@@ -421,7 +421,7 @@ fn rule_77_durations_that_cannot_be_are_refused_by_name() {
             .build()
             .unwrap();
     }
-    // Not to wait is no contradiction; to wait for ever is.
+    // A wait of zero is valid; a wait without an end is not.
     required(memory()).wait(Duration::ZERO).build().unwrap();
     refuses(required(memory()).wait(Duration::MAX), "wait");
 }
@@ -454,7 +454,7 @@ fn rule_77_durations_that_contradict_one_another_are_refused_by_name() {
             .max_run_time(48 * 3600 * SECOND),
         "retention",
     );
-    // The message says which, and how far it is off.
+    // The message names the setting, the limit and the value.
     let message = builder()
         .retention(29 * SECOND)
         .build()
@@ -549,7 +549,7 @@ fn refuses(builder: IdempotencyBuilder<DynStore>, setting: &str) -> String {
     message
 }
 
-/// What was counted while this ran, by its one label.
+/// The counts of the future's run, by their one label.
 async fn counted<T>(done: impl Future<Output = T>) -> (BTreeMap<&'static str, u64>, T) {
     let told = Told::listen();
     let done = done.await;

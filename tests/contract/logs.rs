@@ -1,6 +1,6 @@
 //! F110: each failure is a warning with its cause and its remedy.
 //!
-//! A flood of failures is a handful of events. No event shows a secret.
+//! Many failures lead to a handful of events. No event shows a secret.
 
 use std::{future::pending, ops::Deref, thread, time::Duration};
 
@@ -94,7 +94,7 @@ impl Says for Event {
     }
 }
 
-/// A request of whose parts nothing may be logged.
+/// A request with secrets in each of its parts.
 fn secret(key: &str) -> Ask {
     ask("/count")
         .key(&format!("k3y-s3cr3t-{key}"))
@@ -107,7 +107,7 @@ fn name(key: &str) -> tower_idempotency::RecordName {
     tower_idempotency::RecordName::new(Scope::new("acct-s3cr3t").unwrap(), key)
 }
 
-/// A claim of the request with this key, as by a process that has crashed since.
+/// Claims the key of this request, as a process that has crashed since.
 async fn claimed(store: &DynStore, key: &str, lease: Duration) -> Claim {
     let print = fingerprint(ask("/count").key("K").body("{\"b0dy\":\"s3cr3t\"}")).await;
     let claim = Claim::new(print, lease, HOUR);
@@ -902,7 +902,7 @@ async fn f110_kinds_of_failures_do_not_suppress_one_another() {
         .map(|e| e.field("kind").to_owned())
         .collect();
     assert_eq!(kinds, ["full", "corrupt", "overloaded"]);
-    // Another layer has limits of its own.
+    // Another layer has its own limits.
     let other = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     other.send(secret("K")).await;
     assert_eq!(log.warnings().len(), 4);

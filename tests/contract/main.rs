@@ -1,5 +1,5 @@
-//! The HTTP contract, rule by rule: the number in a test's name is that of the
-//! rule it holds the layer to.
+//! The HTTP contract, rule by rule. The number in a test's name is that of its
+//! rule in `docs/contract.md`.
 
 mod api;
 mod client;
@@ -26,7 +26,7 @@ mod leases;
 mod life;
 mod logs;
 mod operator;
-// Not every binary uses all of it.
+// Not every test binary uses all of it.
 #[allow(dead_code)]
 #[path = "../chaos/server.rs"]
 mod postgres_server;

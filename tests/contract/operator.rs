@@ -1,4 +1,4 @@
-//! What an operator can do about records, and the sweeper.
+//! The operator's calls, and the sweeper.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ on_each_store! {
     a_forgotten_record_lets_the_next_request_run
 }
 
-/// Runs K, without anybody knowing what came of it.
+/// Runs K with an unknown outcome.
 async fn lost(store: &DynStore) -> (Api, Probe, Fence) {
     let probe = Probe::running(|run| async move {
         match run.number {
@@ -54,7 +54,7 @@ async fn an_unknown_outcome_that_happened_is_replayed_from_then_on(place: &Place
         .body("paid after all")
         .unwrap();
     let happened = Resolution::Happened(RecordedResponse::new(found).unwrap());
-    // Of another claim than the one that was seen, nothing is said.
+    // Another fence than that of the last claim resolves nothing.
     let other = Fence::from(seen.get() + 1);
     let resolved = store
         .resolve(&named("K"), other, &happened, MINUTE)
@@ -182,7 +182,7 @@ async fn a_sweeper_removes_expired_records_and_reports_its_counts() {
     let owner = running.spawn(keyed("running"));
     gate.arrival().await;
 
-    // Batches of one: a sweep goes on until nothing more is due.
+    // With batches of one, a sweep repeats until nothing is due.
     let sweeper = Sweeper::new(store.clone())
         .every(10 * minute)
         .batch(1)

@@ -1,5 +1,5 @@
-//! The handler under the layer: it counts its runs, holds where a test says so,
-//! and panics when it is called without having been ready.
+//! The handler under the layer. It counts its runs, waits where a test says so,
+//! and panics when it is called without being ready.
 
 use std::{
     error::Error,
@@ -22,7 +22,7 @@ use tokio::sync::{Semaphore, mpsc};
 use tower::Service;
 use tower_idempotency::Operation;
 
-/// What a handler fails with.
+/// The error of a handler.
 #[derive(Debug)]
 pub(crate) struct Failure(pub(crate) &'static str);
 
@@ -52,7 +52,7 @@ impl Run {
             .expect("a guarded run has an operation")
     }
 
-    /// 201, as if the `number`-th thing had been made.
+    /// Answers 201 for the `number`-th created thing.
     pub(crate) fn created(&self) -> Response<Body> {
         Response::builder()
             .status(StatusCode::CREATED)
@@ -137,7 +137,7 @@ impl Clone for Probe {
         Self {
             runs: Arc::clone(&self.runs),
             handler: Arc::clone(&self.handler),
-            // Readiness belongs to one service, not to its clones.
+            // Readiness is not shared with clones.
             ready: false,
         }
     }
@@ -168,7 +168,7 @@ where
     }
 }
 
-/// Where runs wait until a test lets them go on.
+/// Lets runs wait until a test opens it.
 #[derive(Clone)]
 pub(crate) struct Gate {
     arrived: Arc<Semaphore>,
@@ -183,13 +183,13 @@ impl Gate {
         }
     }
 
-    /// What a run awaits.
+    /// Waits until the gate lets this run pass.
     pub(crate) async fn pass(&self) {
         self.arrived.add_permits(1);
         self.open.acquire().await.unwrap().forget();
     }
 
-    /// Until one more run has come to the gate.
+    /// Waits until one more run has come to the gate.
     pub(crate) async fn arrival(&self) {
         self.arrived.acquire().await.unwrap().forget();
     }
@@ -198,7 +198,7 @@ impl Gate {
         self.open.add_permits(1);
     }
 
-    /// Open from now on.
+    /// Lets all runs pass from now on.
     pub(crate) fn open(&self) {
         self.open.add_permits(Semaphore::MAX_PERMITS / 2);
     }
@@ -245,7 +245,7 @@ pub(crate) async fn bytes_of(body: Body) -> Bytes {
     body.collect().await.unwrap().to_bytes()
 }
 
-/// A body that must not be asked for anything.
+/// A body that must not be polled.
 pub(crate) struct Untouchable;
 
 impl HttpBody for Untouchable {

@@ -1,5 +1,5 @@
-//! Rules 56, 60 and 74, and a fault, on processes that are killed and stopped,
-//! with the playground as the server.
+//! Rules 56, 60 and 74, and F41, on processes that are killed and stopped. The
+//! server is the playground.
 
 use std::{
     net::SocketAddr,
@@ -52,7 +52,7 @@ async fn rule_56_a_killed_process_leaves_an_unknown_outcome(place: &Place) {
     })
     .await;
     assert_eq!((after.status, &*after.problem()), (409, "outcome-unknown"));
-    // A process that begins later knows no more.
+    // A process that starts later finds the same.
     let later = site.start().await.ask("/slow?ms=600000").await;
     assert_eq!(later.problem(), "outcome-unknown");
     site.runs("/slow", 1).await;
@@ -146,7 +146,8 @@ async fn rule_74_a_rolling_restart_under_load_strands_no_key(place: &Place) {
                         let address = serving.lock().unwrap()[attempt % 2];
                         match status_of(address, "/slow?ms=30", &key).await {
                             Some(201) => break,
-                            // Stopping, stopped, or still at it elsewhere.
+                            // The process is stopping or stopped, or another one
+                            // still runs it.
                             None | Some(503 | 409) => sleep(Duration::from_millis(20)).await,
                             Some(other) => panic!("{other}"),
                         }
@@ -173,7 +174,7 @@ async fn rule_74_a_rolling_restart_under_load_strands_no_key(place: &Place) {
     site.runs("/slow", keys).await;
 }
 
-/// The status that the process answers to a request with this key, if it does.
+/// The status of a request with this key, if the process answers it.
 async fn status_of(address: SocketAddr, path: &str, key: &str) -> Option<u16> {
     let mut socket = TcpStream::connect(address).await.ok()?;
     let request = format!(
@@ -210,7 +211,7 @@ impl Site {
     }
 
     async fn start(&self) -> Process {
-        // Beside the directory of the tests themselves.
+        // Beside the directory of the tests.
         let tests = std::env::current_exe().unwrap();
         let built = tests.parent().unwrap().parent().unwrap();
         let mut child = Command::new(built.join("examples/playground"))
@@ -231,7 +232,8 @@ impl Site {
         }
     }
 
-    /// Until the handler at this path has begun this often; never more often.
+    /// Waits until the handler at this path has begun this often. Fails if it
+    /// begins more often.
     async fn runs(&self, path: &str, expected: usize) {
         eventually(async || {
             let runs = std::fs::read_to_string(&self.runs).unwrap_or_default();
@@ -252,12 +254,12 @@ impl Drop for Site {
 struct Process {
     address: SocketAddr,
     child: Child,
-    // It would end if it could not write.
+    // The process would end if its output were closed.
     _said: BufReader<ChildStdout>,
 }
 
 impl Process {
-    /// Sends the request with the key K, and leaves its answer to be read.
+    /// Sends the request with the key K; the caller reads its answer.
     async fn asked(&self, path: &str) -> Wire {
         let mut wire = Wire::connect(self.address).await;
         wire.write(format!(
@@ -281,7 +283,7 @@ impl Process {
         self.child.kill().await.unwrap();
     }
 
-    /// Asks it to stop, and waits until it has.
+    /// Sends SIGTERM, and waits until the process has ended.
     async fn terminate(mut self) {
         self.signal("-TERM").await;
         let grace = Duration::from_secs(60);

@@ -1,4 +1,4 @@
-//! Rules 50 and 52 for redirects: they say that nothing was done here.
+//! Rules 50 and 52 for redirects, which report that nothing was done.
 
 use http::{HeaderValue, StatusCode, header};
 use tower_idempotency::{Disposition, Dispositions, Release};
@@ -13,7 +13,7 @@ on_each_store! {
     rule_52_a_client_follows_a_redirect_with_its_key
 }
 
-/// Redirects `/old` to `/new`, and makes things there.
+/// Redirects `/old` to `/new`, and creates things at `/new`.
 fn moved(run: &Run, status: u16) -> http::Response<axum::body::Body> {
     let mut response = run.created();
     if run.request.uri().path() == "/old" {

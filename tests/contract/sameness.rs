@@ -1,5 +1,5 @@
-//! Rules 23 to 30 and 37: which requests are the same, and what the 422 says of
-//! those that are not.
+//! Rules 23 to 30 and 37: which requests are the same, and the parts that a 422
+//! names.
 
 use std::sync::{Arc, Mutex};
 
@@ -68,7 +68,7 @@ async fn rule_23_a_mismatch_names_the_parts_that_differ(place: &Place) {
     ];
     let owner = api.spawn(first());
     gate.arrival().await;
-    // While it runs and after it is done.
+    // While the first request runs, and after it has completed.
     for round in 0..2 {
         for (change, differs) in &changes {
             let refused = api.send(change(first())).await;
@@ -275,7 +275,8 @@ async fn rule_25_invalid_json_is_refused_and_leaves_the_key_free() {
     let first = api.send(keyed("K")).await;
     first.assert_run(1);
     for body in invalid {
-        // The same request but for its body, and a different one in any case.
+        // A request that differs in its body alone, and one that differs in its
+        // path too.
         let refused = api.send(keyed("K").body(body)).await;
         refused.assert_problem(400, "body-invalid");
         let refused = api.send(ask("/other").key("K").body(body)).await;
@@ -441,7 +442,7 @@ async fn rule_30_the_authority_counts_alike_over_http1_and_http2() {
     };
     let first = wire.ask(request("/count", "test")).await;
     assert_eq!((first.status, first.is_replay()), (201, false));
-    // What the client of these tests calls the server over HTTP/2.
+    // The authority that the client sends over HTTP/2.
     let mut http2 = Http2::open(&server).await;
     let again = keyed("K").without("content-type").body("");
     assert!(http2.ask(again.0).await.is_replay());

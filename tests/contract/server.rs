@@ -28,17 +28,17 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Until one more request has been dropped before it was answered.
+    /// Waits until one more request was dropped before its answer.
     pub(crate) async fn abandonment(&self) {
         self.progress.abandoned.acquire().await.unwrap().forget();
     }
 
-    /// Until the head of one more request has come.
+    /// Waits until the head of one more request has arrived.
     pub(crate) async fn start_of_a_request(&self) {
         self.progress.started.acquire().await.unwrap().forget();
     }
 
-    /// Until the server is done with one more request, answered or not.
+    /// Waits until one more request has ended, answered or not.
     pub(crate) async fn end_of_a_request(&self) {
         self.progress.any.acquire().await.unwrap().forget();
     }
@@ -86,7 +86,7 @@ where
                         answered: false,
                     }
                 });
-                // A connection that breaks is what some tests are about.
+                // Some tests break their connection.
                 let _ = auto::Builder::new(TokioExecutor::new())
                     .serve_connection(TokioIo::new(stream), service)
                     .await;
@@ -100,7 +100,7 @@ where
     }
 }
 
-/// Tells when a request ends, and whether it was answered.
+/// Reports the end of a request, and whether it was answered.
 struct Watched<F> {
     answer: Pin<Box<F>>,
     progress: Arc<Progress>,

@@ -1,4 +1,4 @@
-//! The layer as a Tower service, and what else its settings promise.
+//! The layer as a Tower service, and its limits.
 
 use std::{
     pin::pin,
@@ -42,7 +42,7 @@ fn without_a_tokio_runtime_only_guarded_requests_are_refused() {
     passed.assert_live(201).assert_run(1);
 }
 
-/// An executor that is nobody's runtime.
+/// An executor without a Tokio runtime.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
 
@@ -102,7 +102,7 @@ async fn one_service_calls_the_inner_one_that_it_made_ready() {
     assert_eq!(probe.runs(), 4);
 }
 
-/// Ready a number of times, over all its clones.
+/// Becomes ready a number of times, over all its clones.
 #[derive(Clone)]
 struct ReadyFor {
     times: Arc<AtomicUsize>,
@@ -191,7 +191,7 @@ async fn max_in_flight_counts_runs_whose_clients_have_left() {
         refused.assert_problem(503, "overloaded");
         assert!(refused.retry_after() >= Some(1));
     }
-    // What is not guarded is not counted.
+    // Both runs end, which returns their permits.
     gate.let_one_pass();
     gate.let_one_pass();
     owner.await.unwrap().assert_live(201);
@@ -248,7 +248,7 @@ async fn no_more_bytes_are_held_for_waiting_requests_than_allowed() {
 
 #[tokio::test]
 async fn a_body_over_both_limits_gets_413_and_not_503() {
-    // It would be sent again and again if it were told to come back.
+    // A 503 would ask the client to send it again and again.
     let api = Api::new(
         required(memory())
             .max_request_body(100)
@@ -306,7 +306,7 @@ async fn a_response_body_is_dropped_before_its_recording() {
         .store_timeout(Duration::from_secs(60));
     let owner = Api::new(patient, &probe).spawn(keyed("K"));
     gate.arrival().await;
-    // The test's own, and the handler's for its next run.
+    // One is the test's, one the handler's for its next run.
     assert_eq!(Arc::strong_count(&held), 2);
     gate.open();
     assert_eq!(owner.await.unwrap().status, 200);
@@ -342,7 +342,7 @@ async fn a_slow_claim_is_confirmed_before_the_handler_starts() {
         .send(keyed("K"))
         .await
         .assert_run(1);
-    // One that was quick is not.
+    // A quick claim is not confirmed.
     faulty.heals();
     let before = faulty.count(Call::Renew);
     let quick = Api::new(required(DynStore::new(faulty.clone())), &Probe::counting());
@@ -352,7 +352,7 @@ async fn a_slow_claim_is_confirmed_before_the_handler_starts() {
 
 #[tokio::test(start_paused = true)]
 async fn lease_lost_resolves_when_the_lease_may_be_lost() {
-    // Reached in time, superseded, cut off, too long.
+    // Renewals reach the store; they fail; `max_run_time` passes.
     for (cut_off, longest, expected) in [
         (false, 900, None),
         (true, 900, Some(30)),
@@ -373,7 +373,7 @@ async fn lease_lost_resolves_when_the_lease_may_be_lost() {
         });
         let builder = required(DynStore::new(faulty)).max_run_time(Duration::from_secs(longest));
         let first = Api::new(builder, &probe).send(keyed("K")).await;
-        // Nobody has taken over, so its response stands.
+        // No other request took over, so its response stands.
         first.assert_live(201);
         assert_eq!(first.body, format!("{expected:?}"));
     }
@@ -412,7 +412,7 @@ async fn disconnect_cancel_stops_the_handler_of_a_client_that_leaves() {
     api.send(keyed("K"))
         .await
         .assert_problem(409, "outcome-unknown");
-    // One whose client stays is not stopped.
+    // A handler whose client stays runs to its end.
     gate.open();
     api.send(keyed("L")).await.assert_live(201);
     assert_eq!(probe.runs(), 2);
@@ -432,7 +432,7 @@ async fn other_unsafe_methods_may_be_guarded() {
     api.send(keyed("K").method(Method::DELETE))
         .await
         .assert_problem(422, "key-reused");
-    // POST no longer is.
+    // POST is no longer guarded.
     api.send(ask("/count")).await.assert_run(2);
 }
 
@@ -452,7 +452,7 @@ async fn a_function_decides_which_unsafe_requests_are_guarded() {
             .await
             .assert_live(201);
     }
-    // Safe methods are not guarded, whatever it says.
+    // Safe methods are never guarded.
     let everything = Api::new(required(memory()).guard_if(|_| true), &probe);
     for _ in 0..2 {
         let answer = everything.send(keyed("K").method(Method::GET)).await;
@@ -538,7 +538,7 @@ async fn a_custom_renderer_sees_the_request_and_the_default_problem() {
     let api = Api::new(builder, &probe);
     let (frames, large) = streamed();
     frames.send(Ok(Frame::data("x".repeat(21).into()))).unwrap();
-    // From the head, from the body, after the run, and from the record.
+    // Refused for the head, for the body, after the run, and for the record.
     for (asked, status, slug) in [
         (ask("/count"), 400, "key-missing"),
         (keyed("L").body(large), 413, "body-too-large"),
@@ -590,7 +590,7 @@ tokio::task_local! {
 #[tokio::test]
 async fn handler_sees_the_task_locals_of_its_caller() {
     let probe = Probe::running(|run| async move {
-        // Also after the first time that it was pending.
+        // Also after it was pending once.
         tokio::task::yield_now().await;
         let mut response = run.created();
         *response.body_mut() = TENANT.get().into();

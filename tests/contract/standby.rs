@@ -32,7 +32,7 @@ async fn f102_claims_behind_a_lost_standby_are_withdrawn() {
             .assert_problem(503, "store-unavailable");
     }
     assert!(server.stalled_commits().await.unwrap() > 2);
-    // The leases of the pending claims end.
+    // Lets the leases of the pending claims lapse.
     tokio::time::sleep(LEASE * 3).await;
     assert!(server.stalled_commits().await.unwrap() > 2);
     server.regain_standby().await.unwrap();

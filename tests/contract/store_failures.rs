@@ -37,7 +37,7 @@ async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
             assert!(refused.retry_after() >= Some(1));
         }
         assert_eq!(probe.runs(), 0);
-        // Once it can, the key is not stuck: what was claimed is withdrawn.
+        // Once the store answers, the claim is withdrawn and the key is free.
         faulty.heals();
         tokio::time::sleep(Duration::from_secs(60)).await;
         let api = Api::new(required(DynStore::new(faulty)), &probe);
@@ -102,7 +102,7 @@ async fn rule_58_a_route_may_run_unguarded_with_a_marker() {
         assert_eq!(answer.outcome, Some(Outcome::Unguarded));
         assert!(!answer.is_replay());
     }
-    // An unreadable record is a record: it does not run past that.
+    // An unreadable record still prevents an unguarded run.
     faulty.heals();
     faulty.breaks_down(&Fault::IsCorrupt);
     api.send(keyed("K"))
@@ -121,7 +121,7 @@ async fn an_overloaded_store_refuses_and_nothing_runs_unguarded() {
     let answer = api.send(keyed("K")).await;
     answer.assert_problem(503, "store-unavailable");
     assert_eq!(answer.header("retry-after"), Some("1"));
-    // At once, and no more is asked of it.
+    // The refusal comes at once, after one call.
     assert_eq!(faulty.count(Call::Claim), 1);
     assert_eq!(faulty.count(Call::Release), 0);
     assert_eq!(probe.runs(), 0);
@@ -131,8 +131,7 @@ async fn an_overloaded_store_refuses_and_nothing_runs_unguarded() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_58_a_request_that_saw_a_record_never_runs_unguarded() {
-    // The claim shows a record that could be claimed again, and then the store
-    // breaks.
+    // The claim finds a record that may be claimed again; then the store fails.
     let faulty = Faulty::over(MemoryStore::new());
     let probe = Probe::answering(|run| run.status(500));
     let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
@@ -144,7 +143,7 @@ async fn rule_58_a_request_that_saw_a_record_never_runs_unguarded() {
         .assert_problem(503, "store-unavailable");
     assert_eq!(probe.runs(), 1);
 
-    // A waiter has seen an owner at work, and then the store breaks.
+    // A waiter has read a running record; then the store fails.
     let gate = Gate::closed();
     let probe = Probe::deciding_behind(&gate, |run| Ok(run.status(500)));
     let faulty = Faulty::over(MemoryStore::new());
@@ -192,7 +191,7 @@ async fn rule_59_an_unrecorded_response_is_sent_and_recorded_late() {
         assert_eq!(first.outcome, Some(Outcome::Unrecorded));
         let retry = api.send(keyed("K")).await;
         assert!(retry.is_replay() || retry.status == 409, "{retry:?}");
-        // Past the lease, too: the claim is kept alive.
+        // Heartbeats keep the claim alive past its lease.
         tokio::time::sleep(Duration::from_secs(120)).await;
         let retry = api.send(keyed("K")).await;
         assert!(retry.is_replay() || retry.status == 409, "{retry:?}");

@@ -1,4 +1,4 @@
-//! The stores that the rules hold for, each test on a fresh one.
+//! The stores for which the rules hold. Each test has a fresh one.
 
 use std::{path::PathBuf, sync::Mutex, time::Duration};
 
@@ -11,11 +11,11 @@ use tower_idempotency::{
     },
 };
 
-/// Where one test keeps its records. Each [`open`](Self::open) is another
-/// process's view of the same records.
+/// The records of one test. Each [`open`](Self::open) is the view of another
+/// process.
 pub(crate) struct Place {
     kind: Kind,
-    /// To be closed before the place is removed.
+    /// Stores to close before the records are removed.
     opened: Mutex<Vec<Closing>>,
 }
 
@@ -77,7 +77,7 @@ impl Place {
         }
     }
 
-    /// What another process calls this place.
+    /// The address of these records for another process.
     pub(crate) fn address(&self) -> String {
         match &self.kind {
             Kind::Memory(_) => "memory".to_owned(),
@@ -90,7 +90,7 @@ impl Place {
         self.opened.lock().unwrap().push(Box::pin(closing));
     }
 
-    /// Leaves nothing behind.
+    /// Removes the records.
     async fn remove(self) {
         for closing in self.opened.into_inner().unwrap() {
             closing.await;
@@ -101,7 +101,7 @@ impl Place {
                 for end in ["", "-wal", "-shm"] {
                     let mut file = path.clone().into_os_string();
                     file.push(end);
-                    // Which of them are there is SQLite's affair.
+                    // SQLite removes some of them itself.
                     let _ = std::fs::remove_file(file);
                 }
             }
@@ -110,7 +110,7 @@ impl Place {
     }
 }
 
-/// A fresh memory store, for rules that do not depend on where records live.
+/// A fresh memory store, for rules that do not depend on the store.
 pub(crate) fn memory() -> DynStore {
     DynStore::new(MemoryStore::new())
 }
@@ -132,7 +132,7 @@ macro_rules! on_each_store {
 }
 pub(crate) use on_each_store;
 
-/// The same on the stores that several processes share.
+/// The same on the stores that processes can share.
 macro_rules! on_each_shared_store {
     ($($rule:ident)*) => {
         $(mod $rule {
@@ -170,7 +170,7 @@ pub(crate) async fn check(place: Place, rule: impl AsyncFnOnce(&Place)) {
     }
 }
 
-/// A database of one test's own.
+/// The database of one test.
 struct Database {
     server: String,
     name: String,

@@ -1,4 +1,4 @@
-//! Rules 1 to 18: is there a key, and is it one?
+//! Rules 1 to 18: requests with, without and with invalid keys.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -101,7 +101,7 @@ async fn rule_04_an_empty_key_is_never_an_absent_one() {
         assert_eq!((answer.status, &*answer.problem()), (400, "key-invalid"));
     }
     assert_eq!((probe.runs(), store.len()), (0, 0));
-    // Nor can it be allowed.
+    // No validator can allow it.
     let empty = KeySyntax::compat().length(0..=255);
     let refused = optional(shared()).key_syntax(empty).build().unwrap_err();
     assert_eq!(refused.setting(), "key_syntax");
@@ -156,7 +156,7 @@ async fn rule_08_bytes_outside_visible_ascii_are_refused_without_a_panic() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
     let api = Api::new(optional(DynStore::new(store.clone())), &probe);
     let server = api.serve().await;
-    // One connection for all of them: none of them breaks it.
+    // All keys come over one connection; none of them breaks it.
     let mut wire = Wire::open(&server).await;
     for byte in (0x80..=0xff).chain([b'\t']) {
         for quote in [&b"\""[..], b""] {
@@ -193,7 +193,7 @@ async fn rule_10_a_key_has_1_to_255_characters() {
     let longest = [
         "x".repeat(255),
         format!("\"{}\"", "y".repeat(255)),
-        // Decoded, not as it is spelled.
+        // The key is decoded.
         format!("\"{}\"", "\\\"".repeat(255)),
     ];
     for key in &longest {
@@ -419,7 +419,8 @@ async fn rule_17_other_methods_pass_unbuffered_even_with_a_malformed_key() {
     let mut runs = 0;
     for method in methods {
         for key in ["\"K\"", "\"K\"", "\"broken", ""] {
-            // The handler runs before the body has ended: nothing gathers it.
+            // The handler runs before the body has ended, so that nothing buffers
+            // it.
             let (frames, body) = streamed();
             let asked = api.spawn(keyed(key).method(method.clone()).body(body));
             runs += 1;
@@ -477,7 +478,7 @@ async fn rule_18_a_refusal_comes_before_100_continue() {
     assert_eq!(wire.ask("{}").await.status, 201);
 }
 
-/// Refused on routes of both kinds, and by both syntaxes.
+/// Asserts that each key is refused on routes of both kinds and by both syntaxes.
 async fn refuses(keys: &[&str]) {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
     let shared = || DynStore::new(store.clone());

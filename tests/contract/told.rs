@@ -1,4 +1,4 @@
-//! What the crate tells an operator: events and metrics.
+//! The crate's events and metrics.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,7 +24,7 @@ pub(crate) struct Told {
 impl Told {
     pub(crate) fn listen() -> Self {
         let events = Events::default();
-        // The guard outlives no scope of its own, so the recorder has to last.
+        // The recorder is leaked, since its guard borrows it.
         let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
         Self {
             events: events.clone(),
@@ -36,8 +36,8 @@ impl Told {
         }
     }
 
-    /// The number of events of each outcome or notice, the count of each, and the
-    /// whole text.
+    /// The number of events of each outcome or notice, the count of each in the
+    /// metrics, and the text of all events.
     pub(crate) fn so_far(
         &self,
     ) -> (
@@ -76,8 +76,8 @@ impl Told {
         (events, counts, text)
     }
 
-    /// The metrics that were counted and have no unit or no description, and the names
-    /// of the others.
+    /// The counted metrics without a unit or a description, and the names of the
+    /// others.
     pub(crate) fn described(&self) -> Result<BTreeSet<String>, Vec<String>> {
         let counted = self.metrics.snapshot().into_vec().into_iter();
         let (described, bare): (Vec<_>, Vec<_>) = counted
@@ -100,7 +100,7 @@ impl Told {
     }
 }
 
-/// Labels are bounded: these, and no others.
+/// The only labels that a metric may have.
 fn known(name: &str) -> &'static str {
     [
         "recorded",

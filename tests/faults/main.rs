@@ -1,8 +1,8 @@
-//! The project's own list of faults, from F1 to F112, and the tests that hold
-//! the right behaviour in each; or why none does.
+//! The project's list of faults, from F1 to F112, with the tests of the right
+//! behaviour in each, or the reason for none.
 //!
-//! A name of a test is that of its function, which may be made into one test for
-//! each store.
+//! The name of a test is that of its function, which may be one test for each
+//! store.
 
 use std::{
     collections::BTreeSet,
@@ -14,15 +14,15 @@ use std::{
 struct Fault(usize, &'static str, Held);
 
 enum Held {
-    /// By tests with these names.
+    /// Tested under these names.
     By(&'static [&'static str]),
-    /// By none, for this reason.
+    /// Not tested, for this reason.
     ByNone(&'static str),
 }
 
 use Held::{By, ByNone};
 
-/// From the client's side.
+/// Faults of the client.
 const CLIENT: &[Fault] = &[
     Fault(
         1,
@@ -225,7 +225,7 @@ const CLIENT: &[Fault] = &[
     ),
 ];
 
-/// From the handler's side.
+/// Faults of the handler.
 const HANDLER: &[Fault] = &[
     Fault(
         26,
@@ -322,7 +322,7 @@ const HANDLER: &[Fault] = &[
     ),
 ];
 
-/// From the process and its runtime.
+/// Faults of the process and its runtime.
 const PROCESS: &[Fault] = &[
     Fault(
         38,
@@ -392,7 +392,7 @@ const PROCESS: &[Fault] = &[
     ),
 ];
 
-/// From what Tower asks of a service.
+/// Faults around the contract of a Tower service.
 const TOWER: &[Fault] = &[
     Fault(
         45,
@@ -438,7 +438,7 @@ const TOWER: &[Fault] = &[
     ),
 ];
 
-/// From a store that fails.
+/// Faults of a store.
 const STORE: &[Fault] = &[
     Fault(
         51,
@@ -494,7 +494,7 @@ const STORE: &[Fault] = &[
     ),
 ];
 
-/// From PostgreSQL.
+/// Faults of PostgreSQL.
 const POSTGRES: &[Fault] = &[
     Fault(
         57,
@@ -609,7 +609,8 @@ const POSTGRES: &[Fault] = &[
         "a pooler changes the connection between transactions",
         By(&[
             "chaos_through_pgbouncer",
-            // Made into tests of that pooler by `tests/conformance_pgbouncer.rs`.
+            // `tests/conformance_pgbouncer.rs` runs these checks behind that
+            // pooler.
             "one_of_many_simultaneous_claims_is_acquired",
             "i2_fences_grow_over_release_expiry_sweep_and_forget",
         ]),
@@ -656,7 +657,7 @@ const POSTGRES: &[Fault] = &[
     ),
 ];
 
-/// From other stores.
+/// Faults of other stores.
 const OTHER_STORES: &[Fault] = &[
     Fault(
         76,
@@ -690,7 +691,7 @@ const OTHER_STORES: &[Fault] = &[
     ),
 ];
 
-/// From time.
+/// Faults of clocks.
 const TIME: &[Fault] = &[
     Fault(
         80,
@@ -733,7 +734,7 @@ const TIME: &[Fault] = &[
     ),
 ];
 
-/// From other callers, and from those who mean harm.
+/// Faults and attacks of other callers.
 const SECURITY: &[Fault] = &[
     Fault(
         85,
@@ -820,7 +821,7 @@ const SECURITY: &[Fault] = &[
         By(&[
             "rule_75_each_outcome_is_logged_and_counted_once_without_secrets",
             "rule_75_debug_output_shows_no_secret",
-            // And every other test in `tests/contract/logs.rs`.
+            // Every other test in `tests/contract/logs.rs` checks this too.
             "f110_each_kind_of_failing_store_is_logged",
             "f110_values_in_postgres_errors_are_never_shown",
             "f110_values_in_sqlite_trigger_errors_are_never_shown",
@@ -867,7 +868,7 @@ const SECURITY: &[Fault] = &[
     ),
 ];
 
-/// Found by a second look.
+/// Faults that were found later.
 const LATER: &[Fault] = &[
     Fault(
         101,
@@ -952,8 +953,7 @@ const LATER: &[Fault] = &[
         109,
         "a handler commits its transaction itself, or forgets to",
         By(&[
-            // That it cannot be written is an example at `OperationTransaction`, which
-            // must not compile.
+            // The example at `OperationTransaction` must not compile.
             "f109_success_after_a_dropped_transaction_is_denied_and_unknown",
             "f109_success_beside_an_open_transaction_is_never_recorded",
             "f109_rerun_after_a_panic_does_the_work_once",
@@ -965,7 +965,7 @@ const LATER: &[Fault] = &[
         110,
         "an error is answered with a 5xx, and its cause is in no log",
         By(&[
-            // All of `tests/contract/logs.rs`, among them:
+            // All tests of `tests/contract/logs.rs`, among them:
             "f110_a_missing_table_is_logged_with_its_remedy",
             "f110_missing_privileges_are_logged_with_the_grants",
             "f110_a_dead_database_is_logged",
@@ -1029,9 +1029,9 @@ fn each_fault_has_a_test_or_a_reason() {
     }
 }
 
-/// Clocks of the stores decide, and between two moments on one host its
-/// monotonic clock; so a host's own time of day may be off by years. One setting
-/// asks for it, and says so: the age of UUIDs of version 7.
+/// The clock of the store decides; on one host its monotonic clock does. So the
+/// host's time of day may be off by years. One setting reads it, and documents it:
+/// the age of UUIDs of version 7.
 #[test]
 fn f80_no_decision_reads_the_clock_of_a_host() {
     let readers: Vec<_> = sources("src")
@@ -1043,7 +1043,7 @@ fn f80_no_decision_reads_the_clock_of_a_host() {
                 .any(|clock| source.contains(clock))
         })
         .collect();
-    // The clock of an SQLite file is that of the machine that it is on.
+    // The clock of an SQLite store is that of its machine.
     let clock = root().join("src/store/sqlite/statements.rs");
     assert_eq!(readers, [root().join("src/key.rs"), clock]);
 }
@@ -1065,7 +1065,7 @@ fn each_rule_of_the_contract_is_held_by_a_test() {
     }
 }
 
-/// Cargo finds no tests on its own here: a file that is not listed never runs.
+/// Cargo discovers no tests in this package: a file without a target never runs.
 #[test]
 fn each_test_file_is_a_target_of_its_package() {
     let manifest = fs::read_to_string(root().join("tests/Cargo.toml")).unwrap();
@@ -1095,7 +1095,7 @@ fn functions() -> BTreeSet<String> {
     names
 }
 
-/// The Rust files under this folder, at any depth.
+/// The Rust files in this folder and below.
 fn sources(folder: impl AsRef<Path>) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for entry in fs::read_dir(root().join(folder)).unwrap() {

@@ -1,12 +1,11 @@
-//! Threads may stop between any two of their steps.
+//! The memory store and the registry of waiters, under many orders of threads.
 //!
-//! The memory store and the registry of waiters are compiled into this test
-//! with the primitives of `shuttle` in the place of `crate::sync`, and run
-//! under many orders of their threads. A wake-up that is lost shows as a
-//! deadlock: the clock stands still here, so no pause ends on its own.
+//! Both are compiled into this test with the primitives of `shuttle` as
+//! `crate::sync`. A lost wake-up shows as a deadlock: the clock stands still, so
+//! that no sleep ends.
 //!
-//! Steps are those of locks and atomics under sequential consistency; weaker
-//! orderings are not explored, and neither is the inside of `tokio::sync::Notify`.
+//! A step is one operation of a lock or an atomic, under sequential consistency.
+//! Weaker orderings and the inside of `tokio::sync::Notify` are not explored.
 //!
 //! # Longer
 //!
@@ -161,7 +160,7 @@ fn i4_a_completion_racing_a_release_and_a_mark_stays_whole() {
         let released = joined(releasing);
         let _ = joined(marking);
         let record = now(store.read(&name())).expect("a record stays");
-        // Whoever was told that it was applied sees that it was.
+        // A call that was applied shows in the record.
         match record.state {
             RecordState::Completed { response } => {
                 assert_eq!(
@@ -184,7 +183,7 @@ fn i4_a_completion_racing_a_release_and_a_mark_stays_whole() {
 #[test]
 fn i13_racing_removals_and_completions_return_each_limit_once() {
     in_every_order(|| {
-        // Room for two records, and for the bytes of one response.
+        // Limits of two records, and of the bytes of one response.
         let store = MemoryStore::bounded(2, 4);
         let (token, fence) = acquired_for(&store, NOTHING, NOTHING);
         pass();
@@ -218,8 +217,7 @@ fn i13_racing_removals_and_completions_return_each_limit_once() {
         ];
         threads.into_iter().for_each(joined);
         assert!(store.is_empty(), "forgotten or swept, and counted once");
-        // Both bounds are free again: neither too little nor too much was
-        // given back.
+        // Both limits are free again, and not exceeded.
         let (token, _) = acquired(&store, HOUR);
         let (kept, refused) = (completion(4), completion(1));
         let settled = now(store.complete(&name(), token, &kept));
@@ -249,9 +247,9 @@ fn f6_a_completion_wakes_every_waiter() {
             .map(|_| {
                 let (waiters, completed) = (waiters.clone(), completed.clone());
                 thread::spawn(move || {
-                    let mut place = waiters.enter(&name()).expect("there are places");
+                    let mut permit = waiters.enter(&name()).expect("a permit is free");
                     loop {
-                        let heard = place.listen();
+                        let heard = permit.listen();
                         if completed.load(Ordering::SeqCst) == 1 {
                             return;
                         }
@@ -273,14 +271,14 @@ fn f6_a_waiter_that_leaves_takes_no_other_wake_up() {
         let completed = Arc::new(AtomicUsize::new(0));
         let leaving = {
             let waiters = waiters.clone();
-            thread::spawn(move || drop(waiters.enter(&name()).expect("there are places")))
+            thread::spawn(move || drop(waiters.enter(&name()).expect("a permit is free")))
         };
         let waiting = {
             let (waiters, completed) = (waiters.clone(), completed.clone());
             thread::spawn(move || {
-                let mut place = waiters.enter(&name()).expect("there are places");
+                let mut permit = waiters.enter(&name()).expect("a permit is free");
                 loop {
-                    let heard = place.listen();
+                    let heard = permit.listen();
                     if completed.load(Ordering::SeqCst) == 1 {
                         return;
                     }
@@ -304,7 +302,7 @@ fn i13_waiters_stay_within_their_limit_and_return_every_permit() {
             .map(|_| {
                 let (waiters, inside) = (waiters.clone(), inside.clone());
                 thread::spawn(move || {
-                    let Some(_place) = waiters.enter(&name()) else {
+                    let Some(_permit) = waiters.enter(&name()) else {
                         return;
                     };
                     assert!(inside.fetch_add(1, Ordering::SeqCst) < 2);
@@ -313,13 +311,14 @@ fn i13_waiters_stay_within_their_limit_and_return_every_permit() {
             })
             .collect();
         threads.into_iter().for_each(joined);
-        let places = [waiters.enter(&name()), waiters.enter(&name())];
-        assert!(places.iter().all(Option::is_some));
+        let permits = [waiters.enter(&name()), waiters.enter(&name())];
+        assert!(permits.iter().all(Option::is_some));
         assert!(waiters.enter(&name()).is_none());
     });
 }
 
-/// At random, and with few changes of thread at the worst moments.
+/// Runs a scenario under random orders, and under orders with few switches at the
+/// worst moments.
 fn in_every_order(scenario: impl Fn() + Send + Sync + 'static) {
     let orders = match env::var("ORDERS") {
         Ok(text) => text.parse().expect("a number"),
@@ -337,7 +336,7 @@ fn in_every_order(scenario: impl Fn() + Send + Sync + 'static) {
     check_pct(move || again(), orders, 3);
 }
 
-/// What a call to memory answers, at once.
+/// The answer of a call to memory, which never waits.
 fn now<T>(call: impl Future<Output = Result<T, StoreError>>) -> T {
     let answer = call.now_or_never().expect("memory does not wait");
     answer.expect("memory answers")
@@ -379,7 +378,7 @@ fn name() -> RecordName {
     RecordName::new(Scope::single_tenant(), Key::new("a key"))
 }
 
-/// What lasts nothing is over.
+/// Lets durations of zero pass.
 fn pass() {
     tokio::time::advance(Duration::from_millis(1))
         .now_or_never()

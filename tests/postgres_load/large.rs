@@ -63,7 +63,7 @@ async fn f104_slow_large_replays_delay_no_other_scope() {
             .collect();
         until(async || proxy.stuck() > 0).await;
 
-        // One after the other, and many at once.
+        // One after another, and many at once.
         let others = async {
             for number in 0..20 {
                 one_request(&store, &format!("alone {number}")).await;
@@ -84,7 +84,7 @@ async fn f104_slow_large_replays_delay_no_other_scope() {
         for replay in replays {
             replay.await.unwrap();
         }
-        // Not two of them together, and nothing else beside them.
+        // A call carries one large response, and no other record.
         let largest = proxy.largest_answer();
         assert!(largest < LARGE * 3 / 2, "{largest} bytes for one call");
         store.close().await;
@@ -114,7 +114,7 @@ async fn f104_a_withdrawal_reads_no_large_response() {
         assert_eq!(ask().await, StatusCode::OK);
         proxy.stick_after(LARGE / 4);
         assert_eq!(ask().await, StatusCode::SERVICE_UNAVAILABLE);
-        // The claim may be there, as far as the layer knows. Its withdrawal ends
+        // The layer cannot know whether the claim was applied. Its withdrawal ends
         // although the response is stuck.
         let drained = layer.drain(Duration::from_secs(20)).await;
         assert_eq!(drained.left(), 0);
@@ -175,7 +175,7 @@ async fn f104_slow_large_outcomes_delay_no_heartbeat() {
     .await;
 }
 
-/// What a request of another scope asks of its store, and its retry.
+/// The calls of a request of another scope, and of its retry.
 async fn one_request(store: &PostgresStore, key: &str) {
     let (name, done) = (name("other", key), response(500));
     let (claim, _) = claimed(store, &name).await;

@@ -1,4 +1,4 @@
-//! Outcomes that are tried again and again while the server does not answer.
+//! Outcomes that are retried while the server does not answer.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn f103_an_outcome_tried_many_times_in_an_outage_waits_once() {
         let (claim, _) = claimed(&store, &live).await;
         let completed = store.complete(&live, claim.token, &response(1)).await;
         assert_eq!(completed.unwrap(), Transitioned::Applied);
-        // Without the network between, so that only the store's own bytes count.
+        // Without the proxy, so that only the store's own bytes count.
         let direct = crate::store(options(&url)).await;
         for (name, _) in &held {
             until(async || {
@@ -56,7 +56,7 @@ async fn f103_an_outcome_tried_many_times_in_an_outage_waits_once() {
         store.close().await;
         direct.close().await;
         let sent = proxy.sent() - before;
-        // By the one that waited, and by up to two that waited for a connection.
+        // One that waited sends it, and up to two that waited for a connection.
         let once = (RECORDS * RESPONSE) as u64;
         assert!(sent < once * 6, "{sent} bytes for {once}");
     })

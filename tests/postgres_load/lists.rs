@@ -1,4 +1,4 @@
-//! An operator's lists, and sweeps, of a large table.
+//! Lists and sweeps of a large table.
 
 use std::time::Duration;
 
@@ -165,12 +165,12 @@ async fn with_large_table(test: impl AsyncFnOnce(String)) {
     .await;
 }
 
-/// How many rows of the table a store read, as the server counts.
+/// The number of rows that a store read, as the server counts.
 async fn read_by(url: &str, calls: impl AsyncFnOnce(PostgresStore)) -> i64 {
     run(url, "SELECT pg_stat_reset()").await;
     let store = store(options(url)).await;
     calls(store.clone()).await;
-    // A backend's counts are certain once it has gone.
+    // A backend reports its last counts when it ends.
     store.close().await;
     let mut connection = PgConnection::connect(url).await.unwrap();
     let mut read = 0;

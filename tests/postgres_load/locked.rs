@@ -1,4 +1,4 @@
-//! Records that a stranger's transaction has locked.
+//! Records that another transaction has locked.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use tower_idempotency::{
 
 use crate::{HOUR, claimed, hour, name, options, response, store, until, with_database};
 
-/// Everything that an owner, a retry or an operator may ask of a locked record.
+/// All calls that an owner, a retry or an operator may make for a locked record.
 fn ask_everything(
     store: &PostgresStore,
     (name, claim, grant): &(RecordName, tower_idempotency::store::Claim, Grant),
@@ -83,7 +83,7 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
             .execute(&mut *locks)
             .await
             .unwrap();
-        // Twice, since a stranger's locks may last longer than any call.
+        // Twice, since foreign locks may last longer than any call.
         let asked: Vec<_> = [&held, &held]
             .into_iter()
             .flatten()
@@ -112,10 +112,10 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
             let completed = store.complete(&fresh, claim.token, &done).await;
             assert_eq!(completed.unwrap(), Transitioned::Applied);
         };
-        // Before any of the locked ones gives up.
+        // Before any call to a locked record times out.
         timeout(Duration::from_millis(1500), others).await.unwrap();
 
-        // A transition with a guard that does not hold was answered at once.
+        // A transition whose guard does not hold is refused at once.
         for asked in asked {
             if let Err(error) = asked.await.unwrap() {
                 assert_eq!(error.kind(), StoreErrorKind::TimedOut);
@@ -151,7 +151,7 @@ async fn f106_a_call_resumes_once_the_lock_is_released() {
             for asked in asked {
                 asked.await.unwrap().unwrap();
             }
-            // Of complete and forget, the last one decides.
+            // The later of complete and forget decides.
             until(async || store.read(&name).await.unwrap().is_none()).await;
         }
         store.close().await;

@@ -1,5 +1,5 @@
-//! The PostgreSQL store where much waits: outcomes behind a stalled network,
-//! large responses, locked rows, and large tables.
+//! The PostgreSQL store under load: outcomes behind a stalled network, large
+//! responses, locked rows, and large tables.
 
 mod large;
 mod late;
@@ -23,7 +23,7 @@ use tower_idempotency::{
     store::{Claim, Claimed, Completion, Grant},
 };
 
-/// Runs a test against a new database, which is dropped whatever comes of it.
+/// Runs a test against a new database, and drops the database after it.
 pub(crate) async fn with_database(test: impl AsyncFnOnce(String)) {
     let server = std::env::var("DATABASE_URL").expect(
         "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
@@ -76,7 +76,7 @@ pub(crate) fn response(bytes: usize) -> Completion {
     Completion::new(Bytes::from(vec![7; bytes]), HOUR, Duration::ZERO)
 }
 
-/// A claim of a new name.
+/// Claims a new name.
 pub(crate) async fn claimed(store: &PostgresStore, name: &RecordName) -> (Claim, Grant) {
     let claim = hour();
     match store.claim(name, &claim).await.unwrap() {
@@ -85,7 +85,7 @@ pub(crate) async fn claimed(store: &PostgresStore, name: &RecordName) -> (Claim,
     }
 }
 
-/// Waits for what has to come true sooner or later.
+/// Waits until `is_so` returns true, for a minute at most.
 pub(crate) async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     let begun = Instant::now();
     while !is_so().await {

@@ -1,5 +1,5 @@
-//! A network that can be stalled, on which large calls and answers get stuck, and
-//! that counts the bytes it carries.
+//! A network that can be stalled, holds large calls and answers back, and counts
+//! its bytes.
 
 use std::sync::{
     Arc,
@@ -26,17 +26,17 @@ struct Network {
     weather: watch::Sender<Weather>,
     /// The bytes that were sent to the server.
     sent: AtomicU64,
-    /// The most bytes that came back on a connection for one call.
+    /// The size of the largest answer to one call.
     largest_answer: AtomicUsize,
-    /// Connections with a call or an answer that is stuck.
+    /// The number of connections with a stuck call or answer.
     stuck: AtomicUsize,
 }
 
 #[derive(Clone, Copy)]
 struct Weather {
-    /// How many bytes of an answer pass before it gets stuck.
+    /// The bytes of an answer that pass before it gets stuck.
     stuck_after: usize,
-    /// How many bytes of a call pass before it gets stuck.
+    /// The bytes of a call that pass before it gets stuck.
     calls_stuck_after: usize,
 }
 
@@ -76,36 +76,37 @@ impl Proxy {
         options(url).host("127.0.0.1").port(self.port)
     }
 
-    /// Holds all answers back, or lets them go on.
+    /// Holds all answers back, or releases them.
     pub(crate) fn stall(&self, is_stalled: bool) {
         self.stick_after(if is_stalled { 0 } else { usize::MAX });
     }
 
-    /// Holds each answer back that is longer than this, and what comes after it.
+    /// Holds back each answer longer than this, and all after it on its
+    /// connection.
     pub(crate) fn stick_after(&self, bytes: usize) {
         self.network
             .weather
             .send_modify(|weather| weather.stuck_after = bytes);
     }
 
-    /// Holds each call back that is longer than this, and what comes after it.
+    /// Holds back each call longer than this, and all after it on its connection.
     pub(crate) fn stick_calls_after(&self, bytes: usize) {
         self.network
             .weather
             .send_modify(|weather| weather.calls_stuck_after = bytes);
     }
 
-    /// How many connections have a call or an answer that is stuck.
+    /// Returns the number of connections with a stuck call or answer.
     pub(crate) fn stuck(&self) -> usize {
         self.network.stuck.load(Ordering::Relaxed)
     }
 
-    /// The most bytes that came back for one call.
+    /// Returns the size of the largest answer to one call.
     pub(crate) fn largest_answer(&self) -> usize {
         self.network.largest_answer.load(Ordering::Relaxed)
     }
 
-    /// How many bytes were sent to the server.
+    /// Returns the number of bytes sent to the server.
     pub(crate) fn sent(&self) -> u64 {
         self.network.sent.load(Ordering::Relaxed)
     }

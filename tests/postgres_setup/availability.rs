@@ -1,4 +1,4 @@
-//! A server that is gone is noticed once, not by each client.
+//! One call notices that a server is gone, not each client.
 
 use std::time::{Duration, Instant};
 
@@ -55,7 +55,7 @@ async fn rule_58_server_that_swallows_everything_costs_one_timeout() {
     let patience = Duration::from_secs(2);
     let store = builder.acquire_timeout(patience).connect().await.unwrap();
     store.read(&name("key")).await.unwrap();
-    // Longer than a connection is trusted without a question.
+    // Longer than the pool uses a connection without a ping.
     tokio::time::sleep(Duration::from_millis(1_200)).await;
     proxy.stall(true);
     let begun = Instant::now();
@@ -82,13 +82,13 @@ async fn f110_server_that_does_not_answer_is_named_by_each_call() {
         let store = builder.connect().await.unwrap();
         if has_idle_connection {
             store.read(&name("key")).await.unwrap();
-            // Longer than a connection is trusted without a question.
+            // Longer than the pool uses a connection without a ping.
             tokio::time::sleep(Duration::from_millis(1_200)).await;
         }
         proxy.stall(true);
         let claim = hour();
         let name = name("key");
-        // Of different kinds, since calls of one kind share a connection.
+        // Calls of different kinds, since calls of one kind share a connection.
         let unknown = Filter::unknown();
         let (read, claimed, renewed, listed) = tokio::join!(
             store.read(&name),

@@ -15,7 +15,7 @@ use tower_idempotency::{
     store::{Claim, Claimed, Completion, PostgresStoreBuilder},
 };
 
-/// A new database, directly and through the pooler.
+/// The addresses of a new database: direct and through the pooler.
 pub(crate) struct Database {
     pub(crate) options: PgConnectOptions,
     pub(crate) pooler: PgConnectOptions,
@@ -53,7 +53,7 @@ impl Database {
     }
 }
 
-/// Runs a test against a new database, which is dropped whatever comes of it.
+/// Runs a test against a new database, and drops the database after it.
 pub(crate) async fn with_database(test: impl AsyncFnOnce(&Database)) {
     let options = |variable| -> PgConnectOptions {
         std::env::var(variable)
@@ -80,7 +80,7 @@ pub(crate) async fn with_database(test: impl AsyncFnOnce(&Database)) {
     }
 }
 
-/// Runs a test with a new role, which is dropped whatever comes of it.
+/// Runs a test with a new role, and drops the role after it.
 pub(crate) async fn with_role(database: &Database, test: impl AsyncFnOnce(String)) {
     let role = format!("role_{:016x}", rand::random::<u64>());
     database.run(&format!("CREATE ROLE {role}")).await;

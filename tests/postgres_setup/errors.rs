@@ -1,4 +1,4 @@
-//! What an error of the store says.
+//! The messages of the store's errors.
 
 use std::time::Duration;
 
@@ -206,7 +206,7 @@ async fn sweep_has_a_connection_while_a_list_takes_long() {
     .await;
 }
 
-/// Waits until `waiting` statements wait for a lock, or `is_over`.
+/// Waits until `waiting` statements wait for a lock, or `is_over` holds.
 async fn wait_for_locks(database: &Database, waiting: i64, is_over: impl Fn() -> bool) {
     let question = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND wait_event_type = 'Lock'";

@@ -1,5 +1,5 @@
-//! How the PostgreSQL store finds its place on a server: tables, schemas, roles,
-//! poolers, and servers that are not there.
+//! The PostgreSQL store on its server: tables, schemas, roles, poolers, and
+//! servers that do not answer.
 
 mod availability;
 mod database;
@@ -8,7 +8,7 @@ mod log;
 mod poolers;
 mod schemas;
 mod tables;
-// Not every binary uses all of it.
+// Not every test binary uses all of it.
 #[allow(dead_code)]
 #[path = "../chaos/server.rs"]
 mod server;

@@ -1,5 +1,5 @@
-//! What other clients of a pooler leave behind, and poolers that the store does
-//! not know of.
+//! Settings that other clients of a pooler leave behind, and poolers that the
+//! store is not told of.
 
 use std::time::Duration;
 
@@ -37,7 +37,8 @@ async fn f112_settings_left_behind_a_pooler_do_not_reach_the_store() {
                      GRANT ALL ON ALL TABLES IN SCHEMA neighbour TO {role}"
                 ))
                 .await;
-            // All server connections that the pooler has are the neighbour's for a while.
+            // The neighbour holds all server connections of the pooler for a
+            // while.
             let mut neighbours = Vec::new();
             for _ in 0..4 {
                 let mut connection: PgConnection = database.pooler.connect().await.unwrap();
@@ -91,7 +92,7 @@ async fn transaction_pooler_without_pooler_safe_is_refused() {
             let error = connected.map(drop).unwrap_err();
             assert!(told(&error).contains("pooler_safe"), "{}", told(&error));
         };
-        // Idle, and among others.
+        // Alone, and beside other calls.
         refused().await;
         let neighbours = (0..8).map(|_| async {
             let mut connection: PgConnection = database.pooler.connect().await.unwrap();
@@ -114,7 +115,7 @@ async fn direct_connection_is_never_taken_for_a_pooler() {
         for store in join_all(stores).await {
             store.close().await;
         }
-        // Where there is no room for a second connection.
+        // With a single connection.
         with_role(database, async |role| {
             database
                 .run(&format!("ALTER ROLE {role} LOGIN CONNECTION LIMIT 1"))

@@ -1,4 +1,4 @@
-//! Where the tables are.
+//! The schema of the tables.
 
 use tower_idempotency::{
     PostgresStore, Store,
@@ -68,7 +68,7 @@ async fn store_finds_its_schema_by_the_role_s_search_path() {
             .await
             .unwrap();
         named.migrate().await.unwrap();
-        // Where the tables are, and where they would be made.
+        // The schema that has the tables, and the one where they would be created.
         let found = PostgresStore::builder(options).connect().await.unwrap();
         acquired(found.claim(&name("found"), &hour()).await);
         fresh.migrate().await.unwrap();
@@ -113,7 +113,7 @@ async fn store_without_a_schema_says_how_to_name_one() {
 #[tokio::test(flavor = "multi_thread")]
 async fn server_that_is_too_old_is_refused_with_both_versions() {
     with_database(async |database| {
-        // A server that says of itself what an old one says.
+        // A server that reports an old version.
         database
             .run(
                 "CREATE SCHEMA old;

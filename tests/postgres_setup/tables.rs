@@ -1,4 +1,4 @@
-//! Making the tables, checking them, and adopting those of the application.
+//! Creating the tables, checking them, and adopting those of the application.
 
 use futures_util::future::join_all;
 use tower_idempotency::{PostgresStore, Store};
@@ -85,7 +85,8 @@ async fn migrate_needs_no_right_to_make_tables_that_are_there() {
             for part in ["42501", "schema \"public\"", "schema_sql", "grants_for"] {
                 assert!(error.contains(part), "{error}");
             }
-            // Made by the application, then by the store, whose ledger it may not read.
+            // Created by the application, then migrated by the store, which may
+            // not read the ledger.
             for made_by_store in [false, true] {
                 if made_by_store {
                     owner.migrate().await.unwrap();
@@ -97,7 +98,7 @@ async fn migrate_needs_no_right_to_make_tables_that_are_there() {
             let grant = format!("GRANT SELECT ON _idempotency_migrations TO {role}");
             database.run(&grant).await;
             store.migrate().await.unwrap();
-            // The tables differ from what the ledger says, which is not asked again.
+            // The tables differ from the ledger, which is not read again.
             database
                 .run("ALTER TABLE idempotency_records DROP COLUMN response")
                 .await;
@@ -225,7 +226,7 @@ async fn check_schema_names_each_missing_privilege() {
     .await;
 }
 
-/// Changes of the tables, and the words of the check for each.
+/// Changes of the tables, and the message of the check for each.
 const DAMAGES: [(&str, &str); 13] = [
     (
         "ALTER TABLE app.idempotency_records DROP COLUMN takeovers",

@@ -77,7 +77,7 @@ async fn no_batch_waits_for_a_transaction_on_one_record() {
             acquired(store.claim(&name, &claim).await);
             held.push((name, claim.token));
         }
-        // As a handler does that has completed its record and not committed yet.
+        // As a handler that has completed its record but not committed yet.
         let mut other = PgConnection::connect(&url).await.unwrap();
         let mut open = other.begin().await.unwrap();
         raw_sql("SELECT FROM idempotency_records WHERE key = 'key 0' FOR NO KEY UPDATE")
@@ -94,7 +94,7 @@ async fn no_batch_waits_for_a_transaction_on_one_record() {
             tokio::spawn(async move { store.claim(&name, &hour()).await.unwrap() })
         };
         for _ in 0..5 {
-            // Before and among the others, in batches and by itself.
+            // Before and among the others, in a batch and alone.
             let waits = complete(locked);
             let done: Vec<_> = free.iter().map(complete).collect();
             let again = claim(locked.0.clone());
@@ -141,7 +141,7 @@ async fn more_calls_than_may_wait_are_refused_at_once() {
             })
             .collect();
         let begun = Instant::now();
-        // Up to three are under way, unless they came all at once, and three wait.
+        // Up to three run and three wait; if all came at once, fewer run.
         while claims.iter().filter(|claim| claim.is_finished()).count() < 4 {
             assert!(begun.elapsed() < Duration::from_secs(30));
             tokio::time::sleep(Duration::from_millis(5)).await;

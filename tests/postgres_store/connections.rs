@@ -43,7 +43,8 @@ async fn claims_on_a_lost_connection_are_answered_and_granted_once() {
                     let (name, claim) = (name("caller", &hex(Token::random())), hour());
                     let first = store.claim(&name, &claim).await;
                     let was_lost = first.is_err();
-                    // Asked again until the store answers: it is this claim's.
+                    // Repeats the claim until the store answers; it must be the
+                    // same claim.
                     let mut claimed = first;
                     while claimed.is_err() {
                         claimed = store.claim(&name, &claim).await;
@@ -89,7 +90,7 @@ async fn a_cut_connection_is_an_error_and_then_forgotten() {
             let (store, name) = (store.clone(), name.clone());
             async move { store.forget(&name, grant.fence).await }
         });
-        // Cut while it waits for the table.
+        // Cuts the connection while the call waits for the table.
         let mut killer = PgConnection::connect(&url).await.unwrap();
         let begun = Instant::now();
         loop {
@@ -110,7 +111,7 @@ async fn a_cut_connection_is_an_error_and_then_forgotten() {
         lock.rollback().await.unwrap();
         assert!(store.read(&name).await.unwrap().is_some());
 
-        // Cut while idle: noticed at the latest by the call after the next.
+        // Cuts idle connections; each may fail one call.
         run(
             &url,
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -179,7 +180,7 @@ async fn a_silent_server_holds_no_connection_past_a_timeout() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_standby_is_refused_with_its_reason() {
     with_database(async |url| {
-        // A server that says of itself what a standby says.
+        // A server that reports itself as a standby.
         run(
             &url,
             "CREATE SCHEMA standby;
@@ -228,7 +229,7 @@ async fn errors_never_contain_keys_tokens_or_responses() {
     .await;
 }
 
-/// Stands between a store and its server, and can swallow what the server says.
+/// Stands between a store and its server, and can drop the server's answers.
 struct Proxy {
     port: u16,
     silent: Arc<std::sync::atomic::AtomicBool>,

@@ -60,8 +60,7 @@ async fn i2_a_repeated_claim_draws_a_new_fence() {
             let _ = store.forget(&lost, before.fence).await.unwrap();
             let claim = hour();
             acquired(store.claim(&lost, &claim).await);
-            // As if it had drawn its fence first of all, and been cut off before it
-            // drew another.
+            // As if it had been cut off before it drew another fence.
             run(
                 &url,
                 "UPDATE idempotency_records SET fence = 0 WHERE key LIKE 'lost%'",

@@ -29,7 +29,7 @@ async fn a_completion_touches_no_index() {
                 applied(store.complete(name, claim.token, &done()).await);
             }
         }
-        // The very first claim is given its fence once more.
+        // The first claim of a table gets its fence by a second update.
         let changes = changes_after(store, &url, 201).await;
         assert_eq!((changes.updated, changes.hot), (201, 201));
     })
@@ -44,7 +44,7 @@ async fn a_batch_of_completions_touches_no_index() {
         }
         let changes = changes_after(store, &url, 401).await;
         assert_eq!(changes.inserted, 400);
-        // All claims of the very first batch are given their fences once more.
+        // All claims of the first batch get their fences by a second update.
         assert!(changes.updated <= 440);
         assert_eq!(changes.hot, changes.updated);
     })
@@ -111,7 +111,7 @@ struct Changes {
 
 /// The counts of the table, once they include at least `updates`.
 async fn changes_after(store: PostgresStore, url: &str, updates: i64) -> Changes {
-    // A backend's counts are certain once it has gone.
+    // A backend reports its last counts when it ends.
     store.close().await;
     let mut connection = PgConnection::connect(url).await.unwrap();
     let mut updated = 0;

@@ -33,7 +33,7 @@ pub(crate) async fn with_store(test: impl AsyncFnOnce(PostgresStore, String)) {
     .await;
 }
 
-/// Runs a test against a new database, which is dropped whatever comes of it.
+/// Runs a test against a new database, and drops the database after it.
 pub(crate) async fn with_database(test: impl AsyncFnOnce(String)) {
     let server = std::env::var("DATABASE_URL").expect(
         "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \

@@ -13,7 +13,7 @@ use crate::{
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_s_careless_defaults_do_not_reach_the_store() {
     with_database(async |url| {
-        // The defaults are of the database, so that other tests keep theirs.
+        // The defaults belong to the database, so that other tests keep theirs.
         for setting in [
             "default_transaction_isolation = 'serializable'",
             "synchronous_commit = off",

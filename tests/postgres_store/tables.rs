@@ -114,7 +114,7 @@ async fn an_unreadable_row_is_an_error_and_never_absent() {
                 include_str!("../../migrations/postgres/0001_records.sql"),
             )
             .await;
-            // The statements that the connections prepared were for the old table.
+            // The connections have prepared statements for the old table.
             let store = PostgresStore::connect(&url).await.unwrap();
             acquired(store.claim(&name, &claim).await);
             run(&url, &format!("UPDATE idempotency_records SET {damage}")).await;

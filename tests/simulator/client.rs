@@ -1,4 +1,4 @@
-//! Clients that retry, leave in the middle and reuse keys.
+//! Clients that retry, leave early and reuse keys.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -26,7 +26,8 @@ pub(crate) async fn client(world: Arc<World>) {
     }
 }
 
-/// One request to a host that is up; its answer, if the client gets it.
+/// Sends one request to a host that is up, and returns the answer that the client
+/// gets.
 pub(crate) async fn request(
     world: &World,
     name: usize,

@@ -1,4 +1,4 @@
-//! What is guarded: handlers that do well, fail, hang and lie.
+//! The guarded handlers: they succeed, fail and hang.
 
 use std::{future::pending, panic::resume_unwind, sync::Arc, time::Duration};
 
@@ -24,39 +24,39 @@ pub(crate) type SimBody = UnsyncBoxBody<Bytes, Broken>;
 #[error("broken")]
 pub(crate) struct Broken;
 
-/// What a handler does when it runs.
+/// What one run of a handler does.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Deed {
     Quick,
-    /// Longer than a lease: the heartbeat is needed.
+    /// Runs for longer than a lease, so that it needs heartbeats.
     Slow,
-    /// Longer than the longest run: the lease is lost, and the effect happens.
+    /// Runs past `max_run_time`, loses its lease, and has its effect.
     Hang,
-    /// As `Hang`, but it stops when it is told that its lease is lost.
+    /// As `Hang`, but stops once `lease_lost` resolves.
     Heed,
     Panic,
     PanicAfterEffect,
     Fail,
-    /// 500 before it did anything.
+    /// Answers 500 without an effect.
     Sorry,
-    /// 429 before it did anything.
+    /// Answers 429 without an effect.
     Busy,
-    /// 400, and the key is free for another request.
-    ReleaseByWord,
-    /// 500 after it did something, and said that it would.
+    /// Answers 400 and releases the key for any request.
+    ReleaseForAny,
+    /// Answers 500 after `effects_started` and an effect.
     SorryAfterEffect,
-    /// 502: somebody behind it gave up.
+    /// Answers 502 after an effect.
     BadGateway,
-    /// Its answer is kept for a shorter time.
+    /// Keeps its answer for one lease.
     KeepShortly,
-    /// An answer that grows past what is kept.
+    /// Answers with more than `max_response_body`.
     Live,
-    /// An answer that breaks in the middle.
+    /// Answers with a body that breaks in the middle.
     BreakOff,
 }
 
 impl Deed {
-    /// With how many parts in all each is drawn in the chaos.
+    /// The weight of each in a random choice.
     pub(crate) const ALL: [(Self, u32); 15] = [
         (Self::Quick, 8),
         (Self::Slow, 6),
@@ -67,7 +67,7 @@ impl Deed {
         (Self::Fail, 1),
         (Self::Sorry, 2),
         (Self::Busy, 2),
-        (Self::ReleaseByWord, 2),
+        (Self::ReleaseForAny, 2),
         (Self::SorryAfterEffect, 1),
         (Self::BadGateway, 1),
         (Self::KeepShortly, 1),
@@ -86,7 +86,7 @@ impl Deed {
             Self::Fail => "fail",
             Self::Sorry => "500",
             Self::Busy => "429",
-            Self::ReleaseByWord => "release by word",
+            Self::ReleaseForAny => "release for any",
             Self::SorryAfterEffect => "500 after effect",
             Self::BadGateway => "502",
             Self::KeepShortly => "keep shortly",
@@ -103,11 +103,11 @@ impl Deed {
         }
     }
 
-    /// A failure that says "nothing was done" has done nothing.
+    /// A response that releases the key follows no effect.
     fn has_effect(self) -> bool {
         !matches!(
             self,
-            Self::Panic | Self::Sorry | Self::Busy | Self::ReleaseByWord
+            Self::Panic | Self::Sorry | Self::Busy | Self::ReleaseForAny
         )
     }
 
@@ -115,7 +115,7 @@ impl Deed {
         match self {
             Self::Sorry | Self::SorryAfterEffect => StatusCode::INTERNAL_SERVER_ERROR,
             Self::Busy => StatusCode::TOO_MANY_REQUESTS,
-            Self::ReleaseByWord => StatusCode::BAD_REQUEST,
+            Self::ReleaseForAny => StatusCode::BAD_REQUEST,
             Self::BadGateway => StatusCode::BAD_GATEWAY,
             _ => StatusCode::CREATED,
         }
@@ -194,7 +194,7 @@ async fn work(
     headers.append("link", HeaderValue::from_static("</a>, </b>"));
     headers.append("x-attempt", HeaderValue::from(attempt));
     headers.append("link", HeaderValue::from_static("</c>"));
-    if deed == Deed::ReleaseByWord {
+    if deed == Deed::ReleaseForAny {
         response
             .extensions_mut()
             .insert(Disposition::Release(Release::AnyRequest));
@@ -202,7 +202,7 @@ async fn work(
     Ok(response)
 }
 
-/// The payload in two parts, trailers, and what else belongs to the deed.
+/// The payload in two frames, and trailers.
 fn answer_body(deed: Deed, said: String) -> SimBody {
     let said = Bytes::from(said);
     let half = said.len() / 2;

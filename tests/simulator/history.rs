@@ -1,4 +1,4 @@
-//! What happened, in the order in which it happened.
+//! The events of a round, in their order.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) type Line = (Duration, Event);
 /// their first appearance, so that two rounds of one seed can be compared.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Event {
-    /// A call reached the store and did something, or found its guard closed.
+    /// A call reached the store, and was applied or refused by its guard.
     Called {
         name: usize,
         host: usize,
@@ -36,7 +36,7 @@ pub(crate) enum Event {
         body: &'static str,
         deed: &'static str,
     },
-    /// The handler does something that cannot be undone.
+    /// The handler had an effect that cannot be undone.
     Affected {
         run: usize,
     },
@@ -62,7 +62,7 @@ pub(crate) enum Event {
         host: usize,
         what: &'static str,
     },
-    /// All processes stand still for so long, and so do the timers.
+    /// All processes and their timers stood still for this time.
     Stood {
         still: Duration,
     },
@@ -108,12 +108,12 @@ pub(crate) enum Call {
         seen: u64,
         /// The response, if it happened.
         happened: Option<u64>,
-        /// How long the record is kept at least.
+        /// The shortest time for which the record is kept.
         at_least: Duration,
     },
 }
 
-/// What a layer brought to a claim.
+/// The parts of a claim.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Brought {
     pub(crate) token: usize,
@@ -122,7 +122,7 @@ pub(crate) struct Brought {
     pub(crate) retention: Duration,
 }
 
-/// What it got; zeros if it got nothing.
+/// The grant of a claim; zeros without one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Granted {
     pub(crate) operation: usize,
@@ -150,7 +150,7 @@ pub(crate) enum ShownState {
     Released(Release),
 }
 
-/// All that a client can see of an answer, and what the layer says about it.
+/// An answer as its client sees it, and its outcome.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Answer {
     pub(crate) outcome: &'static str,

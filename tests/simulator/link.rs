@@ -1,4 +1,4 @@
-//! The way from a host to the store: calls and answers get lost on it.
+//! The network between a host and the store, which loses calls and answers.
 
 use std::{future::pending, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ pub(crate) struct Link {
     pub(crate) life: CancellationToken,
 }
 
-/// What becomes of one call.
+/// The fate of one call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Way {
     Clear {
@@ -33,18 +33,18 @@ pub(crate) enum Way {
     },
     /// It fails before it reaches the store.
     Refused,
-    /// It happens, and its answer is an error.
+    /// It is applied, and its answer is an error.
     Lost,
-    /// It never reaches the store, and nobody says so.
+    /// It never reaches the store, and gets no answer.
     Stuck,
-    /// It happens, and its answer never comes.
+    /// It is applied, and gets no answer.
     StuckAfter,
-    /// It happens when nobody waits for it any more.
+    /// It is applied after its caller has given up.
     Late(Duration),
 }
 
 impl Link {
-    /// A dead host makes no call and hears no answer; what it has sent arrives.
+    /// A dead host makes no call and receives no answer. Its earlier calls arrive.
     async fn carry<T: Send + 'static>(
         &self,
         call: impl Future<Output = Result<T, StoreError>> + Send + 'static,

@@ -1,43 +1,45 @@
-//! The invariants hold while everything fails that can fail.
+//! The invariants hold under random faults.
 //!
-//! Several hosts, each a layer of its own, share one memory store through a
-//! network that refuses calls, loses answers, delays, hangs, and delivers calls
-//! when nobody waits for them any more. Hosts die and come back, are cut off
-//! from the store, and all clocks jump. Handlers are quick, slow, hang past
-//! their longest run, panic, fail, answer 500, 429 and 502, release by their
-//! word, and send bodies that are large or break. Clients leave, retry on other
-//! hosts, and reuse keys for other requests. An operator resolves what is
-//! unknown. All of it comes from one seed, on one thread with a paused clock:
-//! the same seed gives the same history.
+//! Several hosts, each with its own layer, share one memory store:
+//!
+//! - The network refuses calls, loses answers, delays, hangs, and delivers calls
+//!   after their caller has given up.
+//! - Hosts die, come back and are cut off from the store. All clocks jump.
+//! - Handlers are quick or slow, hang past `max_run_time`, panic, fail, answer
+//!   500, 429 or 502, release their key, and send bodies that are large or break.
+//! - Clients leave, retry on other hosts, and reuse keys for other requests.
+//! - An operator resolves unknown outcomes.
+//!
+//! All of it comes from one seed, on one thread with a paused clock, so that a
+//! seed always gives the same history.
 //!
 //! A host dies by falling silent: its calls to the store and its handlers never
-//! go on, and its clients see a broken connection. Its tasks linger on until
-//! the round ends, which nobody can tell from their end.
+//! resume, and its clients see a broken connection. Its tasks are dropped at the
+//! end of the round.
 //!
-//! # What the oracle sees
+//! # Coverage
 //!
-//! It sees every call that reaches the store, every start and effect of a
-//! handler, and every answer, in their order; and it demands I1–I4, I6–I9,
-//! I11, I12 and I15 of them. The end of a round demands I10 and I16: after the
-//! last fault each key is answered in time, the hosts can be drained, and after
-//! the last retention no record is left. What it cannot see:
+//! The oracle sees, in order, every call that reaches the store, every start and
+//! effect of a handler, and every answer. It checks I1–I4, I6–I9, I11, I12 and
+//! I15. The end of a round checks I10 and I16: each key is answered in time after
+//! the last fault, each host drains, and no record is left after the last
+//! retention. It does not check:
 //!
-//! - I5 needs a database that can roll back: the tests of the SQL stores.
-//! - I13: bounds are set and kept here, but to miss one takes a request that is
-//!   refused for it: `tests/drops.rs`.
-//! - I14: nothing here reads logs.
-//! - What an operator did: its word that something happened beside an owner
-//!   that is still at work, or that it did not, is not held against the layer.
-//!   Nor is a key that a later attempt gave free for other requests, although
-//!   an earlier attempt of it was lost (`Recovery::Rerun` alone).
-//! - Clocks that jump apart from each other (F81): there is one clock here. In
-//!   `tests/model.rs` a lease lapses whenever it may.
+//! - I5, which needs a database that can roll back: the tests of the SQL stores.
+//! - I13: a permit that is not returned shows only in a request refused for it:
+//!   `tests/drops.rs`.
+//! - I14: it reads no logs.
+//! - Resolutions. An operator's "did not happen" beside an owner that still runs
+//!   is not a fault of the layer. Neither is a key that a later attempt released
+//!   for any request after an earlier attempt was lost (`Recovery::Rerun` alone).
+//! - Clocks that jump apart (F81): there is one clock. In `tests/model` a lease
+//!   lapses at any step.
 //!
 //! # Longer
 //!
-//! `ROUNDS=5000 cargo test -p tests --test simulator` plays more rounds, half of them
-//! for each [`Recovery`]; `SEED=1234` begins with another seed. A failure names
-//! its seed: `SEED=… ROUNDS=1` plays it again.
+//! `ROUNDS=5000 cargo test -p tests --test simulator` plays more rounds with each
+//! [`Recovery`]. `SEED=1234` begins with another seed. A failure names its seed:
+//! `SEED=… ROUNDS=1` plays it again.
 
 mod client;
 mod handler;
@@ -77,7 +79,7 @@ fn the_same_seed_gives_the_same_history() {
     }
 }
 
-#[expect(clippy::print_stdout, reason = "what a passing test has seen")]
+#[expect(clippy::print_stdout, reason = "counts of a passing test")]
 fn simulate(recovery: &Recovery) {
     let first = number("SEED").unwrap_or(1);
     let rounds = number("ROUNDS").unwrap_or(ROUNDS);
@@ -103,7 +105,7 @@ fn simulate(recovery: &Recovery) {
     if rounds < ROUNDS {
         return;
     }
-    // A simulation that saw nothing proves nothing.
+    // A simulation without faults proves nothing.
     let only = match recovery {
         Recovery::Rerun => &["fenced zombies", "repeated effects", "takeovers"][..],
         _ => &["outcome-unknown"][..],
@@ -154,7 +156,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// What has to happen at least once, with either recovery.
+/// Each of these must happen at least once, with either recovery.
 const SEEN: [&str; 20] = [
     "clock jumps",
     "dies",

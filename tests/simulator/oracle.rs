@@ -1,8 +1,8 @@
-//! Walks a history and says where it breaks an invariant.
+//! Walks a history and finds the lines that break an invariant.
 //!
-//! The oracle keeps a record of each key of its own, written from the
-//! invariants rather than from the store: every call that the store says it
-//! applied must have been allowed, and every call that it turned away must not.
+//! The oracle has its own record of each key, derived from the invariants rather
+//! than from the store. Each call that the store applied must have been allowed.
+//! Each call that the store refused must not have been.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -19,7 +19,7 @@ use crate::{
     world::{ATTEMPTS, NOBODY, Tally},
 };
 
-/// What the oracle finds in a history.
+/// The findings in a history.
 pub(crate) struct Findings {
     pub(crate) violations: Vec<Violation>,
     pub(crate) tally: Tally,
@@ -59,7 +59,7 @@ struct Oracle {
     operations: HashSet<usize>,
     /// Every grant, by its key and fence.
     grants: HashMap<(usize, u64), Grant>,
-    /// What each fingerprint stands for, once it has run.
+    /// The body of each fingerprint that has run.
     bodies: HashMap<usize, &'static str>,
     runs: HashMap<usize, (usize, u64)>,
     epochs: HashMap<(usize, usize), Epoch>,
@@ -67,7 +67,7 @@ struct Oracle {
     requests: HashMap<usize, (usize, &'static str)>,
     /// The one final answer of each operation.
     finals: HashMap<usize, Answer>,
-    /// The fences whose response a store keeps or has kept.
+    /// The fences whose response the store keeps or kept.
     completed: HashSet<(usize, u64)>,
     violations: Vec<Violation>,
     tally: Tally,
@@ -106,7 +106,7 @@ struct Grant {
 #[derive(Default)]
 struct Epoch {
     starts: usize,
-    /// Releases, and the operator's word that nothing happened.
+    /// Releases, and resolutions as "did not happen".
     releases: usize,
     effects: usize,
     did_not_happen: usize,
@@ -156,7 +156,7 @@ impl Oracle {
         }
     }
 
-    /// The store says that it did this: was it allowed?
+    /// Checks a call that the store applied.
     fn applied(&mut self, name: usize, call: &Call) {
         let now = self.now;
         match *call {
@@ -286,7 +286,9 @@ impl Oracle {
                     };
                     allowed
                 });
-                self.demand(allowed, || "I4: what was not unknown was resolved".into());
+                self.demand(allowed, || {
+                    "I4: an outcome that was not unknown was resolved".into()
+                });
                 if happened.is_none() {
                     let epoch = self.epoch(name);
                     epoch.releases += 1;
@@ -298,7 +300,7 @@ impl Oracle {
         }
     }
 
-    /// The store says that the guard was closed: was it?
+    /// Checks a call that the store refused.
     fn turned_away(&mut self, name: usize, call: &Call) {
         let now = self.now;
         let kept = self.records.get(&name);
@@ -361,13 +363,13 @@ impl Oracle {
         });
         let operation_is_new = self.operations.insert(operation);
         let before = self.records.remove(&name);
-        let goes_on = match reclaim_as {
+        let continued = match reclaim_as {
             Some(
                 ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Retry | ReclaimAs::Reconcile,
             ) => before,
             Some(ReclaimAs::Replace | ReclaimAs::Expired) | None => None,
         };
-        if let Some(before) = &goes_on {
+        if let Some(before) = &continued {
             let sound = before.operation == operation
                 && before.attempt + 1 == attempt
                 && before.fingerprint == claim.fingerprint;
@@ -382,7 +384,7 @@ impl Oracle {
         if matches!(reclaim_as, None | Some(ReclaimAs::Expired)) {
             *self.last_epoch.entry(name).or_default() += 1;
         }
-        let before = goes_on.map_or(0, |before| before.takeovers);
+        let before = continued.map_or(0, |before| before.takeovers);
         let takeovers = match reclaim_as {
             Some(ReclaimAs::Takeover | ReclaimAs::Rerun) => before + 1,
             Some(ReclaimAs::Retry) => before.min(1),
@@ -418,7 +420,7 @@ impl Oracle {
         );
     }
 
-    /// What the store shows is what it was told to keep.
+    /// Checks a record that the store returned.
     fn shown(&mut self, name: usize, shown: Option<&Shown>) {
         let now = self.now;
         let kept = self.records.get(&name).map(|kept| Shown {
@@ -523,7 +525,7 @@ impl Oracle {
         epoch.effects += 1;
         epoch.charged.insert(operation);
         let (effects, charged) = (epoch.effects, epoch.charged.len());
-        // The operator said "did not happen" beside an owner that was alive.
+        // An operator may resolve an outcome whose owner still runs.
         let excused = epoch.did_not_happen;
         let once = matches!(self.recovery, Recovery::Rerun) || effects <= 1 + excused;
         self.demand(once, || format!("I6: effect {effects} of an epoch"));
@@ -583,7 +585,7 @@ impl Oracle {
     ) {
         let kept = self.records.get_mut(&name);
         let Some(kept) = kept.filter(|kept| kept.token == token) else {
-            return self.violate(&format!("I1: {what} by somebody who is not the owner"));
+            return self.violate(&format!("I1: {what} without the token of the owner"));
         };
         let before = kept.state;
         if !apply(kept) {
@@ -646,7 +648,7 @@ impl Kept {
     }
 }
 
-/// What a handler's answer says about itself.
+/// The parsed body of a handler's answer.
 struct Payload<'a> {
     name: usize,
     body: &'a str,

@@ -1,4 +1,4 @@
-//! One round: hosts, clients, a store, and what goes wrong between them.
+//! One round: hosts, clients, a store, and the faults between them.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, hash_map::DefaultHasher},
@@ -36,11 +36,11 @@ use crate::{
     link::{Link, Way},
 };
 
-/// What a round brought: its history, and what was seen in it.
+/// The result of a round.
 pub(crate) struct Round {
     pub(crate) history: Vec<Line>,
     pub(crate) tally: Tally,
-    /// What went wrong besides the history.
+    /// Failures that the history does not show.
     pub(crate) faults: Vec<String>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) struct World {
     names: Vec<RecordName>,
     recovery: Recovery,
     calm: AtomicBool,
-    /// A host that is down is none.
+    /// `None` while the host is down.
     hosts: [Mutex<Option<Host>>; HOSTS],
     cut_off: [AtomicBool; HOSTS],
     inner: Mutex<Inner>,
@@ -78,7 +78,7 @@ struct Inner {
     tried: BTreeSet<usize>,
     runs: usize,
     requests: usize,
-    /// What was charged, as by a provider that knows the keys it has seen.
+    /// The keys under which a payment provider has charged.
     charges: BTreeSet<String>,
 }
 
@@ -113,9 +113,9 @@ async fn round(seed: u64, recovery: Recovery) -> Round {
         world.connect(host);
         world.revive(host);
     }
-    // What is still on its way to the store arrives.
+    // The last delayed calls arrive.
     sleep(LATEST).await;
-    faults.extend(everybody_gets_an_answer(&world).await);
+    faults.extend(each_key_gets_an_answer(&world).await);
     faults.extend(everything_ends(&world).await);
     for host in 0..HOSTS {
         world.kill(host);
@@ -128,8 +128,7 @@ async fn round(seed: u64, recovery: Recovery) -> Round {
     }
 }
 
-/// Hosts die and come back, are cut off from the store, all clocks jump, and
-/// what has expired is swept.
+/// Kills, revives and cuts off hosts, lets all clocks jump, and sweeps.
 async fn chaos(world: Arc<World>) {
     while !world.is_calm() {
         sleep(world.up_to(Duration::from_millis(1500))).await;
@@ -166,7 +165,7 @@ async fn chaos(world: Arc<World>) {
     }
 }
 
-/// The output of a future that pauses, but waits for nothing: nothing else happens
+/// The output of a future that yields but never waits. No other task runs
 /// meanwhile.
 fn at_once<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
@@ -184,7 +183,7 @@ fn sweep(world: &World) {
     world.push(Event::Swept { purged });
 }
 
-/// Looks into unknown outcomes, and ends some of them by what it finds.
+/// Resolves some unknown outcomes by the charges of the provider.
 async fn operator(world: Arc<World>) {
     while !world.is_calm() {
         sleep(world.up_to(Duration::from_secs(8))).await;
@@ -229,9 +228,9 @@ async fn operator(world: Arc<World>) {
     }
 }
 
-/// I16: once nothing fails any more, each key has its final answer within
-/// wait, lease and one attempt.
-async fn everybody_gets_an_answer(world: &Arc<World>) -> Vec<String> {
+/// I16: after the last fault, each key has its final answer within its wait, one
+/// lease and one attempt.
+async fn each_key_gets_an_answer(world: &Arc<World>) -> Vec<String> {
     let mut asked = JoinSet::new();
     for name in 0..world.names.len() {
         let world = world.clone();
@@ -402,7 +401,7 @@ impl World {
     }
 }
 
-/// Everything that is left to chance.
+/// Random choices.
 impl World {
     fn dice(&self, sides: usize) -> usize {
         self.inner().dice.random_range(0..sides)
@@ -413,7 +412,7 @@ impl World {
         time.mul_f64(share)
     }
 
-    /// Which key, and whether it is reused for another request.
+    /// A key, and whether it is reused for another request.
     pub(crate) fn intention(&self) -> (usize, bool) {
         (self.dice(self.names.len()), self.dice(12) == 0)
     }
@@ -451,7 +450,7 @@ impl World {
         unreachable!("the parts add up")
     }
 
-    /// What becomes of a call to the store.
+    /// The fate of a call to the store.
     pub(crate) fn way(&self, host: usize) -> Way {
         let brief = Duration::from_millis(6);
         let clear = |there, back| Way::Clear { there, back };
@@ -476,7 +475,7 @@ impl World {
     }
 }
 
-/// Numbers in the place of what is random or long.
+/// Numbers that stand for random or long values.
 impl World {
     pub(crate) fn run(&self) -> usize {
         let mut inner = self.inner();
@@ -565,7 +564,7 @@ impl World {
         *fingerprints.entry(*fingerprint).or_insert(next)
     }
 
-    /// What an answer says, in a form that the oracle reads.
+    /// The body of an answer, which the oracle parses.
     pub(crate) fn payload(
         &self,
         name: usize,
@@ -583,7 +582,7 @@ impl World {
         body.expect("a body arrives as it was sent")
     }
 
-    /// Charges once for each key that it is given.
+    /// Charges once for each key.
     pub(crate) fn charge(&self, key: &str) {
         self.inner().charges.insert(key.to_owned());
     }
@@ -605,7 +604,7 @@ pub(crate) const LEASE: Duration = Duration::from_secs(3);
 pub(crate) const LONGEST_RUN: Duration = Duration::from_secs(9);
 pub(crate) const RESPONSE_LIMIT: usize = 400;
 pub(crate) const ATTEMPTS: u32 = 4;
-/// What the store keeps in the place of a token once an operator has spoken.
+/// Stands for the token of a record that an operator resolved.
 pub(crate) const NOBODY: usize = usize::MAX;
 const HOSTS: usize = 3;
 const CLIENTS: usize = 8;

@@ -23,7 +23,7 @@ pub(crate) async fn with_store(test: impl AsyncFnOnce(SqliteStore)) {
     store.close().await;
 }
 
-/// A file in a directory of its own, removed with it.
+/// A file in a new directory, removed with it.
 pub(crate) struct File {
     pub(crate) directory: PathBuf,
 }

@@ -99,7 +99,7 @@ async fn reads_and_duplicate_claims_do_not_wait_for_a_writer() {
     other.close().await.unwrap();
 }
 
-/// What a child process does: nothing unless a test asked for it.
+/// Plays the part of a child process. Passes at once in an ordinary test run.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_child_process_plays_its_part() {
     let (Ok(part), Ok(path)) = (std::env::var(PART), std::env::var(DATABASE)) else {
@@ -126,7 +126,7 @@ async fn a_child_process_plays_its_part() {
 }
 
 impl File {
-    /// Plays a part in another process, on this file.
+    /// Runs a part in another process, on this file.
     async fn child(&self, part: &str) -> std::process::Output {
         tokio::process::Command::new(std::env::current_exe().unwrap())
             .args([

@@ -1,4 +1,4 @@
-//! Answers to COMMIT that got lost.
+//! Lost answers to COMMIT.
 
 use std::{
     sync::{Arc, Mutex},
@@ -38,7 +38,8 @@ async fn with_network(test: impl AsyncFnOnce(PostgresShop, Proxy)) {
 
 type Told = Arc<Mutex<Vec<Option<CommitErrorKind>>>>;
 
-/// Orders, and notes what the handler learned; patient for as long as `SHORT`.
+/// A service that orders, and the kinds of the errors that `commit` returned. Its
+/// store timeout is `5 * SHORT`.
 fn noting(shop: &PostgresShop) -> (Service<PostgresShop>, Told) {
     let told = Told::default();
     let noted = Arc::clone(&told);
@@ -98,7 +99,7 @@ async fn f62_a_late_commit_answer_is_resolved_from_the_record() {
         assert_eq!(*told.lock().unwrap(), [None]);
         assert!(shop.i5_has_order("key").await);
         proxy.set(Network::Sound);
-        // The connection that it came on serves again.
+        // The same connection serves again.
         service
             .post("another")
             .await
@@ -131,7 +132,7 @@ async fn i11_an_undecided_commit_is_unknown_until_it_arrives() {
     with_network(async |shop, proxy| {
         let (service, told) = noting(&shop);
         let service = service.set(|layer| {
-            // Not even a retry that may run does, while the transaction lives.
+            // Even under `Rerun` no retry runs while the transaction lives.
             layer.store_timeout(5 * SHORT).recovery(Recovery::Rerun)
         });
         proxy.set(Network::HoldBefore);
@@ -249,7 +250,7 @@ async fn f62_a_commit_that_outlasts_its_deadline_is_waited_for() {
         let (service, _) = noting(&shop);
         let service = service.set(|layer| layer.store_timeout(10 * SHORT));
         let first = tokio::spawn(service.post("key"));
-        // The record was asked for, and is locked by the transaction.
+        // The layer reads the record, which the transaction has locked.
         until(&shop, "query LIKE '%SELECT state::bigint%token = $3'").await;
         lock.rollback().await.unwrap();
         first.await.unwrap().assert_is(201, "ordered by run 1");
@@ -289,7 +290,7 @@ async fn f62_a_backend_terminated_during_commit_counts_as_an_abort() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f68_an_inconclusive_commit_error_is_resolved_from_the_record() {
     with_postgres(async |shop| {
-        // Neither a constraint nor a conflict: SQLSTATE P0001.
+        // SQLSTATE P0001 is neither a constraint nor a conflict.
         slow_commits(&shop, "RAISE EXCEPTION 'not today'").await;
         let (service, told) = noting(&shop);
         let first = service.post("key").await;
@@ -360,7 +361,7 @@ async fn a_locked_record_aborts_the_commit_in_time() {
     .await;
 }
 
-/// Every COMMIT of an order runs `statement` first.
+/// Lets every COMMIT of an order run `statement` first.
 pub(crate) async fn slow_commits(shop: &PostgresShop, statement: &str) {
     shop.execute(&format!(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
@@ -380,7 +381,7 @@ async fn take_lock(connection: &mut PgConnection) {
         .unwrap();
 }
 
-/// Waits until a session on the shop's database is as `condition` says.
+/// Waits until a session on the shop's database meets `condition`.
 async fn until(shop: &PostgresShop, condition: &str) {
     let sessions = format!(
         "SELECT count(*) FROM pg_stat_activity

@@ -133,7 +133,7 @@ async fn a_second_commit_is_refused_and_the_first_stays<S: Shop>(shop: S) {
     });
     let first = service.post("key").await;
     first.assert_is(201, "ordered by run 1");
-    // The answer of the claim itself, not one that it was given as a loser.
+    // This is the answer of the run, not one that a fenced owner replays.
     assert_eq!(first.outcome, Outcome::Recorded);
     assert!(shop.i5_has_order("key").await);
     assert!(service.post("key").await.is_replay());
@@ -222,7 +222,7 @@ async fn a_handler_of_axum_commits_through_its_extractor() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f61_a_commit_is_durable_under_any_pool_default() {
     with_postgres(async |shop| {
-        // What COMMIT itself finds set, told by a trigger that it runs.
+        // A deferred trigger reads the setting during COMMIT.
         shop.execute(
             "CREATE TABLE found (setting text);
              CREATE FUNCTION tell() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN

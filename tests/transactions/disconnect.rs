@@ -1,4 +1,4 @@
-//! Futures that are dropped on their way, at each of their awaits.
+//! Futures that are dropped at each of their awaits.
 
 use std::{
     pin::{Pin, pin},
@@ -17,8 +17,7 @@ use crate::{
     shop::{Shop, with_each_database},
 };
 
-/// A future that stops after so many polls: `None`, and what it had begun is
-/// still held.
+/// Polls a future up to `left` times. `None` keeps the unfinished future alive.
 struct Polls<F> {
     future: Pin<Box<F>>,
     left: usize,
@@ -47,7 +46,8 @@ fn polls<F: Future>(left: usize, future: F) -> Polls<F> {
     }
 }
 
-/// Orders unless its polls run out first; then answers as if it had ordered.
+/// Orders with at most `left` polls. Without a result it drops the order and
+/// answers as if it had succeeded.
 async fn order_in_time<S: Shop>(run: Run<S>, left: usize) -> Response {
     let ordered = polls(left, order(&run)).await;
     match ordered {
@@ -88,15 +88,17 @@ async fn i15_an_order_dropped_at_any_await_matches_its_record<S: Shop>(shop: S) 
             500 => {
                 answer.assert_problem(500, "rolled-back");
                 match record.state {
-                    // Dropped in its commit.
+                    // Dropped during `commit`.
                     RecordState::Released(_) => {}
-                    // Dropped before it: the response promises an order that is not there.
+                    // Dropped before `commit`: the response reports an order that
+                    // does not exist.
                     RecordState::Unknown => assert_eq!(answer.outcome, Outcome::Unknown),
                     other => panic!("{other:?}"),
                 }
                 assert_eq!(grown, 0);
             }
-            // Dropped before a transaction had begun: the handler's word.
+            // Dropped before a transaction had begun: the handler's response
+            // stands.
             202 => assert_eq!(grown, 0),
             other => panic!("{other}: {}", answer.body),
         }
@@ -118,7 +120,7 @@ async fn i15_an_order_whose_client_leaves_matches_its_record<S: Shop>(shop: S) {
                     let mut ordering = pin!(polls(left, order(&run)));
                     *whole.lock().unwrap() = ordering.as_mut().await.is_some();
                     reached.notify_one();
-                    // Held, not dropped, until the layer stops the handler.
+                    // Keeps the future until the layer stops the handler.
                     std::future::pending().await
                 }
             }

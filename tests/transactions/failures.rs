@@ -1,4 +1,4 @@
-//! What the client and the operator learn when a transaction fails.
+//! The answers and logs of failed transactions.
 
 use std::{error::Error, io, time::Duration};
 
@@ -28,7 +28,7 @@ use crate::{
     },
 };
 
-/// A handler that fails in the way that its key says, with `?` alone.
+/// A handler that fails in the way of its key, by `?` alone.
 async fn fail<S: Shop>(run: &Run<S>) -> Result<Committed, CommitError> {
     let mut transaction = run.shop.begin(&run.operation).await?;
     match run.operation.key().as_str() {
@@ -61,7 +61,8 @@ async fn fail<S: Shop>(run: &Run<S>) -> Result<Committed, CommitError> {
     run.shop.commit(&run.operation, transaction, response).await
 }
 
-/// Asks with new keys until the log says it: it limits how often it does.
+/// Sends requests with new keys until the log has the message, which is
+/// rate-limited.
 pub(crate) async fn until_logged<S: Shop>(
     service: &Service<S>,
     log: &Log,
@@ -105,12 +106,12 @@ async fn f110_a_failed_statement_or_commit_is_logged_with_its_cause<S: Shop>(sho
     }
 }
 
-/// As a service without axum does: the error is gone, and only a status is left.
+/// As in a service without axum, the error is dropped and only a status is left.
 async fn f110_a_failed_commit_that_the_handler_hides_is_logged<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         fail(&run).await.unwrap_err();
         match run.operation.key().as_str() {
-            // The layer denies this one.
+            // The layer replaces this response.
             key if key.contains("success") => status(200),
             _ => status(503),
         }
@@ -187,7 +188,8 @@ async fn f110_failed_commit_is_rendered_as_the_layers_refusals<S: Shop>(shop: S)
     }
 }
 
-/// Each failure quotes a value, and its error tells the other text only.
+/// Provokes failures whose database errors quote a value. The store's errors show
+/// the other text only.
 async fn assert_no_value_is_told<S: Shop>(shop: S, told: &'static [(&str, &str)]) {
     let log = Log::start();
     let service = Service::new(&shop, move |run| async move {
@@ -285,7 +287,7 @@ async fn an_unreachable_database_answers_503_and_a_retry_runs() {
                 async move {
                     match (run.number, run.operation.key().as_str()) {
                         (1, _) => proxy.set(Network::Gone),
-                        // Before its first statement, so that the driver notices there.
+                        // The driver notices the cut before the first statement.
                         (3, _) => {
                             let begun = run.shop.begin(&run.operation).await;
                             proxy.set(Network::Gone);
@@ -419,7 +421,7 @@ fn report_of_a_store_failure_names_each_cause_once() {
     assert!(store.unwrap().get_ref().unwrap().is::<Settings>());
 }
 
-/// As a server or a pooler that speaks the protocol badly.
+/// A server or a pooler that breaks the protocol.
 #[tokio::test]
 async fn short_sqlstate_is_a_kind_and_no_panic() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -1,4 +1,4 @@
-//! Owners that were superseded on their way.
+//! Owners that are taken over while they run.
 
 use std::{
     pin::pin,
@@ -55,7 +55,7 @@ async fn i7_a_fenced_owner_rolls_back_and_answers_as_the_winner<S: Shop>(shop: S
                     .await
                     .unwrap_err();
                 assert_eq!(error.kind(), CommitErrorKind::Superseded);
-                // What the handler makes of it does not matter.
+                // The layer ignores the handler's response.
                 status(201)
             }
         }
@@ -186,15 +186,16 @@ async fn an_owner_that_has_lost_its_lease_begins_nothing<S: Shop>(shop: S) {
     assert!(!shop.i5_has_order("key").await);
 }
 
-/// Whether `lost` resolves within more than a lease and many heartbeats.
+/// Returns whether `lease_lost` resolves within more than a lease and many
+/// heartbeats.
 async fn is_lost<S: Shop>(run: &Run<S>) -> bool {
     tokio::time::timeout(2 * LEASE, run.operation.lease_lost())
         .await
         .is_ok()
 }
 
-/// The first run sends `true` if `lost` resolved. A panic after its commit would not
-/// reach the client.
+/// The first run sends whether `lease_lost` resolved. A panic after its commit
+/// would not reach the client.
 fn watched<S: Shop>(shop: &S) -> (Service<S>, oneshot::Receiver<bool>) {
     let (sender, receiver) = oneshot::channel();
     let sender = Arc::new(Mutex::new(Some(sender)));
@@ -236,7 +237,7 @@ async fn lost_never_resolves_while_the_commit_is_pending() {
         service.post("key").await.assert_is(201, "ordered by run 1");
         assert!(!was_lost.await.unwrap());
         assert!(shop.i5_has_order("key").await);
-        // That the record is locked is no failure of a renewal.
+        // A locked record is no failed renewal.
         assert!(!log.has(&["lease"]), "{}", log.warnings());
     })
     .await;

@@ -1,4 +1,4 @@
-//! Transactions that came from elsewhere.
+//! Transactions of other databases and pools.
 
 use axum::response::IntoResponse as _;
 use tower_idempotency::{
@@ -52,7 +52,7 @@ async fn f60_a_transaction_of_another_isolation_is_refused_by_its_name() {
                 .await
                 .unwrap();
             if heartbeat {
-                // As one would: the record is newer than the transaction's view.
+                // The record is newer than the snapshot of the transaction.
                 run.shop
                     .execute("UPDATE idempotency_records SET lease_until = lease_until")
                     .await;
@@ -192,7 +192,7 @@ async fn f78_a_stale_sqlite_read_transaction_aborts_and_a_retry_runs() {
             SqliteShop::run(&mut transaction, "SELECT count(*) FROM items")
                 .await
                 .unwrap();
-            // It has read; now another writes.
+            // After its read another connection writes.
             run.shop.lapse().await;
             let error = run
                 .shop

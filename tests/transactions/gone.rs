@@ -49,7 +49,7 @@ async fn rule_58_begin_fails_soon_once_the_server_is_gone() {
     .await;
 }
 
-/// A port that leads to the server, and refuses connections from the notice on.
+/// A port that leads to the server, and refuses connections once notified.
 async fn way_to(url: &str, gone: Arc<Notify>) -> u16 {
     let server = (options(url).get_host().to_owned(), options(url).get_port());
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

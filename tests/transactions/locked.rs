@@ -1,4 +1,4 @@
-//! Records that strangers have locked.
+//! Records that other transactions have locked.
 
 use std::{
     sync::{Arc, Mutex},

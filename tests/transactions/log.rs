@@ -1,4 +1,4 @@
-//! The log that an operator reads.
+//! The log of the requests of a test.
 
 use std::{
     io,
@@ -12,7 +12,7 @@ use tracing_subscriber::{
     prelude::*,
 };
 
-/// What requests from this thread log.
+/// The events of this thread's requests.
 pub(crate) struct Log {
     lines: Lines,
     _subscriber: DefaultGuard,

@@ -1,8 +1,8 @@
-//! What a handler commits in a transaction of its own: with PostgreSQL and with
-//! SQLite, through the layer.
+//! Effects that a handler commits with its response, on PostgreSQL and SQLite,
+//! through the layer.
 //!
-//! After each story the books are compared: an order is there if and only if the
-//! record was completed by the same claim (I5).
+//! Each test checks that an order exists if and only if its record was completed
+//! by the same claim (I5).
 
 mod answer;
 mod commit;

@@ -1,4 +1,4 @@
-//! Handlers as an application writes them, mounted in a router and served.
+//! Handlers of an application, mounted in a router and served.
 
 use axum::{
     Json, Router,
@@ -149,7 +149,7 @@ async fn f110_a_sql_error_in_a_mounted_handler_is_logged() {
         let app = Router::new()
             .route("/orders", post(order).layer(layer.build().unwrap()))
             .with_state(shop.store.clone());
-        // Another test of the same process may have logged such an error just now.
+        // Another test of this process may have logged such an error just now.
         for attempt in 0..1_000 {
             let request = Request::post("/orders")
                 .header("idempotency-key", "k")
@@ -229,7 +229,7 @@ async fn the_documented_postgres_handler_orders_once() {
     .await;
 }
 
-/// What `commit` returns borrows nothing, so that it can be spawned.
+/// The future of `commit` borrows nothing, so that it can be spawned.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_future_of_commit_can_be_spawned() {
     fn require_send<T: Send + 'static>(future: T) -> T {

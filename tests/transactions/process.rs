@@ -1,4 +1,4 @@
-//! Processes that die on their way, seen from outside.
+//! Processes that die during an order, as their clients see them.
 
 use std::{
     env,

@@ -1,4 +1,4 @@
-//! A network that fails just when COMMIT is on its way.
+//! A network that fails while COMMIT is under way.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use tower_idempotency::sqlx::postgres::PgConnectOptions;
 
 use crate::shop::options;
 
-/// What becomes of a COMMIT and of its answer.
+/// The fate of a COMMIT and of its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     Sound,
@@ -19,11 +19,11 @@ pub(crate) enum Network {
     CutBefore,
     /// It breaks after the server has answered, before the answer arrives.
     CutAfter,
-    /// COMMIT is held back for as long as this is so.
+    /// COMMIT is held back until the network changes.
     HoldBefore,
-    /// The beginning of a transaction is held back for as long as this is so.
+    /// The beginning of a transaction is held back until the network changes.
     HoldBegin,
-    /// The answer is held back for as long as this is so.
+    /// The answer is held back until the network changes.
     HoldAfter,
     /// As [`CutBefore`](Self::CutBefore), and the server is gone from then on.
     GoneBefore,
@@ -32,7 +32,7 @@ pub(crate) enum Network {
     Gone,
 }
 
-/// Stands between a store and its server, and reads what the store says.
+/// Stands between a store and its server, and parses the store's messages.
 pub(crate) struct Proxy {
     port: u16,
     network: Arc<watch::Sender<Network>>,
@@ -121,7 +121,7 @@ async fn carry_requests(
     }
 }
 
-/// Knows the answer to a COMMIT by its tag.
+/// Recognises the answer to a COMMIT by its tag.
 async fn carry_answers(
     mut from_server: tcp::OwnedReadHalf,
     mut to_client: tcp::OwnedWriteHalf,

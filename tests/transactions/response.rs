@@ -1,4 +1,4 @@
-//! Responses that cannot be kept are not committed.
+//! A transaction whose response cannot be kept rolls back.
 
 use std::{convert::Infallible, io};
 

@@ -1,4 +1,4 @@
-//! Orders that were not committed, whatever the handler made of it.
+//! Orders that were not committed, whatever the handler answers.
 
 use std::task::Poll;
 
@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-/// The first run as `first` wants it; later ones as they should be.
+/// Serves the first run by `first`, later ones by `respond`.
 fn at_first<S: Shop, F>(shop: &S, first: impl Fn(Run<S>) -> F + Send + Sync + 'static) -> Service<S>
 where
     F: Future<Output = Response> + Send + 'static,
@@ -35,7 +35,7 @@ where
     })
 }
 
-/// Nothing is ordered, and the same key orders.
+/// Asserts that nothing was ordered, and that a retry orders.
 async fn assert_retry_orders<S: Shop>(shop: &S, service: &Service<S>) {
     assert!(!shop.i5_has_order("key").await);
     service.post("key").await.assert_is(201, "ordered by run 2");
@@ -44,7 +44,7 @@ async fn assert_retry_orders<S: Shop>(shop: &S, service: &Service<S>) {
     assert_eq!(service.runs(), 2);
 }
 
-/// Orders what the shop does not have: COMMIT fails.
+/// Orders an item that the shop does not have, so that COMMIT fails.
 async fn order_a_unicorn<S: Shop>(run: &Run<S>) -> CommitErrorKind {
     let mut transaction = run.shop.begin(&run.operation).await.unwrap();
     S::order(&mut transaction, &run.operation, "unicorn")
@@ -223,7 +223,8 @@ async fn f33_an_error_swallowed_in_the_transaction_records_nothing() {
             PostgresShop::order(&mut transaction, &run.operation, "pen")
                 .await
                 .unwrap();
-            // COMMIT would answer ROLLBACK now, and the driver call it a success.
+            // COMMIT would now answer ROLLBACK, which the driver takes for a
+            // success.
             PostgresShop::run(&mut transaction, "SELECT 1 / 0")
                 .await
                 .unwrap_err();
@@ -250,12 +251,12 @@ async fn f44_a_savepoint_dropped_while_beginning_rolls_everything_back() {
                 .await
                 .unwrap();
             loop {
-                // The driver answers this with a ROLLBACK of the whole.
+                // The driver then rolls back the whole transaction.
                 let mut nested = std::pin::pin!(transaction.begin());
                 let Poll::Ready(begun) = futures_util::poll!(&mut nested) else {
                     break;
                 };
-                // The server was quicker than the first look: once more.
+                // The server answered before the first poll: try again.
                 begun.unwrap().rollback().await.unwrap();
             }
             let error = run

@@ -140,8 +140,8 @@ impl Answer {
     }
 }
 
-/// Asks again until the answer is no longer `problem`, which the layer may say
-/// for a while.
+/// Asks again until the answer is not `problem`, which the layer may give for a
+/// while.
 pub(crate) async fn past<S: Shop>(service: &Service<S>, key: &str, problem: &str) -> Answer {
     loop {
         let answer = service.post(key).await;
@@ -152,7 +152,7 @@ pub(crate) async fn past<S: Shop>(service: &Service<S>, key: &str, problem: &str
     }
 }
 
-/// A response whose only word is its status.
+/// A response with a status alone.
 pub(crate) fn status(code: u16) -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::from_u16(code).unwrap();

@@ -1,5 +1,4 @@
-//! A shop in each database: its orders, and the store of its records beside
-//! them.
+//! A shop in each database: its orders, and the store of its records.
 
 use std::{
     fmt::Debug,
@@ -23,7 +22,7 @@ use tower_idempotency::{
     store::{Record, RecordState},
 };
 
-/// What both databases have in common.
+/// The common part of both databases.
 pub(crate) trait Shop: Clone + Send + Sync + 'static {
     type Store: Store + Clone + Debug;
     type Connection;
@@ -36,15 +35,14 @@ pub(crate) trait Shop: Clone + Send + Sync + 'static {
         operation: &Operation,
     ) -> impl Future<Output = Result<Self::Transaction, CommitError>> + Send;
 
-    /// An order of `item`; one of an item that the shop does not have is refused
-    /// at COMMIT.
+    /// Orders `item`. An item that the shop does not have is refused at COMMIT.
     fn order(
         connection: &mut Self::Connection,
         operation: &Operation,
         item: &str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// A statement of the handler's own.
+    /// Runs a statement of the handler.
     fn run(
         connection: &mut Self::Connection,
         statement: &'static str,
@@ -73,8 +71,8 @@ pub(crate) trait Shop: Clone + Send + Sync + 'static {
         async move { self.store().read(&name).await.unwrap() }
     }
 
-    /// Whether the order of `key` is there; it is exactly if its record was
-    /// completed by the claim that ordered, and then once.
+    /// Returns whether `key` has an order. Asserts that it has one, and only one,
+    /// if and only if its record was completed by the claim that ordered.
     fn i5_has_order(&self, key: &str) -> impl Future<Output = bool> + Send {
         async move {
             let record = self.record(key).await;
@@ -159,12 +157,12 @@ impl Shop for PostgresShop {
 }
 
 impl PostgresShop {
-    /// On a connection of its own, straight to the server.
+    /// Runs statements on a new connection, directly to the server.
     pub(crate) async fn execute(&self, statements: &str) {
         execute(&self.url, statements).await;
     }
 
-    /// The same shop with another way to its records.
+    /// The same shop with another address of its records.
     pub(crate) fn with_store(&self, store: PostgresStore) -> Self {
         Self {
             store,
@@ -248,8 +246,8 @@ fn orders(rows: Result<Vec<(i64,)>, sqlx::Error>) -> Vec<i64> {
     rows.unwrap().into_iter().map(|(fence,)| fence).collect()
 }
 
-/// Opens a shop in a new PostgreSQL database, which is dropped whatever comes of
-/// the test.
+/// Opens a shop in a new PostgreSQL database, and drops the database after the
+/// test.
 pub(crate) async fn with_postgres(test: impl AsyncFnOnce(PostgresShop)) {
     with_database(async |url| {
         let store = PostgresStore::builder(options(&url))
@@ -329,7 +327,7 @@ pub(crate) async fn execute(url: &str, statements: &str) {
     connection.close().await.unwrap();
 }
 
-/// A response of every part that is kept, and one that is not.
+/// A response with every part that is kept, and one that is not.
 pub(crate) fn ordered(what: &str) -> Response {
     Response::builder()
         .status(201)
@@ -379,5 +377,5 @@ CREATE TABLE orders (
     item TEXT NOT NULL REFERENCES items (name) DEFERRABLE INITIALLY DEFERRED
 )";
 
-/// How long a store waits for a record that somebody has locked.
+/// The lock timeout of a store.
 pub(crate) const SHORT: std::time::Duration = std::time::Duration::from_millis(100);

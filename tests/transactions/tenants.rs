@@ -35,7 +35,7 @@ async fn f112_commit_completes_under_a_role_without_rights_on_the_records() {
             let service = Service::new(&shop, move |run| order(run, enter));
             service.post("key").await.assert_is(201, "ordered a pen");
             assert!(service.post("key").await.is_replay());
-            // A trigger of the tenant's own must not run as the session's role.
+            // A trigger of the tenant must not run as the session's role.
             assert_eq!(seen(&shop).await, (role.clone(), "tenant".to_owned()));
         })
         .await;
@@ -74,7 +74,7 @@ async fn f112_commit_keeps_a_role_that_may_write_the_records() {
 async fn f112_completion_uses_no_operator_of_the_handler_s_schema() {
     with_postgres(async |shop| {
         with_role(&shop, async |role| {
-            // What a tenant could do to be run as the session's role.
+            // A tenant's attempt to run as the session's role.
             shop.execute(
                 "CREATE FUNCTION tenant.trap(bigint, interval) RETURNS interval
                  LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'trapped'; END $$;
@@ -168,8 +168,8 @@ async fn order(run: Run<PostgresShop>, enter: &'static str) -> axum::response::R
     }
 }
 
-/// Runs a test with the tenant's schema and a role that may use nothing else,
-/// which is dropped whatever comes of it.
+/// Runs a test with the tenant's schema and a role without other rights. Drops the
+/// role after the test.
 async fn with_role(shop: &PostgresShop, test: impl AsyncFnOnce(String)) {
     let role = format!("tenant_{:016x}", rand::random::<u64>());
     shop.execute(TENANT).await;

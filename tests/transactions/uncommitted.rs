@@ -17,7 +17,7 @@ use crate::{
     },
 };
 
-/// Begins and writes an order, which is not committed.
+/// Begins and writes an order without a commit.
 async fn begin<S: Shop>(run: &Run<S>) -> S::Transaction {
     let mut transaction = run.shop.begin(&run.operation).await.unwrap();
     S::order(&mut transaction, &run.operation, "pen")
@@ -52,7 +52,7 @@ async fn f109_success_after_a_dropped_transaction_is_denied_and_unknown<S: Shop>
         assert_eq!(first.outcome, Outcome::Unknown);
         assert_eq!(log.notices("uncommitted"), n + 1);
         assert!(log.has(&["WARN", "uncommitted", "pass it to the store's `commit`"]));
-        // Other work of the handler may have been done: it is not done again.
+        // The handler may have had other effects, so that it does not run again.
         service
             .post(key)
             .await
@@ -80,7 +80,8 @@ async fn f109_success_beside_an_open_transaction_is_never_recorded<S: Shop>(shop
         status(202)
     });
     let first = service.post("key").await;
-    // SQLite has one writer: the outcome is written once the order has its own.
+    // SQLite has one writer: the outcome is written after the order's transaction
+    // ends.
     match first.status.as_u16() {
         201 => first.assert_is(201, "ordered late"),
         _ => first.assert_problem(500, "rolled-back"),
