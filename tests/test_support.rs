@@ -37,6 +37,7 @@ async fn errors_reach_the_chosen_calls_alone() {
     let store = store();
     store.inject(StoreCall::Claim, 2..=3, Fault::Error(StoreError::full("x")));
     assert!(claim(&store, "1").await.is_ok());
+    store.inject(StoreCall::Claim, 5.., Fault::Panic("boom"));
     for key in ["2", "3"] {
         let error = claim(&store, key).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Full);
@@ -44,8 +45,12 @@ async fn errors_reach_the_chosen_calls_alone() {
     }
     assert!(claim(&store, "4").await.is_ok());
     store.read(&named("4")).await.unwrap();
-    assert_eq!(store.count(StoreCall::Claim), 4);
     assert_eq!(store.calls().last(), Some(&StoreCall::Read));
+    let panicking = store.clone();
+    let panicked = tokio::spawn(async move { claim(&panicking, "5").await });
+    assert!(panicked.await.unwrap_err().is_panic());
+    assert!(!has(&store, "5").await);
+    assert_eq!(store.count(StoreCall::Claim), 5);
 }
 
 #[tokio::test(start_paused = true)]

@@ -29,7 +29,7 @@ use crate::{
 /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
 /// # use tower::ServiceExt;
 /// use tower_idempotency::{
-///     IdempotencyLayer, MemoryStore, Scope, StoreError,
+///     IdempotencyLayer, MemoryStore, Scope,
 ///     test_support::{Fault, FaultyStore, StoreCall},
 /// };
 ///
@@ -41,7 +41,7 @@ use crate::{
 /// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
 ///
 /// // The first claim fails, and the layer makes it again.
-/// store.inject(StoreCall::Claim, 1..=1, Fault::Error(StoreError::unavailable("no route")));
+/// store.inject(StoreCall::Claim, 1..=1, Fault::unavailable());
 /// let response = app.oneshot(request).await?;
 /// assert_eq!(response.status(), StatusCode::CREATED);
 /// assert_eq!(store.count(StoreCall::Claim), 2);
@@ -104,8 +104,17 @@ pub enum Fault {
     /// A claim finds that the record in its way has just gone, and returns
     /// [`Claimed::Vanished`]. Other calls are not changed.
     Vanish,
-    /// It does nothing, and panics.
-    Panic,
+    /// It does nothing, and panics with this message.
+    Panic(&'static str),
+}
+
+impl Fault {
+    /// Returns an [`Error`](Self::Error) of the kind
+    /// [`Unavailable`](crate::StoreErrorKind::Unavailable): the store cannot be reached.
+    #[must_use]
+    pub fn unavailable() -> Self {
+        Self::Error(StoreError::unavailable(INJECTED))
+    }
 }
 
 #[derive(Default)]
@@ -219,7 +228,7 @@ async fn under<T>(
         Some(Fault::Error(error)) => Err(error),
         Some(Fault::LoseAnswer) => {
             let _ = done.await;
-            Err(StoreError::unavailable("the answer was lost"))
+            Err(StoreError::unavailable(INJECTED))
         }
         Some(Fault::Hang | Fault::LandLater(_)) => pending().await,
         Some(Fault::HangAfterwards) => {
@@ -234,7 +243,7 @@ async fn under<T>(
             gate.pass().await;
             done.await
         }
-        Some(Fault::Panic) => panic!("the store panics, as the test wants it"),
+        Some(Fault::Panic(message)) => panic!("{message}"),
     }
 }
 
@@ -334,3 +343,5 @@ impl<S: fmt::Debug> fmt::Debug for FaultyStore<S> {
             .finish_non_exhaustive()
     }
 }
+
+const INJECTED: &str = "fault injected by a test";

@@ -26,7 +26,7 @@ use crate::{
     api::{Answer, Api, ask, fingerprint, keyed, named, record, required, send, settle},
     client::Http2,
     crowd::claimed_elsewhere,
-    faulty::{Call, Fault, Faulty},
+    faulty::{Call, Fault, Faulty, unsent},
     probe::{Gate, Probe},
     stores::{Place, on_each_store},
 };
@@ -80,8 +80,8 @@ impl Drop for Tracked {
 
 #[tokio::test(start_paused = true)]
 async fn f101_a_refused_claim_frees_the_inner_service_and_the_body() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks_down(&Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject_all(Fault::unavailable());
     let layer = required(DynStore::new(faulty)).build().unwrap();
     let service = ServiceBuilder::new()
         .layer(layer)
@@ -101,12 +101,8 @@ async fn f101_a_refused_claim_frees_the_inner_service_and_the_body() {
 
 #[tokio::test(start_paused = true)]
 async fn f102_a_claim_that_lands_late_is_withdrawn() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(
-        Call::Claim,
-        ..=1,
-        Fault::LandsLater(Duration::from_secs(12)),
-    );
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, ..=1, Fault::LandLater(Duration::from_secs(12)));
     let store = DynStore::new(faulty);
     let probe = Probe::counting();
     let api = Api::new(required(store.clone()), &probe);
@@ -121,14 +117,14 @@ async fn f102_a_claim_that_lands_late_is_withdrawn() {
 
 #[tokio::test(start_paused = true)]
 async fn f102_a_claim_that_lands_after_a_long_outage_is_withdrawn() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(
         Call::Claim,
         ..=1,
-        Fault::LandsLater(Duration::from_secs(300)),
+        Fault::LandLater(Duration::from_secs(300)),
     );
     for call in [Call::Claim, Call::Release, Call::Read] {
-        faulty.breaks(call, .., Fault::Hangs);
+        faulty.inject(call, .., Fault::Hang);
     }
     let store = DynStore::new(faulty.clone());
     let api = Api::new(required(store), &Probe::counting());
@@ -136,14 +132,14 @@ async fn f102_a_claim_that_lands_after_a_long_outage_is_withdrawn() {
         .await
         .assert_problem(503, "store-unavailable");
     tokio::time::sleep(Duration::from_secs(299)).await;
-    faulty.heals();
+    faulty.heal();
     tokio::time::sleep(Duration::from_secs(60)).await;
     api.send(keyed("K")).await.assert_run(1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let store = DynStore::new(faulty.clone());
     let probe = Probe::statuses(&[500, 201]);
     let api = Api::new(required(store.clone()), &probe);
@@ -154,10 +150,10 @@ async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
         "{state:?}"
     );
 
-    faulty.breaks(
+    faulty.inject(
         Call::Reclaim,
         ..=1,
-        Fault::LandsLater(Duration::from_secs(12)),
+        Fault::LandLater(Duration::from_secs(12)),
     );
     api.send(keyed("K"))
         .await
@@ -169,13 +165,13 @@ async fn f102_a_reclaim_that_lands_late_is_withdrawn() {
 
 /// A store whose first call of this kind arrives late. No later call is answered.
 fn stalled(inner: &DynStore, call: Call) -> Faulty<DynStore> {
-    let faulty = Faulty::over(inner.clone());
-    faulty.breaks(call, ..=1, Fault::LandsLater(Duration::from_secs(10)));
+    let faulty = Faulty::new(inner.clone());
+    faulty.inject(call, ..=1, Fault::LandLater(Duration::from_secs(10)));
     for claim in [Call::Claim, Call::Reclaim] {
-        faulty.breaks(claim, 2.., Fault::Hangs);
+        faulty.inject(claim, 2.., Fault::Hang);
     }
     for other in [Call::Release, Call::Read] {
-        faulty.breaks(other, .., Fault::Hangs);
+        faulty.inject(other, .., Fault::Hang);
     }
     faulty
 }
@@ -202,7 +198,7 @@ async fn f102_a_late_claim_marked_unknown_is_withdrawn() {
     }
     assert_eq!(probe.runs(), 1);
     for (index, (key, faulty)) in stalls.iter().enumerate() {
-        faulty.heals();
+        faulty.heal();
         tokio::time::sleep(Duration::from_secs(60)).await;
         direct.send(keyed(key)).await.assert_run(index + 2);
     }
@@ -228,7 +224,7 @@ async fn i11_a_late_takeover_marked_unknown_stays_unknown() {
             .send(keyed("K"))
             .await
             .assert_problem(409, "outcome-unknown");
-        faulty.heals();
+        faulty.heal();
         tokio::time::sleep(Duration::from_secs(60)).await;
     }
     assert_eq!(probe.runs(), 0);
@@ -254,7 +250,7 @@ async fn i16_a_late_claim_frees_its_key_within_a_lease() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let direct = Api::new(required(inner), &Probe::counting());
     for (_, faulty) in &stalls {
-        faulty.heals();
+        faulty.heal();
     }
     tokio::time::sleep(lease).await;
     for (number, (key, _)) in stalls.iter().enumerate() {
@@ -264,20 +260,20 @@ async fn i16_a_late_claim_frees_its_key_within_a_lease() {
 
 #[tokio::test(start_paused = true)]
 async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let store = DynStore::new(faulty.clone());
     let probe = Probe::statuses(&[504, 201]);
     let asks = Recovery::Reconcile(Reconciler::new(|_| async { None }));
     let api = Api::new(required(store.clone()).recovery(asks), &probe);
     api.send(keyed("K")).await.assert_live(504);
     // The reclaim that lets the hook ask is granted, but its answer is lost.
-    faulty.breaks(Call::Reclaim, .., Fault::LosesItsAnswer);
-    faulty.breaks(Call::Claim, 3.., Fault::Fails);
+    faulty.inject(Call::Reclaim, .., Fault::LoseAnswer);
+    faulty.inject(Call::Claim, 3.., Fault::unavailable());
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
     tokio::time::sleep(Duration::from_secs(5)).await;
-    faulty.heals();
+    faulty.heal();
     let state = record(&store, "K").await.unwrap().state;
     assert!(matches!(state, RecordState::Unknown), "{state:?}");
     api.send(keyed("K"))
@@ -288,9 +284,9 @@ async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_lost_before_a_contended_one_is_withdrawn() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, ..=1, Fault::LosesItsAnswer);
-    faulty.breaks(Call::Claim, 2..=8, Fault::Vanishes);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, ..=1, Fault::LoseAnswer);
+    faulty.inject(Call::Claim, 2..=8, Fault::Vanish);
     let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     api.send(keyed("K"))
         .await
@@ -301,8 +297,8 @@ async fn a_claim_lost_before_a_contended_one_is_withdrawn() {
 
 #[tokio::test(start_paused = true)]
 async fn f105_a_hanging_renewal_loses_the_lease_at_its_end() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Renew, .., Fault::Hangs);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Renew, .., Fault::Hang);
     let probe = Probe::running(|run| async move {
         let start = Instant::now();
         run.operation().lease_lost().await;
@@ -561,22 +557,22 @@ fn finds() -> Recovery {
 
 #[tokio::test(start_paused = true)]
 async fn i11_an_answer_lost_before_a_question_releases_nothing() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let store = DynStore::new(faulty.clone());
     let probe = Probe::statuses(&[504, 201]);
     let api = Api::new(required(store.clone()).recovery(finds()), &probe);
     api.send(keyed("K")).await.assert_live(504);
     // The first claim of the retry is lost, the second asks the hook, and the
     // resolution cannot be recorded.
-    faulty.breaks(Call::Claim, 2..=2, Fault::Fails);
-    faulty.breaks(Call::Complete, .., Fault::Fails);
+    faulty.inject(Call::Claim, 2..=2, Fault::unavailable());
+    faulty.inject(Call::Complete, .., Fault::unavailable());
     api.send(keyed("K"))
         .await
         .assert_problem(409, "outcome-unknown");
     tokio::time::sleep(Duration::from_secs(5)).await;
     let state = record(&store, "K").await.unwrap().state;
     assert!(matches!(state, RecordState::Unknown), "{state:?}");
-    faulty.heals();
+    faulty.heal();
     let found = api.send(keyed("K")).await;
     assert_eq!((found.is_replay(), found.body), (true, "found".into()));
     assert_eq!(probe.runs(), 1);
@@ -584,11 +580,11 @@ async fn i11_an_answer_lost_before_a_question_releases_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn f102_a_claim_that_lapsed_before_its_withdrawal_is_resolved() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     // The claim is in the store, which is then down for longer than the lease.
-    faulty.breaks(Call::Claim, ..=1, Fault::HangsAfterwards);
-    faulty.breaks(Call::Claim, 2..=8, Fault::Hangs);
-    faulty.breaks(Call::Release, .., Fault::Fails);
+    faulty.inject(Call::Claim, ..=1, Fault::HangAfterwards);
+    faulty.inject(Call::Claim, 2..=8, Fault::Hang);
+    faulty.inject(Call::Release, .., Fault::unavailable());
     let store = DynStore::new(faulty.clone());
     let probe = Probe::counting();
     let api = Api::new(required(store.clone()), &probe);
@@ -597,7 +593,7 @@ async fn f102_a_claim_that_lapsed_before_its_withdrawal_is_resolved() {
         .assert_problem(503, "store-unavailable");
     tokio::time::sleep(Duration::from_secs(40)).await;
     // The retry comes before the withdrawal, and finds a lapsed lease.
-    faulty.heals();
+    faulty.heal();
     api.send(keyed("K"))
         .await
         .assert_problem(409, "outcome-unknown");
@@ -607,13 +603,13 @@ async fn f102_a_claim_that_lapsed_before_its_withdrawal_is_resolved() {
 
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_takeover_leaves_a_late_owner_its_record() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let store = DynStore::new(faulty.clone());
     let minute = Duration::from_secs(60);
     let owner = claimed_elsewhere(&store, "K", Duration::ZERO, HOUR).await;
     tokio::time::sleep(Duration::from_millis(1)).await;
     // The takeover of its retry does not arrive.
-    faulty.breaks(Call::Reclaim, .., Fault::Fails);
+    faulty.inject(Call::Reclaim, .., Fault::unavailable());
     let api = Api::new(
         required(store.clone()).recovery(Recovery::Rerun),
         &Probe::counting(),
@@ -621,7 +617,7 @@ async fn a_withdrawn_takeover_leaves_a_late_owner_its_record() {
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
-    faulty.heals();
+    faulty.heal();
     tokio::time::sleep(minute).await;
     let completion = Completion::new(Bytes::new(), HOUR, HOUR);
     let late = store.complete(&named("K"), owner.token, &completion).await;
@@ -630,8 +626,8 @@ async fn a_withdrawn_takeover_leaves_a_late_owner_its_record() {
 
 #[tokio::test(start_paused = true)]
 async fn a_withdrawn_claim_leaves_its_key_to_any_request() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, ..=8, Fault::LosesItsAnswer);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, ..=8, Fault::LoseAnswer);
     let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     api.send(keyed("K"))
         .await
@@ -644,8 +640,8 @@ async fn a_withdrawn_claim_leaves_its_key_to_any_request() {
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_was_not_sent_is_not_withdrawn() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, .., Fault::IsUnreachable);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, .., unsent());
     let api = Api::new(required(DynStore::new(faulty.clone())), &Probe::counting());
     api.send(keyed("K"))
         .await

@@ -97,7 +97,7 @@ fn chunk(length: usize) -> String {
 
 #[tokio::test]
 async fn rule_61_an_outer_limit_on_chunks_is_413() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let limited = |app: Router| app.layer(RequestBodyLimitLayer::new(1 << 10));
     let server = serve_behind(limited, &probe, &store).await;
     let mut wire = Wire::open(&server).await;
@@ -134,7 +134,7 @@ async fn rule_61_an_outer_limit_on_chunks_is_413() {
 
 #[tokio::test]
 async fn rule_61_an_outer_body_timeout_is_408() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let bound = Duration::from_millis(50);
     let timed = move |app: Router| app.layer(RequestBodyTimeoutLayer::new(bound));
     let server = serve_behind(timed, &probe, &store).await;
@@ -472,7 +472,7 @@ async fn f08_a_slow_upload_passes() {
 
 #[tokio::test(start_paused = true)]
 async fn f08_an_upload_that_stops_is_408_after_the_timeout() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let (answer, took) = upload(&api, 0, 0, false).await;
     answer.assert_problem(408, "body-timeout");
@@ -495,7 +495,7 @@ async fn f08_an_upload_that_stops_is_408_after_the_timeout() {
 
 #[tokio::test(start_paused = true)]
 async fn f08_an_upload_below_the_floor_is_408() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     // In t seconds 500 B/s amount to 1 KiB/s in t - 10 seconds.
     let (answer, took) = upload(&api, usize::MAX, 500, false).await;

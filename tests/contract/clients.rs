@@ -86,7 +86,7 @@ async fn left_mid_handler(place: &Place, leaving: Leaving) {
 
 #[tokio::test]
 async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let server = api.serve().await;
 
@@ -135,7 +135,7 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
 
 #[tokio::test]
 async fn rule_47_a_body_that_breaks_off_is_refused_before_any_claim() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let broken = keyed("K").body(breaking_after(&["{\"amo"]));
     api.send(broken).await.assert_problem(400, "body-invalid");
@@ -144,7 +144,7 @@ async fn rule_47_a_body_that_breaks_off_is_refused_before_any_claim() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_47_a_slow_upload_is_refused_before_any_claim() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let (frames, body) = streamed();
     frames.send(Ok(data("{\"amo"))).unwrap();
@@ -194,7 +194,7 @@ async fn rule_48_an_outer_timeout_leaves_the_real_result_recorded() {
 
 #[tokio::test]
 async fn rule_61_a_body_over_the_limit_is_refused_without_claim() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let builder = required(DynStore::new(store.clone())).max_request_body(1_000);
     let api = Api::new(builder, &probe);
     // Its `Content-Length` exceeds the limit.

@@ -83,8 +83,8 @@ async fn rule_41_a_duplicate_of_a_running_request_gets_409(place: &Place) {
 async fn rule_41_retry_after_grows_with_the_claim_within_its_lease() {
     let gate = Gate::closed();
     // No heartbeat before the lease has lapsed: it is not kept alive.
-    let store = Faulty::over(MemoryStore::new());
-    store.breaks(Call::Renew, .., Fault::Fails);
+    let store = Faulty::new(MemoryStore::new());
+    store.inject(Call::Renew, .., Fault::unavailable());
     let api = Api::new(required(DynStore::new(store)), &Probe::behind(&gate));
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
@@ -216,7 +216,7 @@ async fn rule_44_a_renderer_may_answer_202_with_the_operations_address() {
 async fn rule_45_a_waiter_gets_the_replay_when_the_owner_completes(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let store = Faulty::over(place.open().await);
+    let store = Faulty::new(place.open().await);
     let builder = patient(DynStore::new(store.clone())).wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let owner = api.spawn(keyed("K"));
@@ -239,7 +239,7 @@ async fn rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs(place: 
     let probe = Probe::deciding_behind(&gate, |run| {
         Ok(run.status(if run.number == 1 { 500 } else { 201 }))
     });
-    let store = Faulty::over(place.open().await);
+    let store = Faulty::new(place.open().await);
     let builder = patient(DynStore::new(store.clone())).wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let owner = api.spawn(keyed("K"));
@@ -283,7 +283,7 @@ async fn rule_45_a_waiter_times_out_with_409_and_the_owner_completes() {
 async fn rule_45_a_waiter_that_leaves_frees_its_permit() {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let store = Faulty::over(MemoryStore::new());
+    let store = Faulty::new(MemoryStore::new());
     let one_waits = required(DynStore::new(store.clone()))
         .wait(Duration::from_secs(60))
         .max_waiters(1);

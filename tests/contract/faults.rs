@@ -35,9 +35,9 @@ async fn f02_f42_a_dropped_request_runs_once_and_its_retry_succeeds() {
     for moments in 0.. {
         // Claim, handler and recording each take time, so that a drop falls
         // before, into and after each.
-        let store = Faulty::over(MemoryStore::new());
+        let store = Faulty::new(MemoryStore::new());
         for call in [Call::Claim, Call::Complete] {
-            store.breaks(call, .., Fault::IsLate(3 * moment));
+            store.inject(call, .., Fault::Delay(3 * moment));
         }
         let probe = Probe::running(move |run| async move {
             tokio::time::sleep(3 * moment).await;
@@ -104,7 +104,7 @@ async fn f04_a_retry_gets_the_whole_answer_after_a_broken_download() {
 
 #[tokio::test(start_paused = true)]
 async fn f08_a_dripping_body_is_refused_and_claims_nothing() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let (frames, body) = streamed();
     let dripping = tokio::spawn(async move {
@@ -276,7 +276,7 @@ fn current_thread() -> Runtime {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f30_another_thread_renews_the_lease_of_a_blocking_handler() {
-    let store = Faulty::over(MemoryStore::new());
+    let store = Faulty::new(MemoryStore::new());
     let beats = store.clone();
     let probe = Probe::answering(move |run| {
         let begun = Instant::now();
@@ -371,7 +371,7 @@ fn f32_f40_a_request_that_kills_each_process_ends_as_unknown() {
 
 #[tokio::test(start_paused = true)]
 async fn f43_heartbeats_stop_however_their_owner_ends() {
-    let store = Faulty::over(MemoryStore::new());
+    let store = Faulty::new(MemoryStore::new());
     let probe = Probe::running(|run| async move {
         let mut response = run.created();
         match run.operation().key().as_str() {
@@ -507,7 +507,7 @@ async fn f57_a_claim_blocked_by_another_transaction_times_out() {
 
 #[tokio::test(start_paused = true)]
 async fn f97_a_herd_of_waiters_is_bounded_in_number_and_reads() {
-    let store = Faulty::over(MemoryStore::new());
+    let store = Faulty::new(MemoryStore::new());
     let gate = Gate::closed();
     let builder = required(DynStore::new(store.clone()))
         .wait(Duration::from_secs(20))
@@ -569,20 +569,20 @@ async fn f100_a_replay_keeps_the_cache_control_of_its_response() {
 
 #[tokio::test(start_paused = true)]
 async fn f59_a_claim_retries_when_its_record_vanishes() {
-    let store = Faulty::over(MemoryStore::new());
+    let store = Faulty::new(MemoryStore::new());
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
-    store.vanishes(2);
+    store.inject(Call::Claim, ..=2, Fault::Vanish);
     api.send(keyed("K")).await.assert_run(1);
     assert_eq!(store.count(Call::Claim), 3);
     assert!(record(&store, "K").await.is_some());
 
-    store.vanishes(usize::MAX);
+    store.inject(Call::Claim, .., Fault::Vanish);
     let refused = api.send(keyed("L")).await;
     refused.assert_problem(503, "store-unavailable");
     assert!(refused.retry_after() >= Some(1));
     assert_eq!(probe.runs(), 1);
-    store.vanishes(0);
+    store.heal();
     api.send(keyed("L")).await.assert_run(2);
 }
 

@@ -664,7 +664,7 @@ async fn rule_70_refusals_are_problem_details_without_stored_data() {
         *response.body_mut() = "answ3r-s3cr3t".into();
         Ok(response)
     });
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let builder = required(DynStore::new(faulty.clone()))
         .max_request_body(200)
         .documentation("https://docs.test/keys");
@@ -708,7 +708,7 @@ async fn rule_70_refusals_are_problem_details_without_stored_data() {
         413,
         "body-too-large",
     );
-    faulty.breaks(Call::Claim, .., Fault::Fails);
+    faulty.inject(Call::Claim, .., Fault::unavailable());
     refused(api.send(asked()).await, 503, "store-unavailable");
 
     for refusal in refusals {

@@ -273,11 +273,11 @@ async fn rule_11_a_key_that_goes_stale_during_reconciliation_never_runs() {
 
 #[tokio::test]
 async fn rule_58_a_stale_key_never_runs_while_the_store_fails() {
-    let store = Faulty::over(MemoryStore::new());
+    let store = Faulty::new(MemoryStore::new());
     let probe = Probe::counting();
     let open = narrow(&DynStore::new(store.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(open, &probe);
-    store.breaks_down(&Fault::Fails);
+    store.inject_all(Fault::unavailable());
     let refused = api.send(keyed(&made_ago(HALF_AN_HOUR, 1))).await;
     refused.assert_problem(503, "store-unavailable");
     assert_eq!(probe.runs(), 0);

@@ -99,7 +99,7 @@ async fn rule_56_rerun_ends_after_the_attempts_that_were_set() {
 async fn rule_57_heartbeats_keep_a_lease_that_the_handler_outlives(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let store = Faulty::over(place.open().await);
+    let store = Faulty::new(place.open().await);
     // Slow machines: six heartbeats have to fail before the lease lapses.
     let builder = required(DynStore::new(store.clone()))
         .lease(Duration::from_millis(1_800))
@@ -149,7 +149,7 @@ async fn rule_57_a_hanging_handler_loses_its_lease_after_max_run_time() {
 async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let cut_off = Faulty::over(place.open().await);
+    let cut_off = Faulty::new(place.open().await);
     let lease = Duration::from_millis(900);
     let slow = required(DynStore::new(cut_off.clone()))
         .lease(lease)
@@ -162,7 +162,7 @@ async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place:
     let loser = slow.spawn(keyed("K"));
     gate.arrival().await;
     // From here on its heartbeats do not reach the store.
-    cut_off.breaks(Call::Renew, .., Fault::Fails);
+    cut_off.inject(Call::Renew, .., Fault::unavailable());
     let winner = loop {
         // Refused while the lease lives; then one comes to the gate.
         let mut asked = other.spawn(keyed("K"));
@@ -188,8 +188,8 @@ async fn rule_57_a_fenced_owner_changes_nothing_and_answers_as_the_winner(place:
 async fn rule_57_a_fenced_owners_client_gets_the_winners_recorded_answer() {
     let store = MemoryStore::new();
     let gate = Gate::closed();
-    let cut_off = Faulty::over(store.clone());
-    cut_off.breaks(Call::Renew, .., Fault::Fails);
+    let cut_off = Faulty::new(store.clone());
+    cut_off.inject(Call::Renew, .., Fault::unavailable());
     let loser = required(DynStore::new(cut_off)).recovery(Recovery::Rerun);
     let loser = Api::new(loser, &Probe::behind(&gate));
     let winner = required(DynStore::new(store.clone())).recovery(Recovery::Rerun);
@@ -208,7 +208,7 @@ async fn rule_57_a_fenced_owners_client_gets_the_winners_recorded_answer() {
 async fn rule_57_an_owner_marked_unknown_completes_after_all(place: &Place) {
     let gate = Gate::closed();
     let probe = Probe::behind(&gate);
-    let cut_off = Faulty::over(place.open().await);
+    let cut_off = Faulty::new(place.open().await);
     let short = Duration::from_millis(300);
     let slow = required(DynStore::new(cut_off.clone())).lease(short);
     let slow = Api::new(slow, &probe);
@@ -216,7 +216,7 @@ async fn rule_57_an_owner_marked_unknown_completes_after_all(place: &Place) {
     let owner = slow.spawn(keyed("K"));
     gate.arrival().await;
     // From here on its heartbeats do not reach the store.
-    cut_off.breaks(Call::Renew, .., Fault::Fails);
+    cut_off.inject(Call::Renew, .., Fault::unavailable());
     eventually(async || {
         let answer = other.send(keyed("K")).await;
         let unknown = answer.outcome == Some(Outcome::Refused(RejectionKind::OutcomeUnknown));

@@ -14,7 +14,7 @@ use tower_idempotency::{
 use crate::{
     api::{Api, ask, eventually, keyed, optional, record, required, settle},
     crowd::completed_elsewhere,
-    faulty::{Call, Fault, Faulty},
+    faulty::{Call, Fault, Faulty, corrupt},
     probe::{Failure, Gate, Probe, data, streamed},
     stores::{Place, memory, on_each_store},
     told::Told,
@@ -73,8 +73,8 @@ async fn rule_73_an_unreadable_record_answers_503_and_never_runs(place: &Place) 
 
 #[tokio::test]
 async fn rule_73_corruption_reported_by_the_store_is_counted() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, .., Fault::IsCorrupt);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, .., corrupt());
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(faulty)), &probe);
     let (counts, refused) = counted(api.send(keyed("K"))).await;
@@ -168,7 +168,7 @@ async fn rule_74_dropping_a_drain_stops_no_run() {
 #[tokio::test(start_paused = true)]
 async fn rule_75_each_outcome_is_logged_and_counted_once_without_secrets() {
     let told = Told::listen();
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let shared = || DynStore::new(faulty.clone());
     let gate = Gate::closed();
     let secret = |key: &str| {
@@ -289,13 +289,13 @@ async fn rule_75_each_outcome_is_logged_and_counted_once_without_secrets() {
     expect("client-gone");
 
     // A store that fails.
-    faulty.breaks(Call::Complete, 4.., Fault::Fails);
+    faulty.inject(Call::Complete, 4.., Fault::unavailable());
     api.send(secret("late")).await;
     expect("unrecorded");
-    faulty.heals();
+    faulty.heal();
     tokio::time::sleep(Duration::from_secs(60)).await;
     expect("recorded-late");
-    faulty.breaks_down(&Fault::Fails);
+    faulty.inject_all(Fault::unavailable());
     api.send(secret("b"))
         .await
         .assert_problem(503, "store-unavailable");
@@ -307,7 +307,7 @@ async fn rule_75_each_outcome_is_logged_and_counted_once_without_secrets() {
     );
     open.send(secret("b")).await;
     expect("unguarded");
-    faulty.heals();
+    faulty.heal();
 
     // Unguarded requests have no event and no count.
     let unkeyed = Api::new(optional(shared()), &probe);

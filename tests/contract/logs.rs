@@ -26,7 +26,7 @@ use tower_idempotency::{
 
 use crate::{
     api::{Answer, Api, Ask, ask, fingerprint, required, send, settle},
-    faulty::{Call, Fault, Faulty},
+    faulty::{Call, Fault, Faulty, corrupt, full, overloaded},
     probe::{Failure, Gate, Probe, breaking_after, chunks_and_trailers, data, streamed},
     stores::{Place, check, memory, run},
     told::{Event, Told},
@@ -117,8 +117,8 @@ async fn claimed(store: &DynStore, key: &str, lease: Duration) -> Claim {
 }
 
 fn broken(call: Call, fault: Fault) -> (Faulty<MemoryStore>, DynStore) {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(call, .., fault);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(call, .., fault);
     (faulty.clone(), DynStore::new(faulty))
 }
 
@@ -222,11 +222,11 @@ async fn f110_a_dead_database_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_each_kind_of_failing_store_is_logged() {
     for (fault, kind, hint) in [
-        (Fault::Fails, "unavailable", ""),
-        (Fault::Hangs, "timed-out", ""),
-        (Fault::IsFull, "full", "Sweeper"),
-        (Fault::IsCorrupt, "corrupt", "forget"),
-        (Fault::IsOverloaded, "overloaded", "waiting_calls"),
+        (Fault::unavailable(), "unavailable", ""),
+        (Fault::Hang, "timed-out", ""),
+        (full(), "full", "Sweeper"),
+        (corrupt(), "corrupt", "forget"),
+        (overloaded(), "overloaded", "waiting_calls"),
     ] {
         let log = Log::listen();
         let (_, store) = broken(Call::Claim, fault);
@@ -278,18 +278,18 @@ async fn f110_an_unreadable_response_is_logged_by_its_operation() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_claim_that_succeeds_at_last_is_logged() {
     let log = Log::listen();
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, ..=1, Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, ..=1, Fault::unavailable());
     let api = Api::new(required(DynStore::new(faulty)), &answering());
     api.send(secret("K")).await.assert_live(201);
     log.only("claim failed and was tried again")
-        .says("error", "as the test wants it");
+        .says("error", "injected by a test");
 }
 
 #[tokio::test(start_paused = true)]
 async fn f110_a_contended_claim_is_logged() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Claim, Fault::Vanishes);
+    let (_, store) = broken(Call::Claim, Fault::Vanish);
     let api = Api::new(required(store), &Probe::counting());
     api.send(secret("K"))
         .await
@@ -300,7 +300,7 @@ async fn f110_a_contended_claim_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_an_unguarded_run_is_logged_with_its_cause() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Claim, Fault::Fails);
+    let (_, store) = broken(Call::Claim, Fault::unavailable());
     let open = required(store).store_failure(StoreFailure::RunUnguarded);
     Api::new(open, &answering()).send(secret("K")).await;
     log.only("claim failed, request runs unguarded")
@@ -311,18 +311,18 @@ async fn f110_an_unguarded_run_is_logged_with_its_cause() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_failed_withdrawal_is_logged_until_it_is_given_up() {
     let log = Log::listen();
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks_down(&Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject_all(Fault::unavailable());
     let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     api.send(secret("K"))
         .await
         .assert_problem(503, "store-unavailable");
     tokio::time::sleep(HOUR).await;
     let failed = log.all("withdrawal of a claim failed");
-    failed[0].says("error", "as the test wants it");
+    failed[0].says("error", "injected by a test");
     log.only("withdrawal of a claim given up")
         .says("notice", "gave-up-withdrawing")
-        .says("error", "as the test wants it")
+        .says("error", "injected by a test")
         .says("message", "`late_recording_timeout`")
         .says("hint", "resolve");
 }
@@ -330,14 +330,14 @@ async fn f110_a_failed_withdrawal_is_logged_until_it_is_given_up() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_store_that_panics_fails_and_is_logged() {
     let log = Log::listen();
-    let (faulty, store) = broken(Call::Claim, Fault::Panics);
+    let (faulty, store) = broken(Call::Claim, Fault::Panic("s3cr3t"));
     let api = Api::new(required(store), &answering());
     api.send(secret("K"))
         .await
         .assert_problem(503, "store-unavailable");
     log.only(CLAIM_FAILED).says("error", "the store panicked");
-    faulty.heals();
-    faulty.breaks(Call::Complete, ..=2, Fault::Panics);
+    faulty.heal();
+    faulty.inject(Call::Complete, ..=2, Fault::Panic("s3cr3t"));
     let first = api.send(secret("L")).await;
     assert_eq!(first.header("idempotent-recorded"), Some("false"));
     tokio::time::sleep(Duration::from_secs(60)).await;
@@ -347,7 +347,7 @@ async fn f110_a_store_that_panics_fails_and_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_lapsed_lease_that_cannot_be_marked_is_logged() {
     let log = Log::listen();
-    let (_, store) = broken(Call::MarkUnknown, Fault::Fails);
+    let (_, store) = broken(Call::MarkUnknown, Fault::unavailable());
     let claim = claimed(&store, "K", Duration::from_millis(1)).await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     let api = Api::new(required(store), &Probe::counting());
@@ -355,14 +355,14 @@ async fn f110_a_lapsed_lease_that_cannot_be_marked_is_logged() {
         .await
         .assert_problem(409, "outcome-unknown");
     log.only("recording failed of a lapsed lease")
-        .says("error", "as the test wants it")
+        .says("error", "injected by a test")
         .says("operation", &claim.operation.to_string());
 }
 
 #[tokio::test(start_paused = true)]
 async fn f110_a_waiter_that_cannot_read_is_logged() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Read, Fault::Fails);
+    let (_, store) = broken(Call::Read, Fault::unavailable());
     claimed(&store, "K", HOUR).await;
     let waits = required(store).wait(Duration::from_secs(10));
     let api = Api::new(waits, &Probe::counting());
@@ -370,28 +370,28 @@ async fn f110_a_waiter_that_cannot_read_is_logged() {
         .await
         .assert_problem(409, "request-in-progress");
     let events = log.all("record not readable, the request goes on waiting");
-    events[0].says("error", "as the test wants it");
+    events[0].says("error", "injected by a test");
 }
 
 #[tokio::test(start_paused = true)]
 async fn f110_a_loser_that_cannot_read_the_winner_is_logged() {
     let log = Log::listen();
-    let (faulty, store) = broken(Call::Read, Fault::Fails);
+    let (faulty, store) = broken(Call::Read, Fault::unavailable());
     let gate = Gate::closed();
     let api = Api::new(required(store.clone()), &Probe::behind(&gate));
     let running = api.spawn(secret("K"));
     gate.arrival().await;
-    faulty.heals();
+    faulty.heal();
     let record = store.read(&name("K")).await.unwrap().unwrap();
     let _ = store.forget(&name("K"), record.fence).await.unwrap();
-    faulty.breaks(Call::Read, .., Fault::Fails);
+    faulty.inject(Call::Read, .., Fault::unavailable());
     gate.open();
     let answer = running.await.unwrap();
     answer.assert_problem(503, "store-unavailable");
     let detail = answer.problem()["detail"].as_str().unwrap().to_owned();
     assert!(!detail.contains("nothing ran"), "{detail}");
     log.only("record not readable after the run")
-        .says("error", "as the test wants it");
+        .says("error", "injected by a test");
     log.only("a run has lost its key")
         .says("notice", "superseded")
         .says("operation", &record.operation.to_string());
@@ -402,13 +402,13 @@ async fn f110_a_loser_that_cannot_read_the_winner_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_late_recording_is_logged_with_its_cause() {
     let log = Log::listen();
-    let (faulty, store) = broken(Call::Complete, Fault::Fails);
+    let (faulty, store) = broken(Call::Complete, Fault::unavailable());
     let api = Api::new(required(store), &answering());
     api.send(secret("K")).await;
     log.only("recording of an outcome failed")
-        .says("error", "as the test wants it")
+        .says("error", "injected by a test")
         .names_an_operation();
-    faulty.heals();
+    faulty.heal();
     tokio::time::sleep(Duration::from_secs(60)).await;
     let (told, _, _) = log.so_far();
     assert_eq!((told["unrecorded"], told["recorded-late"]), (1, 1));
@@ -418,7 +418,7 @@ async fn f110_late_recording_is_logged_with_its_cause() {
 #[tokio::test(start_paused = true)]
 async fn f110_giving_up_late_recording_is_logged_with_its_cause() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Complete, Fault::Fails);
+    let (_, store) = broken(Call::Complete, Fault::unavailable());
     let minute = Duration::from_secs(60);
     let builder = required(store)
         .late_recording_timeout(minute)
@@ -428,7 +428,7 @@ async fn f110_giving_up_late_recording_is_logged_with_its_cause() {
     log.only("recording of an outcome given up")
         .says("notice", "gave-up-recording")
         .says("message", "within `late_recording_timeout`")
-        .says("error", "as the test wants it")
+        .says("error", "injected by a test")
         .says("hint", "resolve")
         .names_an_operation();
 }
@@ -436,7 +436,7 @@ async fn f110_giving_up_late_recording_is_logged_with_its_cause() {
 #[tokio::test(start_paused = true)]
 async fn f110_too_many_late_outcomes_name_the_setting() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Complete, Fault::Fails);
+    let (_, store) = broken(Call::Complete, Fault::unavailable());
     let of_one_byte = required(store.clone())
         .late_recording_timeout(HOUR)
         .max_late_recording_bytes(1);
@@ -456,7 +456,7 @@ async fn f110_too_many_late_outcomes_name_the_setting() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_failing_renewal_and_a_lapsed_lease_are_logged() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Renew, Fault::Fails);
+    let (_, store) = broken(Call::Renew, Fault::unavailable());
     let probe = Probe::running(|run| async move {
         tokio::time::sleep(Duration::from_secs(40)).await;
         Ok(run.created())
@@ -466,7 +466,7 @@ async fn f110_a_failing_renewal_and_a_lapsed_lease_are_logged() {
     let renewals = log.all("renewal of a lease failed");
     assert!((3..=7).contains(&renewals.len()), "{renewals:?}");
     renewals[0]
-        .says("error", "as the test wants it")
+        .says("error", "injected by a test")
         .names_an_operation();
     log.only("lease lapsed without a renewal")
         .says("message", "`lease_lost()`")
@@ -476,7 +476,7 @@ async fn f110_a_failing_renewal_and_a_lapsed_lease_are_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_renewal_that_panics_loses_the_lease_in_time() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Renew, Fault::Panics);
+    let (_, store) = broken(Call::Renew, Fault::Panic("s3cr3t"));
     let probe = Probe::running(|run| async move {
         run.operation().lease_lost().await;
         Ok(run.created())
@@ -506,12 +506,12 @@ async fn f110_a_run_longer_than_allowed_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_sweeper_logs_failures_and_keeps_running() {
     for (fault, message) in [
-        (Fault::Fails, "sweep failed"),
-        (Fault::Panics, "sweep panicked"),
+        (Fault::unavailable(), "sweep failed"),
+        (Fault::Panic("s3cr3t"), "sweep panicked"),
     ] {
         let log = Log::listen();
-        let faulty = Faulty::over(MemoryStore::new());
-        faulty.breaks(Call::PurgeExpired, ..=3, fault);
+        let faulty = Faulty::new(MemoryStore::new());
+        faulty.inject(Call::PurgeExpired, ..=3, fault);
         let sweeper = Sweeper::new(DynStore::new(faulty));
         let sweeper = sweeper.every(Duration::from_secs(1)).spawn();
         tokio::time::sleep(Duration::from_secs(30)).await;
@@ -520,7 +520,7 @@ async fn f110_a_sweeper_logs_failures_and_keeps_running() {
         assert!(report.sweeps > 3, "{message}");
         let event = log.only(message);
         if message == "sweep failed" {
-            event.says("error", "as the test wants it");
+            event.says("error", "injected by a test");
         }
     }
 }
@@ -726,7 +726,7 @@ async fn f110_a_reconciler_that_fails_is_logged() {
             "recording failed of what a `Reconciler` found out",
         ),
     ] {
-        let (_, store) = broken(Call::Complete, Fault::Fails);
+        let (_, store) = broken(Call::Complete, Fault::unavailable());
         let log = Log::listen();
         let asks = required(store).recovery(Recovery::Reconcile(reconciler(which)));
         let api = Api::new(asks, &Probe::statuses(&[504]));
@@ -826,8 +826,8 @@ async fn f110_an_unknown_outcome_that_expires_is_logged() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_thousand_refusals_are_a_handful_of_events() {
     let log = Log::listen();
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks_down(&Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject_all(Fault::unavailable());
     let api = Api::new(required(DynStore::new(faulty)), &Probe::counting());
     let mut asked = JoinSet::new();
     for number in 0..1_000 {
@@ -869,7 +869,7 @@ async fn f110_a_thousand_unknown_outcomes_are_one_warning() {
 #[tokio::test(start_paused = true)]
 async fn f110_a_thousand_notices_are_one_warning() {
     let log = Log::listen();
-    let (_, store) = broken(Call::Complete, Fault::Fails);
+    let (_, store) = broken(Call::Complete, Fault::unavailable());
     let builder = required(store)
         .late_recording_timeout(Duration::from_secs(1))
         .max_late_recording_bytes(1 << 20);
@@ -886,12 +886,12 @@ async fn f110_a_thousand_notices_are_one_warning() {
 #[tokio::test(start_paused = true)]
 async fn f110_kinds_of_failures_do_not_suppress_one_another() {
     let log = Log::listen();
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let store = DynStore::new(faulty.clone());
     let api = Api::new(required(store), &Probe::counting());
-    for fault in [Fault::IsFull, Fault::IsCorrupt, Fault::IsOverloaded] {
-        faulty.heals();
-        faulty.breaks(Call::Claim, .., fault);
+    for fault in [full(), corrupt(), overloaded()] {
+        faulty.heal();
+        faulty.inject(Call::Claim, .., fault);
         for _ in 0..2 {
             api.send(secret("K")).await;
         }

@@ -207,8 +207,8 @@ async fn a_sweeper_removes_expired_records_and_reports_its_counts() {
 
 #[tokio::test(start_paused = true)]
 async fn a_sweeper_survives_store_failures_and_stops_when_dropped() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::PurgeExpired, 1..=2, Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::PurgeExpired, 1..=2, Fault::unavailable());
     let minute = Duration::from_secs(60);
     let sweeper = Sweeper::new(DynStore::new(faulty.clone()))
         .every(minute)

@@ -18,9 +18,10 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response, StatusCode, header};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::{BodyExt as _, StreamBody};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tower::Service;
 use tower_idempotency::Operation;
+pub(crate) use tower_idempotency::test_support::Gate;
 
 /// The error of a handler.
 #[derive(Debug)]
@@ -165,42 +166,6 @@ where
             number,
             request: request.map(Body::new),
         })
-    }
-}
-
-/// Lets runs wait until a test opens it.
-#[derive(Clone)]
-pub(crate) struct Gate {
-    arrived: Arc<Semaphore>,
-    open: Arc<Semaphore>,
-}
-
-impl Gate {
-    pub(crate) fn closed() -> Self {
-        Self {
-            arrived: Arc::new(Semaphore::new(0)),
-            open: Arc::new(Semaphore::new(0)),
-        }
-    }
-
-    /// Waits until the gate lets this run pass.
-    pub(crate) async fn pass(&self) {
-        self.arrived.add_permits(1);
-        self.open.acquire().await.unwrap().forget();
-    }
-
-    /// Waits until one more run has come to the gate.
-    pub(crate) async fn arrival(&self) {
-        self.arrived.acquire().await.unwrap().forget();
-    }
-
-    pub(crate) fn let_one_pass(&self) {
-        self.open.add_permits(1);
-    }
-
-    /// Lets all runs pass from now on.
-    pub(crate) fn open(&self) {
-        self.open.add_permits(Semaphore::MAX_PERMITS / 2);
     }
 }
 

@@ -24,7 +24,7 @@ use tower_idempotency::{
 use crate::{
     api::{Answer, Api, Ask, ask, fingerprint, keyed, named, optional, required, send, settle},
     crowd::claimed_elsewhere,
-    faulty::{Call, Fault, Faulty},
+    faulty::{Call, Fault, Faulty, overloaded},
     probe::{Failure, Gate, Handled, Probe, streamed},
     stores::memory,
 };
@@ -203,8 +203,8 @@ async fn max_in_flight_counts_runs_whose_clients_have_left() {
 
 #[tokio::test(start_paused = true)]
 async fn a_late_recording_does_not_count_against_max_in_flight() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Complete, 1..=5, Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Complete, 1..=5, Fault::unavailable());
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(faulty)).max_in_flight(1), &probe);
     let first = api.send(keyed("K")).await;
@@ -266,9 +266,9 @@ async fn a_body_over_both_limits_gets_413_and_not_503() {
 
 #[tokio::test(start_paused = true)]
 async fn a_response_is_recorded_before_its_client_is_answered() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let gate = Gate::closed();
-    faulty.breaks(Call::Complete, .., Fault::Waits(gate.clone()));
+    faulty.inject(Call::Complete, .., Fault::Wait(gate.clone()));
     let patient = required(DynStore::new(faulty))
         .lease(Duration::from_secs(120))
         .store_timeout(Duration::from_secs(60));
@@ -289,9 +289,9 @@ async fn a_response_is_recorded_before_its_client_is_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn a_response_body_is_dropped_before_its_recording() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let gate = Gate::closed();
-    faulty.breaks(Call::Complete, .., Fault::Waits(gate.clone()));
+    faulty.inject(Call::Complete, .., Fault::Wait(gate.clone()));
     let held = Arc::new(());
     let holds = Arc::clone(&held);
     let probe = Probe::answering(move |_| {
@@ -314,9 +314,9 @@ async fn a_response_body_is_dropped_before_its_recording() {
 
 #[tokio::test(start_paused = true)]
 async fn an_unconfirmed_slow_claim_on_a_busy_store_is_withdrawn() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, ..=1, Fault::IsLate(Duration::from_secs(11)));
-    faulty.breaks(Call::Renew, ..=1, Fault::IsOverloaded);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, ..=1, Fault::Delay(Duration::from_secs(11)));
+    faulty.inject(Call::Renew, ..=1, overloaded());
     let probe = Probe::counting();
     let patient = required(DynStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
     let api = Api::new(patient, &probe);
@@ -330,8 +330,8 @@ async fn an_unconfirmed_slow_claim_on_a_busy_store_is_withdrawn() {
 
 #[tokio::test(start_paused = true)]
 async fn a_slow_claim_is_confirmed_before_the_handler_starts() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, .., Fault::IsLate(Duration::from_secs(11)));
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, .., Fault::Delay(Duration::from_secs(11)));
     let calls = faulty.clone();
     let probe = Probe::answering(move |run| {
         assert_eq!(calls.count(Call::Renew), 1);
@@ -343,7 +343,7 @@ async fn a_slow_claim_is_confirmed_before_the_handler_starts() {
         .await
         .assert_run(1);
     // A quick claim is not confirmed.
-    faulty.heals();
+    faulty.heal();
     let before = faulty.count(Call::Renew);
     let quick = Api::new(required(DynStore::new(faulty.clone())), &Probe::counting());
     quick.send(keyed("L")).await.assert_run(1);
@@ -358,9 +358,9 @@ async fn lease_lost_resolves_when_the_lease_may_be_lost() {
         (true, 900, Some(30)),
         (false, 60, Some(60)),
     ] {
-        let faulty = Faulty::over(MemoryStore::new());
+        let faulty = Faulty::new(MemoryStore::new());
         if cut_off {
-            faulty.breaks(Call::Renew, .., Fault::Fails);
+            faulty.inject(Call::Renew, .., Fault::unavailable());
         }
         let probe = Probe::running(|run| async move {
             let start = tokio::time::Instant::now();

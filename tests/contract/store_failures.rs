@@ -7,23 +7,23 @@ use tower_idempotency::{Disposition, DynStore, MemoryStore, Outcome, StoreFailur
 
 use crate::{
     api::{Answer, Api, eventually, keyed, required, settle},
-    faulty::{Call, Fault, Faulty},
+    faulty::{Call, Fault, Faulty, corrupt, full, overloaded},
     probe::{Gate, Probe},
 };
 
 #[tokio::test(start_paused = true)]
 async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
     for fault in [
-        Fault::Fails,
-        Fault::LosesItsAnswer,
-        Fault::Hangs,
-        Fault::HangsAfterwards,
-        Fault::IsFull,
-        Fault::IsCorrupt,
+        Fault::unavailable(),
+        Fault::LoseAnswer,
+        Fault::Hang,
+        Fault::HangAfterwards,
+        full(),
+        corrupt(),
     ] {
         let store = MemoryStore::new();
-        let faulty = Faulty::over(store.clone());
-        faulty.breaks_down(&fault);
+        let faulty = Faulty::new(store.clone());
+        faulty.inject_all(fault);
         let probe = Probe::counting();
         for wait in [Duration::ZERO, Duration::from_secs(3)] {
             let api = Api::new(required(DynStore::new(faulty.clone())).wait(wait), &probe);
@@ -38,7 +38,7 @@ async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
         }
         assert_eq!(probe.runs(), 0);
         // Once the store answers, the claim is withdrawn and the key is free.
-        faulty.heals();
+        faulty.heal();
         tokio::time::sleep(Duration::from_secs(60)).await;
         let api = Api::new(required(DynStore::new(faulty)), &probe);
         api.send(keyed("K")).await.assert_live(201).assert_run(1);
@@ -47,8 +47,8 @@ async fn rule_58_while_the_store_cannot_be_reached_nothing_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_58_a_request_recovers_its_claim_after_a_lost_answer() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, 1..=1, Fault::LosesItsAnswer);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, 1..=1, Fault::LoseAnswer);
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(faulty)), &probe);
     let first = api.send(keyed("K")).await;
@@ -58,15 +58,15 @@ async fn rule_58_a_request_recovers_its_claim_after_a_lost_answer() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_58_a_failing_store_does_not_rerun_a_recorded_request() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
     let first = api.send(keyed("K")).await;
-    faulty.breaks_down(&Fault::Fails);
+    faulty.inject_all(Fault::unavailable());
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
-    faulty.heals();
+    faulty.heal();
     tokio::time::sleep(Duration::from_secs(60)).await;
     api.send(keyed("K")).await.assert_replay_of(&first);
     assert_eq!(probe.runs(), 1);
@@ -74,8 +74,8 @@ async fn rule_58_a_failing_store_does_not_rerun_a_recorded_request() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_58_a_route_may_run_unguarded_with_a_marker() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks_down(&Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject_all(Fault::unavailable());
     let probe = Probe::answering(|run| {
         let guarded = run
             .request
@@ -103,8 +103,8 @@ async fn rule_58_a_route_may_run_unguarded_with_a_marker() {
         assert!(!answer.is_replay());
     }
     // An unreadable record still prevents an unguarded run.
-    faulty.heals();
-    faulty.breaks_down(&Fault::IsCorrupt);
+    faulty.heal();
+    faulty.inject_all(corrupt());
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
@@ -113,11 +113,11 @@ async fn rule_58_a_route_may_run_unguarded_with_a_marker() {
 
 #[tokio::test(start_paused = true)]
 async fn an_overloaded_store_refuses_and_nothing_runs_unguarded() {
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let probe = Probe::answering(|run| run.created());
     let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(builder, &probe);
-    faulty.breaks_down(&Fault::IsOverloaded);
+    faulty.inject_all(overloaded());
     let answer = api.send(keyed("K")).await;
     answer.assert_problem(503, "store-unavailable");
     assert_eq!(answer.header("retry-after"), Some("1"));
@@ -125,19 +125,19 @@ async fn an_overloaded_store_refuses_and_nothing_runs_unguarded() {
     assert_eq!(faulty.count(Call::Claim), 1);
     assert_eq!(faulty.count(Call::Release), 0);
     assert_eq!(probe.runs(), 0);
-    faulty.heals();
+    faulty.heal();
     api.send(keyed("K")).await.assert_run(1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn rule_58_a_request_that_saw_a_record_never_runs_unguarded() {
     // The claim finds a record that may be claimed again; then the store fails.
-    let faulty = Faulty::over(MemoryStore::new());
+    let faulty = Faulty::new(MemoryStore::new());
     let probe = Probe::answering(|run| run.status(500));
     let builder = required(DynStore::new(faulty.clone())).store_failure(StoreFailure::RunUnguarded);
     let api = Api::new(builder, &probe);
     api.send(keyed("K")).await.assert_live(500);
-    faulty.breaks(Call::Reclaim, .., Fault::Fails);
+    faulty.inject(Call::Reclaim, .., Fault::unavailable());
     api.send(keyed("K"))
         .await
         .assert_problem(503, "store-unavailable");
@@ -146,8 +146,8 @@ async fn rule_58_a_request_that_saw_a_record_never_runs_unguarded() {
     // A waiter has read a running record; then the store fails.
     let gate = Gate::closed();
     let probe = Probe::deciding_behind(&gate, |run| Ok(run.status(500)));
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Claim, 3.., Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Claim, 3.., Fault::unavailable());
     let builder = required(DynStore::new(faulty.clone()))
         .store_failure(StoreFailure::RunUnguarded)
         .wait(Duration::from_secs(60));
@@ -168,13 +168,13 @@ async fn rule_58_a_request_that_saw_a_record_never_runs_unguarded() {
 #[tokio::test(start_paused = true)]
 async fn rule_59_an_unrecorded_response_is_sent_and_recorded_late() {
     for fault in [
-        Fault::Fails,
-        Fault::Hangs,
-        Fault::LosesItsAnswer,
-        Fault::HangsAfterwards,
+        Fault::unavailable(),
+        Fault::Hang,
+        Fault::LoseAnswer,
+        Fault::HangAfterwards,
     ] {
-        let faulty = Faulty::over(MemoryStore::new());
-        faulty.breaks(Call::Complete, .., fault);
+        let faulty = Faulty::new(MemoryStore::new());
+        faulty.inject(Call::Complete, .., fault);
         let probe = Probe::counting();
         let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
         let start = tokio::time::Instant::now();
@@ -195,7 +195,7 @@ async fn rule_59_an_unrecorded_response_is_sent_and_recorded_late() {
         tokio::time::sleep(Duration::from_secs(120)).await;
         let retry = api.send(keyed("K")).await;
         assert!(retry.is_replay() || retry.status == 409, "{retry:?}");
-        faulty.heals();
+        faulty.heal();
         tokio::time::sleep(Duration::from_secs(60)).await;
         first.headers.remove("idempotent-recorded");
         api.send(keyed("K")).await.assert_replay_of(&first);
@@ -205,8 +205,8 @@ async fn rule_59_an_unrecorded_response_is_sent_and_recorded_late() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_59_a_response_never_recorded_never_runs_again() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Complete, .., Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Complete, .., Fault::unavailable());
     let probe = Probe::counting();
     let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
     api.send(keyed("K")).await;
@@ -222,8 +222,8 @@ async fn rule_59_a_response_never_recorded_never_runs_again() {
 
 #[tokio::test(start_paused = true)]
 async fn rule_59_late_recording_is_bounded_in_bytes() {
-    let faulty = Faulty::over(MemoryStore::new());
-    faulty.breaks(Call::Complete, .., Fault::Fails);
+    let faulty = Faulty::new(MemoryStore::new());
+    faulty.inject(Call::Complete, .., Fault::unavailable());
     let probe = Probe::counting();
     let small = required(DynStore::new(faulty.clone()))
         .late_recording_timeout(Duration::from_secs(900))
@@ -233,7 +233,7 @@ async fn rule_59_late_recording_is_bounded_in_bytes() {
     assert_eq!(answer.header("idempotent-recorded"), Some("false"));
     settle().await;
     let tried = faulty.count(Call::Complete);
-    faulty.heals();
+    faulty.heal();
     tokio::time::sleep(Duration::from_secs(120)).await;
     assert_eq!(faulty.count(Call::Complete), tried);
     api.send(keyed("K"))
@@ -245,8 +245,8 @@ async fn rule_59_late_recording_is_bounded_in_bytes() {
 #[tokio::test(start_paused = true)]
 async fn rule_59_a_failed_release_or_unknown_mark_is_written_late() {
     for (status, call) in [(503, Call::Release), (504, Call::MarkUnknown)] {
-        let faulty = Faulty::over(MemoryStore::new());
-        faulty.breaks(call, 1..=3, Fault::Fails);
+        let faulty = Faulty::new(MemoryStore::new());
+        faulty.inject(call, 1..=3, Fault::unavailable());
         let probe = Probe::statuses(&[status]);
         let api = Api::new(required(DynStore::new(faulty.clone())), &probe);
         api.send(keyed("K")).await.assert_live(status);

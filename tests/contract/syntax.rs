@@ -214,7 +214,7 @@ async fn rule_10_a_key_has_1_to_255_characters() {
 
 #[tokio::test]
 async fn rule_10_a_key_of_64_kib_is_refused_before_any_work() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let hashes = Fingerprinting::custom("none", |_, _| panic!("a fingerprint was made"));
     let api = Api::new(
         required(DynStore::new(store.clone())).fingerprint(hashes),
@@ -440,7 +440,7 @@ async fn rule_17_other_methods_pass_unbuffered_even_with_a_malformed_key() {
 
 #[tokio::test]
 async fn rule_18_the_key_is_checked_before_store_handler_and_body() {
-    let (store, probe) = (Faulty::over(MemoryStore::new()), Probe::counting());
+    let (store, probe) = (Faulty::new(MemoryStore::new()), Probe::counting());
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     let unread = |ask: Ask| {
         let ask = ask.header("expect", "100-continue");
