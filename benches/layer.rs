@@ -1,4 +1,4 @@
-//! What the layer costs in the process, beside the service that it wraps.
+//! The cost of the layer in the process, beside the service that it wraps.
 
 #![allow(missing_docs, reason = "a program that reports")]
 
@@ -56,7 +56,7 @@ fn first_run(criterion: &mut Criterion) {
     group.bench_function("layer", |bencher| {
         bencher.iter_custom(|requests| {
             let mut took = Duration::ZERO;
-            // What is kept lies where other records lay, as after a sweep.
+            // Records reuse the memory of removed ones, as after a sweep.
             for chunk in 0..requests.div_ceil(CHUNK) {
                 let keys = 0..CHUNK.min(requests - chunk * CHUNK);
                 let keys: Vec<_> = keys.map(|number| format!("key-{number:016x}")).collect();

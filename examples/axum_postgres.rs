@@ -1,5 +1,5 @@
-//! A service as it stands in production: accounts, PostgreSQL, timeouts, logs,
-//! and an orderly stop.
+//! A production service: accounts, PostgreSQL, timeouts, logs, and an orderly
+//! stop.
 //!
 //! ```text
 //! DATABASE_URL=postgres://app@localhost/app RUST_LOG=debug \
@@ -44,7 +44,7 @@ use tracing_subscriber::{filter::Targets, fmt, prelude::*};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // Unless RUST_LOG says otherwise: warnings name what fails, and why.
+    // Logs warnings, unless RUST_LOG is set. They name each failure and its cause.
     let levels: Targets = env::var("RUST_LOG").as_deref().unwrap_or("info").parse()?;
     tracing_subscriber::registry()
         .with(fmt::layer())
@@ -59,8 +59,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let idempotency = IdempotencyLayer::required(store.clone(), caller).build()?;
 
     let app = Router::new().route("/payments", post(pay)).layer(
-        // The outermost first. A request that times out is still worked on, and
-        // its retry gets the real response; a refused caller uses no key.
+        // The outermost layer first. A request that times out still runs, and its
+        // retry gets the real response. A refused caller uses no key.
         ServiceBuilder::new()
             .layer(TraceLayer::new_for_http())
             .layer(TimeoutLayer::with_status_code(
@@ -96,10 +96,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// How long a stop may take: less than the 30 s that most orchestrators wait.
+/// The time limit of a stop, below the 30 s that most orchestrators wait.
 const GRACE: Duration = Duration::from_secs(25);
 
-/// Who calls; the idempotency layer asks for it.
+/// The caller, which the idempotency layer reads.
 #[derive(Clone, Copy)]
 struct Account(&'static str);
 
@@ -115,7 +115,7 @@ async fn authenticate(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// The account and not its token: a token may be another one in the retry.
+/// The account, not its token, which may differ in the retry.
 fn caller(parts: &request::Parts) -> Option<Scope> {
     let Account(account) = parts.extensions.get()?;
     Scope::new(account)
@@ -132,8 +132,8 @@ async fn pay(operation: Operation, OrRelease(Json(payment)): OrRelease<Json<Paym
         // Recorded: the retry gets the same answer.
         return (StatusCode::UNPROCESSABLE_ENTITY, "nothing to pay").into_response();
     }
-    // From here on a failure may have charged the card, and must not be tried
-    // again blindly.
+    // After this line a failure may have charged the card, and its retry must not
+    // run.
     operation.effects_started();
     let provider_key = operation.derive("payments");
     match charge(&provider_key, payment.amount).await {
@@ -142,16 +142,15 @@ async fn pay(operation: Operation, OrRelease(Json(payment)): OrRelease<Json<Paym
             let body = Json(json!({ "id": charge, "amount": payment.amount }));
             (StatusCode::CREATED, location, body).into_response()
         }
-        // Outcome unknown: its retries get 409 until somebody has looked.
+        // An unknown outcome: retries get 409 until an operator resolves it.
         Err(NoAnswer) => StatusCode::BAD_GATEWAY.into_response(),
     }
 }
 
-/// The provider did not answer; it may have charged all the same.
+/// The provider did not answer; it may have charged the card.
 struct NoAnswer;
 
-/// Stands for the payment provider, which knows idempotency keys too: however
-/// often it is asked with one, it charges once.
+/// Stands for the payment provider, which charges once for each idempotency key.
 async fn charge(provider_key: &str, amount: u64) -> Result<String, NoAnswer> {
     time::sleep(Duration::from_millis(50)).await;
     match amount {
@@ -160,7 +159,7 @@ async fn charge(provider_key: &str, amount: u64) -> Result<String, NoAnswer> {
     }
 }
 
-/// Ends with Ctrl-C or SIGTERM.
+/// Resolves with Ctrl-C or SIGTERM.
 async fn stop_signal() {
     let interrupt = async {
         signal::ctrl_c().await.expect("Ctrl-C can be caught");

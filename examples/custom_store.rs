@@ -1,4 +1,4 @@
-//! A store of one's own on `store::transition`, checked by the conformance suite.
+//! A custom store on `store::transition`, checked by the conformance suite.
 //!
 //! A lock around a map makes each call atomic. A store on a server loads a record, calls
 //! the same method on it, and writes it back by compare-and-swap. Run it with
@@ -109,7 +109,7 @@ impl Store for MapStore {
         let (table, now) = self.lock();
         let rest = (after.map_or(Unbounded, Excluded), Unbounded);
         let mut page = Page::default();
-        // The lock is not held for long, however many records there are.
+        // Holds the lock briefly, however many records there are.
         for (name, record) in table.records.range(rest).take(10_000) {
             let record = record.read(now);
             page.next = Some(name.clone());

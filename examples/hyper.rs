@@ -58,14 +58,14 @@ async fn main() -> Result<(), Box<dyn Error>> {
             () = &mut stop => break,
         };
         let Ok((stream, _)) = accepted else {
-            // Out of file descriptors, most likely; some will close.
+            // Probably out of file descriptors; some connections will close.
             time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         let connection = server
             .serve_connection(TokioIo::new(stream), service.clone())
             .into_owned();
-        // A connection that breaks concerns its client alone.
+        // A broken connection concerns its client alone.
         tokio::spawn(connections.watch(connection));
     }
     drop(listener);
@@ -86,10 +86,10 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// How long a stop may take: less than the 30 s that most orchestrators wait.
+/// The time limit of a stop, below the 30 s that most orchestrators wait.
 const GRACE: Duration = Duration::from_secs(25);
 
-/// Whose key it is: a gateway in front has authenticated the caller.
+/// The owner of the key: a gateway in front has authenticated the caller.
 fn caller(parts: &request::Parts) -> Option<Scope> {
     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
 }
@@ -108,7 +108,7 @@ async fn answer(
     Ok(Response::new(Full::from(text)))
 }
 
-/// Ends with Ctrl-C or SIGTERM.
+/// Resolves with Ctrl-C or SIGTERM.
 async fn stop_signal() {
     let interrupt = async {
         signal::ctrl_c().await.expect("Ctrl-C can be caught");

@@ -36,7 +36,7 @@ use tower_idempotency::{
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // What a failed transaction was rolled back for is a warning in the log.
+    // The log has a warning with the cause of each failed transaction.
     tracing_subscriber::fmt().init();
     let (shop, store) = open().await?;
     let idempotency = IdempotencyLayer::required(store, |_| Some(Scope::single_tenant()))
@@ -78,7 +78,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// How long a stop may take: less than the 30 s that most orchestrators wait.
+/// The time limit of a stop, below the 30 s that most orchestrators wait.
 const GRACE: Duration = Duration::from_secs(25);
 
 #[derive(Deserialize)]
@@ -120,8 +120,8 @@ macro_rules! place {
             .await?
             .rows_affected();
         let response = if reserved == 0 {
-            // An answer like any other: committed, and replayed to retries even
-            // when there is stock again.
+            // A response like any other: committed, and replayed even when there
+            // is stock again.
             (StatusCode::CONFLICT, "out of stock").into_response()
         } else {
             let id: i64 = query_scalar("INSERT INTO orders (item, quantity) VALUES ($1, $2) RETURNING id")
@@ -154,7 +154,7 @@ async fn open() -> Result<(Shop, DynStore), Box<dyn Error>> {
     Ok((Shop::Sqlite(store.clone()), DynStore::new(store)))
 }
 
-/// Ends with Ctrl-C or SIGTERM.
+/// Resolves with Ctrl-C or SIGTERM.
 async fn stop_signal() {
     let interrupt = async {
         signal::ctrl_c().await.expect("Ctrl-C can be caught");

@@ -4,7 +4,7 @@
 //! cargo run --example quickstart
 //! ```
 //!
-//! It prints what to try. `PORT` and `DB` choose another port and another file
+//! It prints commands to try. `PORT` and `DB` choose another port and another file
 //! for the records.
 
 #![allow(clippy::print_stdout, reason = "it tells its reader what to try")]
@@ -33,7 +33,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
         env::var_os("DB").map_or_else(|| env::temp_dir().join("quickstart.db"), PathBuf::from);
     let store = SqliteStore::open(&file).await?;
 
-    // Whose key is it? Here all callers are one; `axum_postgres.rs` has accounts.
+    // The owner of a key. All callers are one here; `axum_postgres.rs` has
+    // accounts.
     let idempotency =
         IdempotencyLayer::required(store, |_| Some(Scope::single_tenant())).build()?;
 
@@ -66,7 +67,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// How long a stop may take: less than the 30 s that most orchestrators wait.
+/// The time limit of a stop, below the 30 s that most orchestrators wait.
 const GRACE: Duration = Duration::from_secs(25);
 
 #[derive(Deserialize)]
@@ -126,7 +127,7 @@ Try, in another terminal:
     );
 }
 
-/// Ends with Ctrl-C or SIGTERM.
+/// Resolves with Ctrl-C or SIGTERM.
 async fn stop_signal() {
     let interrupt = async {
         signal::ctrl_c().await.expect("Ctrl-C can be caught");

@@ -57,7 +57,7 @@ pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The layer. Each gRPC call is a POST, so it is the path that says which of them need a
+/// The layer. Each gRPC call is a POST, so the path decides which of them need a
 /// key.
 pub(crate) fn idempotency<S: Store>(store: S) -> Result<IdempotencyLayer<S>, Box<dyn Error>> {
     let layer = IdempotencyLayer::required(store, caller)
@@ -66,7 +66,7 @@ pub(crate) fn idempotency<S: Store>(store: S) -> Result<IdempotencyLayer<S>, Box
     Ok(layer)
 }
 
-/// Whose key it is: a gateway in front has authenticated the caller.
+/// The owner of the key: a gateway in front has authenticated the caller.
 fn caller(parts: &request::Parts) -> Option<Scope> {
     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
 }
@@ -84,7 +84,7 @@ pub(crate) async fn router<S: Store, P: Provider>(
         .add_service(Payments { provider })
 }
 
-/// A payment provider, which takes a key of its own.
+/// A payment provider, which takes an idempotency key.
 pub(crate) trait Provider: Clone + Send + Sync + 'static {
     /// Returns the id of the charge.
     fn charge(
@@ -121,7 +121,7 @@ pub(crate) struct Receipt {
 /// The method's path: `/package.Service/Method`.
 pub(crate) const PAY: &str = "/shop.Payments/Pay";
 
-/// What `tonic-build` would generate for the service.
+/// The code that `tonic-build` would generate for the service.
 #[derive(Clone)]
 pub(crate) struct Payments<P> {
     provider: P,

@@ -62,7 +62,7 @@ pub(crate) fn trailers_only(rejection: &Rejection) -> Response<Bytes> {
             headers.insert(name, value);
         }
     }
-    // Without it, a client's policy may retry what stays as it is.
+    // Without it, a client's policy may retry a refusal that is final.
     let pushback = match rejection.retry_after_seconds() {
         Some(seconds) => (seconds.saturating_mul(1000)).min(i32::MAX as u64).into(),
         None => HeaderValue::from_static("-1"),

@@ -140,10 +140,10 @@ impl KeySyntax {
     /// window longer than one of its retentions. A retention that the handler
     /// shortens is not checked.
     ///
-    /// The age is measured on this host's wall clock. A clock that is ahead by up to a
-    /// minute, or a tenth of the window if that is shorter, is tolerated: a timestamp
-    /// further in the future is refused as invalid, and the window ends earlier by as
-    /// much. Defaults to any text.
+    /// The age is measured on this host's wall clock. A timestamp may lie in the
+    /// future by up to a minute, or by a tenth of the window if that is shorter. A
+    /// later timestamp is refused as invalid. The window ends earlier by the same
+    /// time. Defaults to any text.
     #[must_use]
     pub fn uuid_v7(mut self, window: Duration) -> Self {
         self.form = Form::UuidV7 { window };
@@ -158,7 +158,7 @@ impl KeySyntax {
         self
     }
 
-    /// What is wrong with this configuration, if anything.
+    /// The fault of this configuration, if it has one.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         let (shortest, longest) = (*self.length.start(), *self.length.end());
         if shortest == 0 {
@@ -284,7 +284,7 @@ impl fmt::Debug for KeySyntax {
     }
 }
 
-/// Why a header is not a key. Says what is wrong, never what was sent.
+/// The reason why a header is not a key. Never contains the header's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum KeyFault {
     Invalid(&'static str),

@@ -9,9 +9,9 @@ use crate::{Idempotency, Store, config::Config, flow::shared::Shared};
 /// Makes retries of a request safe: the work is done once, and its response is
 /// replayed.
 ///
-/// See the [crate's documentation](crate) for what is promised. Clones share
-/// their settings, their waiters and their running requests; so do all services
-/// that one layer wraps.
+/// The [crate's documentation](crate) lists its promises. Clones share their
+/// settings, their waiters and their running requests; so do all services that one
+/// layer wraps.
 ///
 /// ```
 /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};

@@ -11,7 +11,7 @@ use tower_idempotency::{
     store::{Claim, Claimed, Completion, Transitioned},
 };
 
-/// Keys that look as random ones do, and come up in no order.
+/// Keys that look random and come in no order.
 pub(crate) fn key() -> String {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     let scattered = number.wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -22,7 +22,7 @@ pub(crate) fn name(key: String) -> RecordName {
     RecordName::new(Scope::single_tenant(), Key::new(key))
 }
 
-/// What a store keeps of a response.
+/// The bytes of a recorded response.
 pub(crate) fn response() -> Bytes {
     Bytes::from(vec![7; 512])
 }
@@ -35,7 +35,7 @@ pub(crate) fn claim() -> Claim {
     )
 }
 
-/// What a fresh request asks of its store.
+/// The calls of a fresh request.
 pub(crate) async fn claim_and_complete(store: &impl Store) {
     complete(store, &name(key())).await;
 }
@@ -49,13 +49,13 @@ pub(crate) async fn complete(store: &impl Store, name: &RecordName) {
     assert_eq!(settled.unwrap(), Transitioned::Applied);
 }
 
-/// What a fresh request asks before it runs.
+/// The call of a fresh request before its run.
 pub(crate) async fn claim_only(store: &impl Store) {
     let claimed = store.claim(&name(key()), &claim()).await.unwrap();
     assert!(matches!(claimed, Claimed::Acquired(_)), "{claimed:?}");
 }
 
-/// What a retry asks of its store.
+/// The call of a retry.
 pub(crate) async fn find(store: &impl Store, name: &RecordName) {
     let claimed = store.claim(name, &claim()).await.unwrap();
     assert!(matches!(claimed, Claimed::Occupied(_)), "{claimed:?}");

@@ -1,4 +1,4 @@
-//! Whole servers under wrk, each in a process of its own.
+//! Whole servers under wrk, each in its own process.
 
 use std::{
     convert::Infallible,
@@ -39,8 +39,8 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
             "replays, more than a handler that does nothing",
         ),
     ] {
-        // Each on a server of its own: replays are not to bear what a million fresh
-        // keys have left in memory.
+        // Each on a new server, so that replays do not run in memory filled by a
+        // million fresh keys.
         let baseline = Server::start(baseline, &url);
         let memory = Server::start("memory", &url);
         let pairs = in_turns(plan, &baseline, &memory, 16, keys);
@@ -78,7 +78,7 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
     ));
 }
 
-/// What one load has measured.
+/// The measurement of one load.
 struct Measured {
     /// Requests a second.
     rate: f64,
@@ -95,7 +95,7 @@ fn in_turns(
     keys: Keys,
 ) -> Vec<(Measured, Measured)> {
     if let Keys::Recorded = keys {
-        // All of them, before anybody is in a hurry.
+        // Records all keys before the measured load.
         layered.load(1, 1, keys);
     }
     let run = |server: &Server| {
@@ -123,7 +123,7 @@ fn in_turns(
         .collect()
 }
 
-/// Serves until it is killed, and says first where.
+/// Prints its address, and serves until it is killed.
 pub(crate) async fn serve(kind: &str) {
     let payments = |handler| Router::new().route("/payments", handler);
     let router: Router = match kind {
@@ -160,14 +160,14 @@ async fn answer(_: Bytes) -> Response {
     Response::new(Body::from(calls::response()))
 }
 
-/// Reads the request, and answers with a response of the same size that costs nothing to
-/// make: what a replay cannot do without.
+/// Reads the request, and answers with a response of the same size at no cost: the
+/// part that a replay needs too.
 async fn do_nothing(_: Bytes) -> Response {
     static RESPONSE: [u8; 512] = [7; 512];
     Response::new(Body::from(Bytes::from_static(&RESPONSE)))
 }
 
-/// Without a fingerprint, a lease, a fence or a replay: what is written by hand.
+/// Handwritten idempotency, without a fingerprint, a lease, a fence or a replay.
 async fn answer_by_hand(
     pool: PgPool,
     headers: HeaderMap,
@@ -188,7 +188,7 @@ async fn answer_by_hand(
 #[derive(Clone, Copy)]
 enum Keys {
     Fresh,
-    /// A few that come again and again.
+    /// A few keys, used repeatedly.
     Recorded,
 }
 
@@ -212,7 +212,7 @@ impl Server {
         Self { child, address }
     }
 
-    /// The processor time of the server so far, in seconds.
+    /// The processor time that the server has used, in seconds.
     fn processor_time(&self) -> f64 {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
         // After the name in parentheses: utime and stime are the 12th and 13th.
@@ -226,7 +226,7 @@ impl Server {
         ticks / TICKS_PER_SECOND
     }
 
-    /// What wrk says.
+    /// The output of wrk.
     fn load(&self, seconds: u64, connections: usize, keys: Keys) -> String {
         let script = env::temp_dir().join(format!("driver-{}.lua", std::process::id()));
         let run: u64 = rand::random();
@@ -234,7 +234,7 @@ impl Server {
             Keys::Fresh => format!("\"{run:016x}-\" .. number"),
             Keys::Recorded => format!("\"recorded-\" .. number % {RECORDED}"),
         };
-        // One thread: the number is its own.
+        // With one thread, the number belongs to it alone.
         let text = format!(
             "local number = 0
              request = function()
@@ -265,7 +265,7 @@ impl Server {
 /// Linux reports processor times in hundredths of a second.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// So few that one caller records them all in a second.
+/// Few enough that one caller records all of them in a second.
 const RECORDED: usize = 1_000;
 
 impl Drop for Server {

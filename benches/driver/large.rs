@@ -1,4 +1,4 @@
-//! What replays of large responses do to the requests of another scope.
+//! The effect of replays of large responses on the requests of another scope.
 
 use std::{sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
 /// Records with a response of a mebibyte each.
 async fn fill(store: &PostgresStore) -> Vec<RecordName> {
     let mut names = Vec::new();
-    // Of which compression saves little.
+    // Bytes that compression hardly shortens.
     let response: Bytes = (0..1_u32 << 20)
         .map(|index| (index.wrapping_mul(2_654_435_761) >> 13) as u8)
         .collect();
@@ -63,7 +63,7 @@ async fn fill(store: &PostgresStore) -> Vec<RecordName> {
     names
 }
 
-/// Clients that ask for their responses again and again, until the set is dropped.
+/// Clients that ask for their responses repeatedly, until the set is dropped.
 fn replay(store: &PostgresStore, names: &Arc<Vec<RecordName>>) -> JoinSet<()> {
     let mut clients = JoinSet::new();
     for client in 0..REPLAYS {

@@ -1,4 +1,4 @@
-//! A closed loop: so many callers, each of which calls again as soon as it is
+//! A closed loop: a number of callers, each of which calls again once it is
 //! answered.
 
 use std::{
@@ -11,7 +11,7 @@ use tokio::{sync::Barrier, task::JoinSet};
 
 use crate::Plan;
 
-/// What a load came to.
+/// The result of a load.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Load {
     pub(crate) per_second: f64,
@@ -24,8 +24,8 @@ pub(crate) struct Load {
 pub(crate) struct Pairs(pub(crate) Vec<(Load, Load)>);
 
 impl Pairs {
-    /// In pairs that follow each other closely, since the machine is not the same
-    /// from one minute to the next.
+    /// Pairs that follow each other closely, since the speed of the machine
+    /// changes within minutes.
     pub(crate) async fn measure<B, S>(
         plan: Plan,
         in_flight: usize,
@@ -45,7 +45,7 @@ impl Pairs {
         Self(pairs)
     }
 
-    /// The store's number over the baseline's.
+    /// The store's number divided by the baseline's.
     pub(crate) fn ratios(&self, number: impl Fn(&Load) -> f64) -> Vec<f64> {
         self.0
             .iter()

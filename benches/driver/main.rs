@@ -1,7 +1,7 @@
-//! Measures what the layer and its stores cost, each beside a baseline in the
-//! same run, and says which targets are met.
+//! Measures the cost of the layer and its stores, each beside a baseline of the
+//! same run, and compares it with the targets.
 //!
-//! `./benches/run` gives it a server and all of its arguments.
+//! `./benches/run` starts a server and passes all arguments.
 
 #![allow(
     missing_docs,
@@ -27,13 +27,13 @@ use std::{env, process::ExitCode, time::Duration};
 
 use tokio::runtime::Builder;
 
-/// How long and how often everything is measured.
+/// The length and the number of all measurements.
 #[derive(Clone, Copy)]
 pub(crate) struct Plan {
     pub(crate) is_quick: bool,
-    /// One load.
+    /// The length of one load.
     pub(crate) length: Duration,
-    /// How many times baseline and store take turns.
+    /// The number of pairs of baseline and store.
     pub(crate) pairs: usize,
 }
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything, or what is called `only`.
+/// Runs all measurements, or the one named `only`.
 fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     let plan = if is_quick {
         Plan {
@@ -100,7 +100,7 @@ fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     }
 }
 
-/// Two threads, as the machine that the targets were set on.
+/// Two threads, as on the machine for which the targets were set.
 fn runtime() -> tokio::runtime::Runtime {
     Builder::new_multi_thread()
         .worker_threads(2)

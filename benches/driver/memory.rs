@@ -1,4 +1,4 @@
-//! The bytes that a record takes in the memory store.
+//! The size of a record in the memory store.
 
 use std::{env, fs, process::Command};
 
@@ -10,7 +10,7 @@ use crate::{
     target::{Bound, Target},
 };
 
-/// In a process of its own, whose memory is nobody else's.
+/// Measures in a new process, whose memory holds nothing else.
 pub(crate) fn measure(report: &mut Report) {
     let said = Command::new(env::current_exe().unwrap())
         .arg("records")
@@ -43,7 +43,7 @@ pub(crate) fn say_bytes_of_a_record() {
     println!("{}", (resident() - before) / RECORDS);
 }
 
-/// What the system says that the process has.
+/// The resident memory of the process, as the system counts it.
 fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();

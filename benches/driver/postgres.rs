@@ -1,4 +1,4 @@
-//! The PostgreSQL store beside the statements that everybody would write.
+//! The PostgreSQL store beside the usual handwritten statements.
 
 use std::{
     env,
@@ -20,7 +20,7 @@ use crate::{
     target::{Bound, Target},
 };
 
-/// A database of its own, and its address.
+/// Creates a database, and returns its address.
 pub(crate) async fn database(name: &str) -> String {
     let url = env::var("DATABASE_URL").expect("DATABASE_URL: a server to measure on");
     let server = PgPool::connect(&url).await.unwrap();
@@ -141,7 +141,7 @@ async fn replays(plan: Plan, report: &mut Report, pool: &PgPool, store: &Postgre
     ));
 }
 
-/// What a handler does that keeps its own records.
+/// The statements of a handler that keeps its own records.
 pub(crate) async fn plain(pool: &PgPool) {
     plain_with(pool, &calls::key()).await;
 }

@@ -1,4 +1,4 @@
-//! What the layer costs in the process: bare and layered service in turns, on one
+//! The cost of the layer in the process: bare and layered service in turns, on one
 //! thread.
 
 use std::time::{Duration, Instant};
@@ -36,7 +36,7 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
     ));
 }
 
-/// In nanoseconds.
+/// Measured in nanoseconds.
 fn ignored(runtime: &Runtime) -> f64 {
     let mut bare = service_fn(handle::<Body>);
     let mut layered = layer().1.layer(service_fn(handle));
@@ -57,9 +57,9 @@ fn ignored(runtime: &Runtime) -> f64 {
     (layered - bare) * 1e9
 }
 
-/// In microseconds. Between the chunks the records are removed, so that what is
-/// kept lies where other records lay, as after a sweep, and not in memory that the
-/// system clears first.
+/// Measured in microseconds. Records are removed between chunks, so that new ones
+/// reuse their memory, as after a sweep, instead of memory that the system first
+/// has to clear.
 fn first_run(runtime: &Runtime) -> f64 {
     let mut bare = service_fn(handle::<Body>);
     let (store, layer) = layer();
@@ -88,7 +88,7 @@ fn first_run(runtime: &Runtime) -> f64 {
     (with - without) * 1e6 / keys.len() as f64
 }
 
-/// In microseconds, without what it takes to make the request.
+/// Measured in microseconds, without the cost of the request.
 fn replay(runtime: &Runtime) -> f64 {
     let mut layered = layer().1.layer(service_fn(handle));
     runtime.block_on(answered(&mut layered, post("key")));
@@ -107,7 +107,7 @@ fn replay(runtime: &Runtime) -> f64 {
     (all - making) * 1e6
 }
 
-/// In seconds, the best of a few: what disturbs makes it longer.
+/// The smallest of a few times, in seconds: a disturbance only makes one longer.
 fn time_of_one(mut run: impl FnMut(u32)) -> f64 {
     run(REQUESTS / 10);
     (0..3)

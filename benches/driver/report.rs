@@ -1,4 +1,4 @@
-//! What is said, written and drawn.
+//! The output: lines, tables and plots.
 
 use std::{fmt::Write as _, fs, path::Path, process::Command};
 
@@ -21,7 +21,7 @@ pub(crate) struct Report {
     targets: Vec<Target>,
     information: Vec<String>,
     pub(crate) throughput: Vec<Curve>,
-    /// The median time of a claim in seconds, by the records that are there.
+    /// The median time of a claim in seconds, by the number of records.
     pub(crate) sizes: Vec<(u64, f64)>,
 }
 
@@ -43,7 +43,7 @@ impl Curve {
 }
 
 impl Report {
-    /// Says it at once: the rest takes a while.
+    /// Prints it at once, since the other measurements take a while.
     pub(crate) fn add(&mut self, target: Target) {
         println!(
             "{}: target {}, reached {}: {}",
@@ -55,7 +55,7 @@ impl Report {
         self.targets.push(target);
     }
 
-    /// Says a number that has no target, for information.
+    /// Prints a number without a target.
     pub(crate) fn tell(&mut self, measured: &Target) {
         let line = format!("{}: {}", measured.name, measured.reached());
         println!("{line}");
@@ -221,7 +221,7 @@ fn plot(file: &Path, [title, below, beside]: [&str; 3], lines: &[(&str, Vec<(f64
     root.present().unwrap();
 }
 
-/// What was tried where a target is not met, and what the limit is.
+/// The attempts to reach a missed target, and its limit.
 const LIMITS: [(&str, &str); 4] = [
     (
         "PostgreSQL claim + complete, 256 in flight",
@@ -255,7 +255,7 @@ const LIMITS: [(&str, &str); 4] = [
     ),
 ];
 
-/// On what, and how to do it again.
+/// The machine and the command of the measurement.
 fn machine() -> String {
     let read = |file| fs::read_to_string(file).unwrap_or_default();
     let processors = read("/proc/cpuinfo");

@@ -1,4 +1,4 @@
-//! The service and the requests that the layer's own costs are measured with.
+//! The service and the requests with which the cost of the layer is measured.
 
 use std::{convert::Infallible, fmt::Debug, hint::black_box};
 
@@ -22,14 +22,14 @@ where
     Ok(Response::new(Full::new(Bytes::from_static(&[b'r'; 1024]))))
 }
 
-/// With its store.
+/// The layered service, and its store.
 pub(crate) fn layer() -> (MemoryStore, IdempotencyLayer<MemoryStore>) {
     let store = MemoryStore::new();
     let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()));
     (store, layer.build().unwrap())
 }
 
-/// With a kibibyte.
+/// A request with a kibibyte.
 pub(crate) fn post(key: &str) -> Request<Body> {
     Request::post("/payments")
         .header("content-type", "application/json")
@@ -54,7 +54,7 @@ where
     black_box(body.len());
 }
 
-/// Nothing is left of these keys.
+/// Removes the records of these keys.
 pub(crate) async fn remove(store: &MemoryStore, keys: &[String]) {
     for key in keys {
         let name = RecordName::new(Scope::single_tenant(), Key::new(key.as_str()));

@@ -1,4 +1,4 @@
-//! What a table's size and its sweeping do to claims.
+//! The effect of a table's size and of sweeps on claims.
 
 use std::{
     sync::{
@@ -67,8 +67,8 @@ async fn lists(plan: Plan, report: &mut Report, url: &str, store: &PostgresStore
     ));
 }
 
-/// An operator who lists all unknown records, four times a second; and how long
-/// each time took.
+/// Lists all unknown records four times a second, and returns the time of each
+/// list.
 fn walk(store: PostgresStore) -> (Arc<Mutex<Vec<Duration>>>, JoinHandle<()>) {
     let walks = Arc::<Mutex<Vec<Duration>>>::default();
     let noted = Arc::clone(&walks);
@@ -156,7 +156,7 @@ async fn sweeps(plan: Plan, report: &mut Report) {
     store.close().await;
 }
 
-/// As many as the target asks for, and a few more.
+/// As many as the target demands, and a few more.
 fn sweep(store: PostgresStore, removed: Arc<AtomicU64>) -> JoinHandle<()> {
     tokio::spawn(async move {
         let mut pace = tokio::time::interval(Duration::from_millis(160));
@@ -177,7 +177,7 @@ fn claims(
     }
 }
 
-/// Completed records, as if they had been written over a long time.
+/// Completed records with times spread over a long period.
 async fn fill(url: &str, records: u64, expires_in: &str) {
     let mut connection = PgConnection::connect(url).await.unwrap();
     for statement in [

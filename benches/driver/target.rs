@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// What a number has to be.
+/// The bound of a number.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Bound {
     AtLeast(f64),
@@ -46,7 +46,7 @@ impl Target {
         self.reached[self.reached.len() / 2]
     }
 
-    /// Met by the median; short if all of at least five say so.
+    /// Met if the median meets it; short if at least five pairs all miss it.
     pub(crate) fn verdict(&self) -> Verdict {
         let is_met = |reached: f64| match self.bound {
             Bound::AtLeast(least) => reached >= least,
@@ -61,7 +61,7 @@ impl Target {
         }
     }
 
-    /// The median, and between what the pairs lie.
+    /// The median, with the smallest and the largest pair.
     pub(crate) fn reached(&self) -> String {
         let unit = self.unit;
         let [first, .., last] = self.reached[..] else {

@@ -1,4 +1,4 @@
-//! Who calls: found out before the idempotency layer, which asks for it.
+//! The caller, found before the idempotency layer reads it.
 
 use axum::{
     extract::Request,
@@ -8,7 +8,7 @@ use axum::{
 use http::{StatusCode, header::AUTHORIZATION, request};
 use tower_idempotency::Scope;
 
-/// The caller, as the authentication found it.
+/// The authenticated caller.
 #[derive(Clone)]
 pub(crate) struct Account(String);
 
@@ -23,8 +23,8 @@ impl Account {
     }
 }
 
-/// Takes the account from `Bearer ACCOUNT.SUFFIX`, and turns away `revoked`.
-/// Whoever shows nothing passes without an account.
+/// Takes the account from `Bearer ACCOUNT.SUFFIX`, and refuses `revoked`. A
+/// request without a token passes without an account.
 pub(crate) async fn authenticate(mut request: Request, next: Next) -> Response {
     let account = request
         .headers()
@@ -45,7 +45,7 @@ pub(crate) async fn authenticate(mut request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// The account, not its token: tokens are refreshed between two tries.
+/// The account, not its token, which is refreshed between two tries.
 pub(crate) fn scope(parts: &request::Parts) -> Option<Scope> {
     Scope::new(&parts.extensions.get::<Account>()?.0)
 }

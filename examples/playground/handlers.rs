@@ -1,4 +1,4 @@
-//! The endpoints, each of which misbehaves in its own way.
+//! The endpoints. Each shows one behaviour of a handler.
 
 use std::{collections::HashMap, fmt, future::ready, io, str::FromStr, time::Duration};
 
@@ -40,8 +40,7 @@ pub(crate) fn counters(runs: Runs) -> Router {
         .route_layer(middleware::from_fn_with_state(runs, runs::note))
 }
 
-/// All endpoints, as a service that can fail: at `/error` it does. (A `Router`
-/// cannot.)
+/// All endpoints, as a service that fails at `/error`. (A `Router` cannot.)
 pub(crate) fn fallible(
     runs: Runs,
     orders: Orders,
@@ -115,7 +114,8 @@ async fn slow(run: Extension<Run>, wishes: Wishes) -> Result<Response, Mistake> 
     Ok(count(run).await)
 }
 
-/// The n-th run gets the n-th status of the script, and the last one for ever.
+/// Answers the n-th run with the n-th status of the script, and later ones with
+/// the last.
 async fn seq(Extension(Run(n)): Extension<Run>, wishes: Wishes) -> Result<Response, Mistake> {
     let script = wishes.text("script").unwrap_or("200");
     let statuses: Vec<StatusCode> = script
@@ -330,7 +330,7 @@ async fn operation(
     }))))
 }
 
-/// What the query asks for.
+/// The parameters of a query.
 pub(crate) struct Wishes(HashMap<String, String>);
 
 impl Wishes {
@@ -350,7 +350,7 @@ impl Wishes {
         self.text(name).map_or(Ok(unset), |text| parse(name, text))
     }
 
-    /// Returns `len`, how many bytes a response is to have; 0 unless it is there.
+    /// Returns `len`, the number of bytes of a response; 0 by default.
     pub(crate) fn length(&self) -> Result<usize, Mistake> {
         let length = self.number("len", 0)?;
         if length > LARGEST {
@@ -371,7 +371,7 @@ impl<S: Sync> axum::extract::FromRequestParts<S> for Wishes {
     }
 }
 
-/// A wish that cannot be met: 400.
+/// A parameter that is out of range: 400.
 pub(crate) struct Mistake(String);
 
 impl IntoResponse for Mistake {

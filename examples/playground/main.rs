@@ -11,7 +11,7 @@
 //! ```
 //!
 //! `settings.rs` lists the environment variables, `handlers.rs` the endpoints,
-//! `operator.rs` what tests may look at and repair.
+//! `operator.rs` the calls for tests.
 
 #![allow(
     clippy::print_stdout,
@@ -76,8 +76,8 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     let connections = serve(listener, app(&settings, &layer, store, runs, orders), stop).await;
 
     let end = Instant::now() + settings.grace;
-    // Connections first: what they are still sending becomes a request that the
-    // layer is to wait for.
+    // Connections first: a request that they are still sending is one for which
+    // the layer must wait.
     connections.end_before(end).await;
     let drained = layer.drain(end - Instant::now()).await;
     if drained.left() > 0 {
@@ -89,7 +89,7 @@ async fn run() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Everything but the operator's window runs behind a timeout and a body limit, if
+/// All but the operator's endpoints runs behind a timeout and a body limit, if
 /// they are set, the authentication and the layer.
 fn app(
     settings: &Settings,
@@ -106,8 +106,8 @@ fn app(
         ))
         .layer(layer.clone())
         .service(handlers::fallible(runs.clone(), orders.clone()));
-    // Inside of a nested router the path is cut short; two of them look alike
-    // to a layer that stands there.
+    // A layer inside of a nested router sees the shortened path, which two routers
+    // may share.
     let counters = handlers::counters(runs.clone()).layer(layer.clone());
     let mut app = Router::new()
         .nest("/v1", counters.clone())
@@ -126,7 +126,7 @@ fn app(
     app.merge(operator::router(store, runs, orders))
 }
 
-/// To standard error, as chatty as `RUST_LOG` says.
+/// Logs to standard error at the level of `RUST_LOG`.
 fn start_logs() -> Result<(), Malformed> {
     let levels = env::var("RUST_LOG").unwrap_or_default();
     let levels: Targets = match &*levels {

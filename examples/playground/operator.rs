@@ -1,4 +1,5 @@
-//! The operator's window: what tests may look at and repair, unguarded.
+//! The operator's endpoints, which tests use to read and repair records. Not
+//! guarded.
 
 use std::{collections::HashMap, fmt, time::Duration};
 
@@ -168,6 +169,6 @@ fn failed(error: impl fmt::Display) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, error.to_string())
 }
 
-/// How many records a list shows, and up to a page more.
+/// The number of records in a list, and up to a page more.
 const MOST: usize = 10_000;
 const PAGE: u32 = 1_000;

@@ -90,7 +90,7 @@ impl Open<'_> {
             }
             Self::Postgres(_, transaction) => {
                 query_scalar(INSERT)
-                    // A pooler may give the next one another connection.
+                    // A pooler may give the next statement another connection.
                     .persistent(false)
                     .bind(account)
                     .bind(operation)
@@ -100,7 +100,7 @@ impl Open<'_> {
         }
     }
 
-    /// Fails in the way that takes the whole transaction with it.
+    /// Fails with an error that aborts the whole transaction.
     async fn insert_again(&mut self, id: i64) -> Result<(), sqlx::Error> {
         match self {
             Self::Sqlite(_, transaction) => {
@@ -198,12 +198,12 @@ pub(crate) async fn order(
             return Ok(response);
         }
         "swallow" => {
-            // Neither this error nor the next is looked at.
+            // Ignores this error and the next.
             let _ = open.insert_again(id).await;
             let _ = open.commit(&operation, response).await;
             return Ok("ordered, as far as this handler cares".into_response());
         }
-        // A crash befalls the first attempt alone, or no retry would be seen.
+        // Only the first attempt crashes, so that its retry can succeed.
         "crash-before" if operation.attempt() == 1 => process::abort(),
         "crash-after" if operation.attempt() == 1 => {
             let _ = open.commit(&operation, response).await?;

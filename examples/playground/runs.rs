@@ -1,4 +1,4 @@
-//! How often handlers ran, counted across processes and crashes.
+//! Counts the runs of handlers, over processes and crashes.
 
 use std::{
     fs::{self, OpenOptions},
@@ -44,8 +44,7 @@ impl Runs {
             Self::Shared(file) => {
                 let mut out = OpenOptions::new().create(true).append(true).open(&**file)?;
                 out.write_all(line.as_bytes())?;
-                // Where this line ends; others may have appended more by now,
-                // and their runs are later ones.
+                // The end of this line. Later runs may have appended more.
                 let end = out.stream_position()?;
                 let mut runs = fs::read(&**file)?;
                 runs.truncate(usize::try_from(end).unwrap_or(usize::MAX));
@@ -76,7 +75,7 @@ impl Runs {
     }
 }
 
-/// Stands right before the handlers, and inside of every other layer.
+/// Counts a run right before the handlers, inside of every other layer.
 pub(crate) async fn note(
     State(runs): State<Runs>,
     OriginalUri(uri): OriginalUri,

@@ -46,7 +46,7 @@ pub(crate) async fn serve(
 pub(crate) struct Connections(GracefulShutdown);
 
 impl Connections {
-    /// Lets each finish its requests and take no more.
+    /// Lets each finish its requests and accept no more.
     pub(crate) async fn end_before(self, end: Instant) {
         if time::timeout_at(end, self.0.shutdown()).await.is_err() {
             tracing::warn!("connections still open");
@@ -54,7 +54,7 @@ impl Connections {
     }
 }
 
-/// Ends with the first SIGTERM or Ctrl-C. Both are caught from this call on.
+/// Resolves with the first SIGTERM or Ctrl-C. Both are caught from this call on.
 pub(crate) fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     #[cfg(unix)]
     {
@@ -78,11 +78,11 @@ async fn accept(listener: &TcpListener) -> TcpStream {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => {
-                // Chunks go out as they are made.
+                // Sends each chunk as soon as it is produced.
                 let _ = stream.set_nodelay(true);
                 return stream;
             }
-            // Out of file descriptors, most likely; some will close.
+            // Probably out of file descriptors; some connections will close.
             Err(error) => {
                 tracing::warn!(%error, "cannot accept");
                 time::sleep(Duration::from_millis(100)).await;

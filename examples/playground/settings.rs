@@ -1,4 +1,4 @@
-//! What the environment says.
+//! The settings in the environment.
 //!
 //! | variable | value | default |
 //! |---|---|---|
@@ -102,8 +102,8 @@ impl Settings {
                     ("multipart", Fingerprinting::multipart()),
                 ],
             )?,
-            // The layer refuses a retention that is shorter than the lease; who
-            // sets the retention alone means both.
+            // The layer refuses a retention shorter than the lease, so a short
+            // `RETENTION_MS` shortens the lease too.
             lease: lease.or(retention.map(|retention| retention.min(DEFAULT_LEASE))),
             retention,
             wait: read("WAIT_MS", milliseconds)?.unwrap_or_default(),
@@ -163,7 +163,7 @@ impl Settings {
     }
 }
 
-/// An environment variable that cannot be, and why.
+/// An invalid environment variable, and the reason.
 #[derive(Debug)]
 pub(crate) struct Malformed {
     variable: &'static str,
@@ -215,7 +215,7 @@ fn read<T>(
     }
 }
 
-/// One of several words; the first if the variable is unset.
+/// One of several values; the first if the variable is unset.
 fn choice<T: Clone, const N: usize>(
     variable: &'static str,
     choices: &[(&str, T); N],
@@ -245,7 +245,7 @@ fn headers(list: &str) -> Result<Vec<HeaderName>, String> {
     list.split(',').map(|name| number(name.trim())).collect()
 }
 
-/// Presets and lists joined by `;`, each of which changes what stands before.
+/// Presets and lists joined by `;`. Each changes the result of those before.
 fn dispositions(text: &str) -> Result<Dispositions, String> {
     let mut table = Dispositions::standard();
     for part in text.split(';') {
@@ -273,5 +273,5 @@ fn dispositions(text: &str) -> Result<Dispositions, String> {
     Ok(table)
 }
 
-/// The layer's own.
+/// The layer's default.
 const DEFAULT_LEASE: Duration = Duration::from_secs(30);

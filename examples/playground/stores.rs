@@ -8,10 +8,10 @@ use tower_idempotency::{
 
 use crate::orders::Orders;
 
-/// Which store, and where.
+/// A store and its address.
 pub(crate) enum StoreAddress {
     Memory {
-        /// The most records it may have.
+        /// The largest number of its records.
         records: Option<usize>,
     },
     Sqlite(PathBuf),
@@ -37,7 +37,7 @@ impl StoreAddress {
 
 /// Opens the store and brings its tables up to date, with the orders beside it.
 ///
-/// Behind a pooler the store's tables are there already: it cannot migrate.
+/// Behind a pooler the store cannot migrate; its tables must exist.
 pub(crate) async fn open(
     address: &StoreAddress,
     is_pooled: bool,

@@ -12,10 +12,10 @@ SELECT nextval('idempotency_removals');
 -- state: 1 in progress, 2 completed, 3 unknown, 4 released for the same
 -- request, 5 released for any request.
 --
--- Byte order for the name, since other collations can hold two keys equal.
--- lease_until is kept in every state, so that no row is ever without an owner
--- because of a missing lease. There are no CHECKs, which would cost each
--- statement more than an index does: whoever reads a row checks all of it.
+-- The name has byte order, since other collations can treat two keys as equal.
+-- lease_until is set in every state, so that no row lacks an owner for want of a
+-- lease. There are no CHECKs: they would cost each statement more than an index
+-- does, and the store checks each row that it reads.
 CREATE TABLE idempotency_records (
     scope       text COLLATE "C" NOT NULL,
     key         text COLLATE "C" NOT NULL,

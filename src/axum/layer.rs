@@ -15,7 +15,7 @@ use tower::{BoxError, Layer, Service};
 use crate::{Idempotency, IdempotencyLayer, RequestBody, ResponseBody, ResponseFuture, Store};
 
 impl<S> IdempotencyLayer<S> {
-    /// Returns this layer in a form that leaves the type of the body as it is: the inner
+    /// Returns this layer in a form that keeps the type of the body: the inner
     /// service is called with a `Request<axum::body::Body>`, and the response is a
     /// `Response<axum::body::Body>`.
     ///
@@ -65,7 +65,7 @@ impl<S> IdempotencyLayer<S> {
     }
 }
 
-/// An [`IdempotencyLayer`] that leaves the type of the body as it is. Made by
+/// An [`IdempotencyLayer`] that keeps the type of the body. Made by
 /// [`IdempotencyLayer::for_axum`].
 pub struct AxumIdempotencyLayer<S>(IdempotencyLayer<S>);
 

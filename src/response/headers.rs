@@ -11,10 +11,10 @@ use crate::grpc;
 
 /// Which headers of a response are kept and replayed.
 ///
-/// Never kept, whatever is configured: hop-by-hop headers and those that
-/// `Connection` names (RFC 9110 §7.6.1), `Date`, `Age`, `Content-Length`,
-/// `Transfer-Encoding`, `Trailer`, `Idempotent-Recorded` and the replay marker;
-/// those describe one message, not the response. `Set-Cookie` is kept only by
+/// These describe one message, not the response, and no setting keeps them:
+/// hop-by-hop headers and those that `Connection` names (RFC 9110 §7.6.1), `Date`,
+/// `Age`, `Content-Length`, `Transfer-Encoding`, `Trailer`, `Idempotent-Recorded`
+/// and the replay marker. `Set-Cookie` is kept only by
 /// [`with_cookies`](Self::with_cookies).
 ///
 /// Trailers pass the same rules. In addition, a trailer that belongs into the
@@ -64,12 +64,13 @@ pub struct KeptHeaders {
 }
 
 impl KeptHeaders {
-    /// Keeps all headers but those that belong to one caller or one exchange:
-    /// `Set-Cookie`, `WWW-Authenticate`, `Authentication-Info`, `Proxy-*`,
-    /// `Server-Timing`, `Alt-Svc`, `Via`, `Server`, `X-Request-Id`,
-    /// `traceparent`, `tracestate`, `RateLimit*`, `X-RateLimit-*` and
-    /// `Access-Control-*`, which outer layers set anew. This is the default of
-    /// a layer.
+    /// Keeps all headers but those of one caller or one exchange. This is the
+    /// default of a layer.
+    ///
+    /// Those are `Set-Cookie`, `WWW-Authenticate`, `Authentication-Info`,
+    /// `Proxy-*`, `Server-Timing`, `Alt-Svc`, `Via`, `Server`, `X-Request-Id`,
+    /// `traceparent`, `tracestate`, `RateLimit*`, `X-RateLimit-*`, and
+    /// `Access-Control-*`, which outer layers set anew.
     pub fn all_but_transient() -> Self {
         Self {
             allowed: None,

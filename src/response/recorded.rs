@@ -17,9 +17,8 @@ use thiserror::Error;
 
 use crate::{StoreError, body::whole::WholeBody, response::headers::remove_message_headers};
 
-/// A response as it is kept and replayed: status, end-to-end headers, body and
-/// trailers; or a tombstone, which says that it was too large or too slow to
-/// keep.
+/// A recorded response: its status, end-to-end headers, body and trailers. Or a
+/// tombstone, which stands for a response that was too large or too slow to keep.
 ///
 /// Operators and hooks make one to [resolve](crate::store::admin::Resolution) an unknown
 /// outcome.

@@ -73,8 +73,8 @@ impl StoreError {
         Self::new(StoreErrorKind::Overloaded, None)
     }
 
-    /// Says that the call failed before anything of it was sent: an unanswered claim
-    /// is in doubt and has to be withdrawn, and one that was not sent need not be.
+    /// Says that the call failed before any of it was sent. The layer withdraws a
+    /// claim without an answer, unless it was not sent.
     ///
     /// A store that makes a call again must not say so if an earlier try was sent.
     /// Always said of [`Overloaded`](StoreErrorKind::Overloaded).

@@ -30,8 +30,8 @@ use crate::{
 /// bounded. When it is full, expired records give way, with or without a
 /// [`Sweeper`](crate::Sweeper); if there is none, new keys are refused with 503. It
 /// never evicts a record that has not expired, since an evicted record is work done
-/// twice. A completed record takes about 410 bytes beside what is
-/// kept of its response; `benches/RESULTS.md` says what was measured.
+/// twice. A completed record takes about 410 bytes and the size
+/// of its recorded response; see `benches/RESULTS.md`.
 ///
 /// ```
 /// use tower_idempotency::MemoryStore;
@@ -461,7 +461,7 @@ impl fmt::Debug for MemoryStore {
     }
 }
 
-/// So many that one which grows holds up few others, and not for long.
+/// Enough that a shard which grows delays few calls, and only briefly.
 const SHARDS: usize = 1024;
 
 /// How many records a page of a list looks at, and up to a shard more.

@@ -1,4 +1,4 @@
-//! Removing what has expired, in the background.
+//! Removes expired records in the background.
 
 use std::{panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
@@ -144,7 +144,7 @@ pub struct SweeperHandle {
 }
 
 impl SweeperHandle {
-    /// Lets the batch under way end, stops, and says what was done in all.
+    /// Lets the current batch end, stops, and returns the counts of all sweeps.
     pub async fn stop(mut self) -> SweepReport {
         let _ = self.stop.set(());
         (&mut self.task).await.unwrap_or_default()

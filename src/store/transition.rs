@@ -409,8 +409,8 @@ impl fmt::Debug for State {
 pub enum Swept {
     /// Nothing: it has not expired, or its owner has a live lease.
     Kept,
-    /// It had expired in progress, its lease has lapsed, and it is unknown now. Keep
-    /// it as it is now.
+    /// It had expired in progress with a lapsed lease, and is unknown now. Keep its new
+    /// state.
     MarkedUnknown,
     /// It has expired. Remove it.
     Remove {
