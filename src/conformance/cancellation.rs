@@ -44,10 +44,7 @@ impl<S: Subject> Trial<S> {
     pub async fn i15_dropped_reclaim_happens_or_does_not(&self) {
         for polls in POLLS {
             let held = self.hold(&name(polls), HOUR, HOUR).await;
-            let released = self
-                .store
-                .release(&held.name, held.token, Release::SameRequest);
-            applied(good(released.await), "release by the owner");
+            self.release(&held, Release::SameRequest).await;
             let claim = Claim::new(fingerprint(2), HOUR, HOUR);
             let (name, seen) = (&held.name, held.grant.fence);
             let reclaim = || self.store.reclaim(name, seen, ReclaimAs::Retry, &claim);

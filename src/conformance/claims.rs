@@ -225,10 +225,7 @@ impl<S: Subject> Trial<S> {
     /// A repeated reclaim is not granted again, and the record shows its token and fence.
     pub async fn i1_repeated_reclaim_is_granted_once(&self) {
         let held = self.hold(&name("again"), HOUR, HOUR).await;
-        let released = self
-            .store
-            .release(&held.name, held.token, Release::SameRequest);
-        applied(good(released.await), "release by the owner");
+        self.release(&held, Release::SameRequest).await;
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
         let next = self.hold_again(&held, ReclaimAs::Retry, claim).await;
         for seen in [held.grant.fence, next.grant.fence] {
@@ -260,35 +257,22 @@ impl<S: Subject> Trial<S> {
             last = fence;
         };
         for reclaim_as in [ReclaimAs::Retry, ReclaimAs::Replace] {
-            let released = self
-                .store
-                .release(&name, held.token, Release::AnyRequest)
-                .await;
-            applied(good(released), "release by the owner");
+            self.release(&held, Release::AnyRequest).await;
             held = self.hold_again(&held, reclaim_as, long()).await;
             grows(held.grant.fence, "a release");
         }
-        let released = self
-            .store
-            .release(&name, held.token, Release::AnyRequest)
-            .await;
-        applied(good(released), "release by the owner");
+        self.release(&held, Release::AnyRequest).await;
         held = self.hold_again(&held, ReclaimAs::Retry, short()).await;
         grows(held.grant.fence, "a release");
         self.lapse().await;
         held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
         grows(held.grant.fence, "a lapse");
         let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
-        let completed = self.store.complete(&name, held.token, &completion).await;
-        applied(good(completed), "complete by the owner");
+        self.complete(&held, &completion).await;
         self.lapse().await;
         held = self.hold_again(&held, ReclaimAs::Expired, short()).await;
         grows(held.grant.fence, "an expiry");
-        let released = self
-            .store
-            .release(&name, held.token, Release::SameRequest)
-            .await;
-        applied(good(released), "release by the owner");
+        self.release(&held, Release::SameRequest).await;
         self.lapse().await;
         let purged = good(self.peer.purge_expired(10, HOUR).await);
         assert_eq!(purged.removed, 1, "purge_expired: removes what is released");

@@ -5,7 +5,7 @@ use super::{
 use crate::{
     Key, RecordName, Scope, Store,
     store::{
-        MarkedBy, Record, Transitioned,
+        Record, Transitioned,
         admin::{Count, Filter, FilterKind},
     },
 };
@@ -61,9 +61,7 @@ impl<S: Subject> Trial<S> {
         let in_progress = Filter::in_progress_for(S::SHORT);
         let names = self.has_one_order(&in_progress, held.len()).await;
         for held in held.iter().skip(2) {
-            let owner = MarkedBy::Owner(held.token);
-            let marked = good(self.store.mark_unknown(&held.name, owner, HOUR).await);
-            assert_eq!(marked, Transitioned::Applied, "mark_unknown by the owner");
+            self.mark_unknown(held, HOUR).await;
         }
         let is_unknown = Filter::unknown();
         let unknown = self.has_one_order(&is_unknown, held.len() - 2).await;
@@ -106,9 +104,7 @@ impl<S: Subject> Trial<S> {
                 let name = RecordName::new(scope.clone(), Key::new(key));
                 let held = self.hold(&name, S::SHORT, HOUR).await;
                 if key == "3" {
-                    let owner = MarkedBy::Owner(held.token);
-                    let marked = good(self.store.mark_unknown(&name, owner, HOUR).await);
-                    assert_eq!(marked, Transitioned::Applied, "mark_unknown by the owner");
+                    self.mark_unknown(&held, HOUR).await;
                 }
             }
         }
@@ -146,9 +142,7 @@ impl<S: Subject> Trial<S> {
             let scope = if number < 3 { &scope } else { &other };
             let name = RecordName::new(scope.clone(), Key::new(number.to_string()));
             let held = self.hold(&name, HOUR, HOUR).await;
-            let owner = MarkedBy::Owner(held.token);
-            let marked = good(self.store.mark_unknown(&name, owner, HOUR).await);
-            assert_eq!(marked, Transitioned::Applied, "mark_unknown by the owner");
+            self.mark_unknown(&held, HOUR).await;
         }
         for (filter, limit, expected) in [
             (filter.clone(), 100, Count::Exactly(5)),

@@ -123,9 +123,10 @@ use std::{fmt, future::ready, panic::resume_unwind, pin::Pin, sync::Arc, time::D
 use bytes::Bytes;
 use tokio::sync::Barrier;
 
+use self::states::applied;
 use crate::{
     Fence, Fingerprint, Key, RecordName, Scope, Store, StoreError, Token,
-    store::{Claim, Claimed, Grant, ReclaimAs, Record},
+    store::{Claim, Claimed, Completion, Grant, MarkedBy, ReclaimAs, Record, Release},
 };
 
 /// A store under test, and its time.
@@ -277,6 +278,25 @@ impl<S: Subject> Trial<S> {
             grant,
             claim,
         }
+    }
+
+    /// Completes a record as its owner.
+    async fn complete(&self, held: &Held, completion: &Completion) {
+        let completed = self.store.complete(&held.name, held.token, completion);
+        applied(good(completed.await), "complete by the owner");
+    }
+
+    /// Releases a record as its owner.
+    async fn release(&self, held: &Held, release: Release) {
+        let released = self.store.release(&held.name, held.token, release);
+        applied(good(released.await), "release by the owner");
+    }
+
+    /// Marks a record unknown as its owner.
+    async fn mark_unknown(&self, held: &Held, retention: Duration) {
+        let owner = MarkedBy::Owner(held.token);
+        let marked = self.store.mark_unknown(&held.name, owner, retention);
+        applied(good(marked.await), "mark_unknown by the owner");
     }
 
     /// Returns the record, which must exist.

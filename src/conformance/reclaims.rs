@@ -8,9 +8,7 @@ use super::{
 };
 use crate::{
     Store,
-    store::{
-        Claim, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned, admin::Resolution,
-    },
+    store::{Claim, ReclaimAs, Record, RecordState, Release, Transitioned, admin::Resolution},
 };
 
 /// # Claiming again
@@ -199,20 +197,14 @@ impl<S: Subject> Trial<S> {
             held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
             expect(&self.record(&name).await, count + 1, count);
         }
-        let released = self
-            .store
-            .release(&name, held.token, Release::SameRequest)
-            .await;
-        applied(good(released), "release by the owner");
+        self.release(&held, Release::SameRequest).await;
         expect(&self.record(&name).await, 3, 2);
         held = self.hold_again(&held, ReclaimAs::Retry, short()).await;
         expect(&self.record(&name).await, 4, 1);
         self.lapse().await;
         held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
         expect(&self.record(&name).await, 5, 2);
-        let owner = MarkedBy::Owner(held.token);
-        let marked = self.store.mark_unknown(&name, owner, HOUR).await;
-        applied(good(marked), "mark_unknown by the owner");
+        self.mark_unknown(&held, HOUR).await;
         let fence = held.grant.fence;
         let resolved = self
             .store
@@ -231,11 +223,7 @@ impl<S: Subject> Trial<S> {
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
         let held = self.hold_again(&held, ReclaimAs::Takeover, claim).await;
         let freed = async |held: &Held| {
-            let released = self
-                .store
-                .release(&name, held.token, Release::AnyRequest)
-                .await;
-            applied(good(released), "release by the owner");
+            self.release(held, Release::AnyRequest).await;
             assert_eq!(
                 status_of(&self.record(&name).await),
                 Status::Released,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     Store,
-    store::{Claim, Completion, ReclaimAs, Release, Transitioned, admin::Filter},
+    store::{Claim, Completion, ReclaimAs, Release, admin::Filter},
 };
 
 /// # Time
@@ -60,8 +60,7 @@ impl<S: Subject> Trial<S> {
             let held = self.hold(&name, HOUR, HOUR * 2).await;
             self.lapse().await;
             let completion = Completion::new(response(), retention, Duration::ZERO);
-            let completed = self.store.complete(&name, held.token, &completion).await;
-            applied(good(completed), "complete by the owner");
+            self.complete(&held, &completion).await;
             let record = self.record(&name).await;
             let left = record.expires_in.unwrap_or_default();
             assert!(
@@ -79,8 +78,7 @@ impl<S: Subject> Trial<S> {
         self.lapse().await;
         let before = self.record(&name).await;
         let completion = Completion::new(response(), S::SHORT, HOUR);
-        let completed = self.store.complete(&name, held.token, &completion).await;
-        applied(good(completed), "complete by the owner");
+        self.complete(&held, &completion).await;
         let record = self.record(&name).await;
         let left = record.expires_in.unwrap_or_else(|| {
             panic!("complete: is kept for `at_least` from now, and had expired at once")
@@ -96,8 +94,7 @@ impl<S: Subject> Trial<S> {
         let name = name("kept for longer");
         let held = self.hold(&name, HOUR, HOUR * 3).await;
         let completion = Completion::new(response(), HOUR * 3, HOUR);
-        let completed = self.store.complete(&name, held.token, &completion).await;
-        applied(good(completed), "complete by the owner");
+        self.complete(&held, &completion).await;
         let record = self.record(&name).await;
         let left = record.expires_in.unwrap_or_default();
         assert!(
@@ -118,8 +115,7 @@ impl<S: Subject> Trial<S> {
             "claim: lives and is kept for as long as asked, and was {record:?}"
         );
         let completion = Completion::new(response(), century, century);
-        let completed = self.store.complete(&name, held.token, &completion).await;
-        applied(good(completed), "complete by the owner");
+        self.complete(&held, &completion).await;
         let record = self.record(&name).await;
         assert!(
             record.expires_in.is_some_and(|left| left > century / 2),
@@ -138,8 +134,7 @@ impl<S: Subject> Trial<S> {
             "claim: lapses and expires after no time, and was {record:?}"
         );
         let completion = Completion::new(response(), Duration::ZERO, Duration::ZERO);
-        let completed = self.store.complete(&name, held.token, &completion).await;
-        applied(good(completed), "complete by the owner");
+        self.complete(&held, &completion).await;
         self.subject.pass(S::SHORT).await;
         let record = self.record(&name).await;
         assert!(
@@ -195,17 +190,9 @@ impl<S: Subject> Trial<S> {
         let Some(tick) = S::TICK else { return };
         let completed = self.hold(&name("completed"), HOUR, S::SHORT).await;
         let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
-        let answer = self
-            .store
-            .complete(&completed.name, completed.token, &completion)
-            .await;
-        applied(good(answer), "complete by the owner");
+        self.complete(&completed, &completion).await;
         let released = self.hold(&name("released"), HOUR, S::SHORT).await;
-        let answer = self
-            .store
-            .release(&released.name, released.token, Release::AnyRequest)
-            .await;
-        applied(good(answer), "release by the owner");
+        self.release(&released, Release::AnyRequest).await;
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
         let expired = |held: &super::Held| {
             let (name, fence) = (held.name.clone(), held.grant.fence);
@@ -271,15 +258,7 @@ impl<S: Subject> Trial<S> {
             return;
         }
         let held = self.hold(&name("retried"), HOUR, S::SHORT).await;
-        let released = self
-            .store
-            .release(&held.name, held.token, Release::SameRequest)
-            .await;
-        assert_eq!(
-            good(released),
-            Transitioned::Applied,
-            "release by the owner"
-        );
+        self.release(&held, Release::SameRequest).await;
         self.subject.pass(S::SHORT).await;
         let claim = Claim::new(fingerprint(1), HOUR, HOUR);
         self.hold_again(&held, ReclaimAs::Retry, claim).await;

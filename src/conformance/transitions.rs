@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{
     RecordName, Store, Token,
-    store::{Claim, Claimed, Completion, MarkedBy, Record, Release, Transitioned},
+    store::{Claim, Claimed, Completion, Record, Release, Transitioned},
 };
 
 /// # Renewing, completing, releasing
@@ -83,11 +83,7 @@ impl<S: Subject> Trial<S> {
     pub async fn i4_completed_record_changes_only_after_its_expiry(&self) {
         let held = self.hold(&name("final"), S::SHORT, HOUR).await;
         let completion = Completion::new(response(), HOUR, Duration::ZERO);
-        let completed = self
-            .store
-            .complete(&held.name, held.token, &completion)
-            .await;
-        applied(good(completed), "complete by the owner");
+        self.complete(&held, &completion).await;
         self.lapse().await;
         let before = self.record(&held.name).await;
         let (own, fence) = (held.token, held.grant.fence);
@@ -151,19 +147,13 @@ impl<S: Subject> Trial<S> {
                 .hold(&name(format!("completed {index}")), HOUR, HOUR)
                 .await;
             let completion = Completion::new(response.clone(), HOUR, Duration::ZERO);
-            let completed = self
-                .store
-                .complete(&held.name, held.token, &completion)
-                .await;
-            applied(good(completed), "complete by the owner");
+            self.complete(&held, &completion).await;
             self.shows(&held.name, &response, "complete").await;
 
             let held = self
                 .hold(&name(format!("resolved {index}")), HOUR, HOUR)
                 .await;
-            let owner = MarkedBy::Owner(held.token);
-            let marked = self.store.mark_unknown(&held.name, owner, HOUR).await;
-            applied(good(marked), "mark_unknown by the owner");
+            self.mark_unknown(&held, HOUR).await;
             let resolution = happened(&response);
             let resolved = self
                 .store
@@ -181,11 +171,7 @@ impl<S: Subject> Trial<S> {
             let held = self.hold(&name(format!("of {bytes}")), HOUR, HOUR).await;
             let response: Bytes = (0..bytes).map(|index| (index + bytes) as u8).collect();
             let completion = Completion::new(response.clone(), HOUR, Duration::ZERO);
-            let completed = self
-                .store
-                .complete(&held.name, held.token, &completion)
-                .await;
-            applied(good(completed), "complete by the owner");
+            self.complete(&held, &completion).await;
             kept.push((held.name, response));
         }
         let calls = kept.iter().cycle().take(3 * kept.len()).cloned();
@@ -329,8 +315,7 @@ impl<S: Subject> Trial<S> {
                 .hold(&name(format!("{release:?}")), HOUR, HOUR * 2)
                 .await;
             let before = self.record(&held.name).await;
-            let released = self.store.release(&held.name, held.token, release).await;
-            applied(good(released), "release by the owner");
+            self.release(&held, release).await;
             let after = self.record(&held.name).await;
             same_claim(&before, &after, "release");
             let expires_in = after.expires_in.unwrap_or_default();
