@@ -160,7 +160,8 @@
 //! recorded and replayed with its trailers. The key comes as metadata,
 //! `idempotency-key`. Guard the methods that need one with
 //! [`guard_if`](IdempotencyBuilder::guard_if), by the path `/package.Service/Method`.
-//! The `commit` of a SQL store takes no response of gRPC, since it has trailers.
+//! The `commit` of a SQL store takes no response of gRPC, since it has trailers. A layer for
+//! gRPC-Web stands outside, so that its requests arrive as those of gRPC.
 //!
 //! # Browsers
 //!
