@@ -207,9 +207,9 @@ async fn round<S: Store>(
         Decision::Own(grant) => Ok(Some(Round::Granted(grant))),
         Decision::Reclaim(reclaim_as) => {
             let reclaimed = reclaim(shared, request, progress, &record, reclaim_as);
-            Ok(reclaimed.await?.map(Round::Granted))
+            Ok(Box::pin(reclaimed).await?.map(Round::Granted))
         }
-        Decision::MarkUnknown => Ok(mark_unknown(shared, name, &record)
+        Decision::MarkUnknown => Ok(Box::pin(mark_unknown(shared, name, &record))
             .await
             .map(Round::Answered)),
         Decision::Answer(answer) => Ok(Some(Round::Answered(Answered {

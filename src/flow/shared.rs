@@ -69,11 +69,11 @@ impl<S: Store> Shared<S> {
     }
 
     /// Runs one call to the store for up to the store timeout.
-    pub(crate) async fn call<T>(
+    pub(crate) fn call<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        store_call::bounded(self.config.store_timeout(), call).await
+    ) -> impl Future<Output = Result<T, StoreError>> {
+        store_call::bounded(self.config.store_timeout(), call)
     }
 }
 

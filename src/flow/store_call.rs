@@ -7,13 +7,14 @@ use futures_util::FutureExt as _;
 use crate::{StoreError, timeout::LazyTimeout};
 
 /// Runs a call for up to `timeout`. A panic of the store is an error.
-pub(crate) async fn bounded<T>(
+///
+/// Not an `async fn`, whose future would hold the call twice.
+pub(crate) fn bounded<T>(
     timeout: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
+) -> impl Future<Output = Result<T, StoreError>> {
     LazyTimeout::new(timeout, catch_panic(call))
-        .await
-        .unwrap_or_else(|| Err(StoreError::timed_out()))
+        .map(|answer| answer.unwrap_or_else(|| Err(StoreError::timed_out())))
 }
 
 /// Turns a panic of the store into an error, so that it ends neither a background
