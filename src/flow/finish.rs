@@ -4,6 +4,7 @@ use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -49,75 +50,328 @@ impl From<Box<dyn Any + Send>> for Panicked {
     }
 }
 
+/// How a run ends: the transition is recorded, and then the client gets the result.
+struct Ending<R: Body, E> {
+    transition: Transition,
+    result: ServiceResult<R, E>,
+    outcome: Outcome,
+    /// Says why the outcome is unknown, unless a warning has said so before.
+    warning: Option<&'static str>,
+}
+
+/// What is next for a run whose handler has ended.
+enum Next<R: Body, E> {
+    End(Ending<R, E>),
+    /// The response is to be recorded: its body is collected first.
+    Collect {
+        parts: response::Parts,
+        body: R,
+        keep_for: Option<Duration>,
+    },
+    /// The response that the handler's own transaction has recorded is the answer.
+    AnswerCommitted {
+        called: Called<R, E>,
+        recorded: Bytes,
+    },
+    /// Another claim's answer counts.
+    AnswerSuperseded,
+}
+
+/// A response that is too large or endless to keep.
+struct Streamed<R> {
+    parts: response::Parts,
+    read: Bytes,
+    rest: Pin<Box<R>>,
+    keep_for: Option<Duration>,
+}
+
 /// Records the outcome of a run that ended, and returns the answer.
+///
+/// An outcome that cannot be recorded in time is recorded in the background, after the
+/// answer. If another claim has superseded this one, the client receives that one's
+/// answer.
 pub(super) async fn finish<S, R, E>(run: Run<S>, called: Called<R, E>) -> Reply<R, E>
 where
     S: Store,
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    let operation = &run.claim.operation;
-    // A response that is not sent is dropped at once: its body may hold what others
-    // wait for.
-    match (operation.transacted().await, called) {
-        (Transacted::Committed { response }, called) => {
-            Box::pin(reply_committed(run, called, response)).await
+    let transacted = run.claim.operation.transacted().await;
+    let ending = match run.next(transacted, called) {
+        Next::End(ending) => ending,
+        Next::Collect {
+            parts,
+            body,
+            keep_for,
+        } => match collect_response(&run, parts, body, keep_for).await {
+            Ok(ending) => ending,
+            Err(streamed) => return stream(run, streamed),
+        },
+        Next::AnswerCommitted { called, recorded } => {
+            return Box::pin(answer_committed(&run, called, recorded)).await;
         }
-        (Transacted::Superseded, called) => {
-            drop(called);
-            Box::pin(answer_superseded(run)).await
+        Next::AnswerSuperseded => return Box::pin(answer_superseded(&run)).await,
+    };
+    let ended = run.claim.end(&ending.transition).await;
+    let Ending {
+        transition,
+        result,
+        outcome,
+        warning,
+    } = ending;
+    if let Ok(Transitioned::Superseded) = ended {
+        drop(result);
+        return Box::pin(answer_superseded(&run)).await;
+    }
+    if let Some(warning) = warning {
+        run.settings().warnings.warn(warning, None, run.claim.id());
+    }
+    let mut reply = Reply::new(result, outcome, run.claim.id());
+    if let Err(error) = ended {
+        run.claim.warn_late(&error);
+        if let Transition::Complete(_) = transition {
+            reply = reply.unrecorded();
         }
-        (Transacted::Unknown, called) => {
-            drop(called);
-            operation.log_failure();
-            let response = run.refuse(Rejection::commit_unknown());
-            Box::pin(end_unknown(run, Ok(response), None)).await
-        }
-        (Transacted::Aborted, Ok(Ok(response))) if is_success(status_of(&response)) => {
-            let mut parts = response.into_parts().0;
-            let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
-            operation.log_failure();
-            Box::pin(refuse_rolled_back(run, choice)).await
-        }
-        (_, Ok(Ok(response))) => {
-            if status_of(&response).is_server_error() {
+        spawn(run.record_late(transition));
+    }
+    reply
+}
+
+impl<S: Store> Run<S> {
+    /// Decides what the handler's end means. A response that is not sent is dropped at
+    /// once: its body may hold what others wait for.
+    fn next<R, E>(&self, transacted: Transacted, called: Called<R, E>) -> Next<R, E>
+    where
+        R: Body<Data = Bytes>,
+    {
+        let operation = &self.claim.operation;
+        match (transacted, called) {
+            (Transacted::Committed { response }, called) => Next::AnswerCommitted {
+                called,
+                recorded: response,
+            },
+            (Transacted::Superseded, _) => Next::AnswerSuperseded,
+            (Transacted::Unknown, _) => {
                 operation.log_failure();
+                self.refuse_unknown(Rejection::commit_unknown())
             }
-            apply_disposition(run, response).await
+            (Transacted::Aborted, Ok(Ok(response))) if is_success(status_of(&response)) => {
+                operation.log_failure();
+                self.refuse_rolled_back(response)
+            }
+            (_, Ok(Ok(response))) => {
+                if status_of(&response).is_server_error() {
+                    operation.log_failure();
+                }
+                self.apply_disposition(response)
+            }
+            (_, Ok(Err(error))) => {
+                operation.log_failure();
+                unknown(Err(error), Some(INNER_FAILED))
+            }
+            (_, Err(Panicked)) => {
+                operation.log_failure();
+                self.refuse_unknown(Rejection::handler_panicked())
+            }
         }
-        (_, Ok(Err(error))) => {
-            operation.log_failure();
-            Box::pin(end_unknown(run, Err(error), Some(INNER_FAILED))).await
+    }
+
+    /// The commit failed, and the handler answered as if it had not. That counts as the
+    /// failure with which it should have answered: a retry runs.
+    fn refuse_rolled_back<R, E>(&self, response: Response<R>) -> Next<R, E>
+    where
+        R: Body<Data = Bytes>,
+    {
+        let operation = &self.claim.operation;
+        let mut parts = response.into_parts().0;
+        let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
+        let is_unknown = choice.disposition == Some(Disposition::Unknown);
+        if operation.have_effects_started() || is_unknown {
+            return self.refuse_unknown(Rejection::rolled_back_after_effects());
         }
-        (_, Err(Panicked)) => {
-            operation.log_failure();
-            Box::pin(end_panicked(run)).await
+        let response = self.refuse(Rejection::rolled_back());
+        released(Release::SameRequest, response)
+    }
+
+    /// Applies the disposition of a response: the handler's own, or that of the tables.
+    fn apply_disposition<R, E>(&self, response: Response<R>) -> Next<R, E>
+    where
+        R: Body<Data = Bytes>,
+    {
+        let operation = &self.claim.operation;
+        let (mut parts, body) = self.settings().cleaned(response).into_parts();
+        let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
+        let dispositions = &self.claim.shared.config.dispositions;
+        let disposition = || match choice.disposition {
+            Some(disposition) => disposition,
+            None => dispositions.of(&parts, operation.have_effects_started()),
+        };
+        let says_success = || is_success(grpc::status_of(parts.status, &parts.headers));
+        let Ok(disposition) = catch_unwind(AssertUnwindSafe(disposition)) else {
+            return self.refuse_unknown(Rejection::dispositions_panicked());
+        };
+        match disposition {
+            Disposition::Release(release) => {
+                let response = Response::from_parts(parts, ResponseBody::streamed(body));
+                released(release, response)
+            }
+            Disposition::Unknown => {
+                let response = Response::from_parts(parts, ResponseBody::streamed(body));
+                unknown(Ok(response), Some(ANSWERED_UNKNOWN))
+            }
+            // Recording its response would promise work that is not there (I5). The
+            // handler may have done its work in another way, or its transaction may
+            // still be open.
+            Disposition::Record if operation.is_uncommitted() && says_success() => {
+                Notice::Uncommitted.tell(&self.settings().warnings, self.claim.id());
+                self.refuse_unknown(Rejection::uncommitted())
+            }
+            Disposition::Record => Next::Collect {
+                parts,
+                body,
+                keep_for: choice.keep_for,
+            },
+        }
+    }
+
+    /// The outcome is unknown, and the client is refused.
+    fn refuse_unknown<R, E>(&self, rejection: Rejection) -> Next<R, E>
+    where
+        R: Body<Data = Bytes>,
+    {
+        unknown(Ok(self.refuse(rejection)), None)
+    }
+
+    /// Returns the answer in the handler's place.
+    fn refuse<R: Body<Data = Bytes>>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
+        let operation = &self.claim.operation;
+        let rejection = rejection.about(operation.id());
+        self.settings().refuse(&rejection, operation.head())
+    }
+
+    fn settings(&self) -> &ResponseSettings {
+        &self.claim.shared.config.responses
+    }
+
+    /// Records the transition late. Heartbeats keep the lease meanwhile.
+    async fn record_late(self, transition: Transition) {
+        self.claim.record_late(&transition, self.permit).await;
+        drop(self.heartbeat);
+    }
+}
+
+fn released<R: Body, E>(release: Release, response: Response<ResponseBody<R>>) -> Next<R, E> {
+    Next::End(Ending {
+        transition: Transition::Release(release),
+        result: Ok(response),
+        outcome: Outcome::Released,
+        warning: None,
+    })
+}
+
+fn unknown<R: Body, E>(result: ServiceResult<R, E>, warning: Option<&'static str>) -> Next<R, E> {
+    Next::End(Ending::unknown(result, warning))
+}
+
+impl<R: Body, E> Ending<R, E> {
+    fn unknown(result: ServiceResult<R, E>, warning: Option<&'static str>) -> Self {
+        Self {
+            transition: Transition::MarkUnknown,
+            result,
+            outcome: Outcome::Unknown,
+            warning,
         }
     }
 }
 
-/// Records the outcome of a handler that was stopped because its client left.
-pub(super) async fn finish_cancelled<S, R, E>(run: Run<S>) -> Reply<R, E>
+/// Collects a response that is to be recorded.
+async fn collect_response<S, R, E>(
+    run: &Run<S>,
+    mut parts: response::Parts,
+    body: R,
+    keep_for: Option<Duration>,
+) -> Result<Ending<R, E>, Streamed<R>>
 where
     S: Store,
     R: Body<Data = Bytes>,
 {
-    let reply = Reply::client_left(run.claim.id());
-    // A commit that was under way was not stopped with the handler.
-    if let Transacted::Committed { .. } = run.claim.operation.transacted().await {
-        run.claim.shared.waiters.wake(run.claim.operation.name());
-        return reply;
+    let settings = run.settings();
+    let mut body = Box::pin(body);
+    let streamed = |parts, read, rest| Streamed {
+        parts,
+        read,
+        rest,
+        keep_for,
+    };
+    if settings.is_streamed(&parts) {
+        return Err(streamed(parts, Bytes::new(), body));
     }
-    run.settings()
-        .warnings
-        .warn(CANCELLED, None, run.claim.id());
-    record_in_background(run, Transition::MarkUnknown).await;
+    let collected = collect(body.as_mut(), settings.max_body, settings.body_timeout);
+    match AssertUnwindSafe(collected).catch_unwind().await {
+        Ok(Collected::Whole { data, trailers }) => {
+            // It may hold what others wait for, and recording takes time.
+            drop(body);
+            let completion = settings.completion(&parts, &data, trailers.as_ref(), keep_for);
+            correct_length(&mut parts, Some(data.len() as u64));
+            let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
+            Ok(Ending {
+                transition: Transition::Complete(completion),
+                result: Ok(response),
+                outcome: Outcome::Recorded,
+                warning: None,
+            })
+        }
+        Ok(Collected::Broken { read, error }) => {
+            let response = Response::from_parts(parts, ResponseBody::broken(read, error));
+            Ok(Ending::unknown(Ok(response), Some(BROKE_OFF)))
+        }
+        Ok(Collected::TooLarge { read } | Collected::TimedOut { read }) => {
+            Err(streamed(parts, read, body))
+        }
+        Err(_panic) => {
+            let response = run.refuse(Rejection::handler_panicked());
+            Ok(Ending::unknown(Ok(response), None))
+        }
+    }
+}
+
+/// Streams the response. Once it has ended, a tombstone is recorded for it.
+fn stream<S, R, E>(run: Run<S>, streamed: Streamed<R>) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes>,
+{
+    let Streamed {
+        parts,
+        read,
+        rest,
+        keep_for,
+    } = streamed;
+    let (status, length) = (parts.status, declared_length(&parts));
+    let (body, ended) = ResponseBody::observed(read, rest, length);
+    let response = Response::from_parts(parts, body);
+    let reply = Reply::new(Ok(response), Outcome::Streamed, run.claim.id());
+    spawn(async move {
+        let (transition, notice) = match ended.await {
+            Ok(()) => {
+                let tombstone = run.settings().tombstone(status, keep_for);
+                (Transition::Complete(tombstone), Notice::Tombstone)
+            }
+            Err(_) => (Transition::MarkUnknown, Notice::StreamBroken),
+        };
+        notice.tell(&run.settings().warnings, run.claim.id());
+        record_in_background(run, transition).await;
+    });
     reply
 }
 
-/// Replies with the response that was committed in the handler's transaction, whatever
+/// Answers with the response that was committed in the handler's transaction, whatever
 /// the handler made of it.
-async fn reply_committed<S, R, E>(run: Run<S>, called: Called<R, E>, recorded: Bytes) -> Reply<R, E>
+async fn answer_committed<S, R, E>(
+    run: &Run<S>,
+    called: Called<R, E>,
+    recorded: Bytes,
+) -> Reply<R, E>
 where
     S: Store,
     R: Body<Data = Bytes>,
@@ -161,242 +415,9 @@ async fn unchanged<R: Body<Data = Bytes>>(
     })
 }
 
-/// The commit failed, and the handler answered as if it had not. That counts as the
-/// failure with which it should have answered: a retry runs.
-async fn refuse_rolled_back<S, R, E>(run: Run<S>, choice: HandlerChoice) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    let is_unknown = choice.disposition == Some(Disposition::Unknown);
-    if run.claim.operation.have_effects_started() || is_unknown {
-        let response = run.refuse(Rejection::rolled_back_after_effects());
-        return end_unknown(run, Ok(response), None).await;
-    }
-    let response = run.refuse(Rejection::rolled_back());
-    let transition = Transition::Release(Release::SameRequest);
-    end(run, transition, Ok(response), Outcome::Released).await
-}
-
-/// Applies the disposition of a response: the handler's own, or that of the tables.
-async fn apply_disposition<S, R, E>(run: Run<S>, response: Response<R>) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    let operation = &run.claim.operation;
-    let (mut parts, body) = run.settings().cleaned(response).into_parts();
-    let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
-    let dispositions = &run.claim.shared.config.dispositions;
-    let disposition = || match choice.disposition {
-        Some(disposition) => disposition,
-        None => dispositions.of(&parts, operation.have_effects_started()),
-    };
-    let says_success = || is_success(grpc::status_of(parts.status, &parts.headers));
-    let Ok(disposition) = catch_unwind(AssertUnwindSafe(disposition)) else {
-        drop((parts, body));
-        let response = run.refuse(Rejection::dispositions_panicked());
-        return Box::pin(end_unknown(run, Ok(response), None)).await;
-    };
-    match disposition {
-        Disposition::Release(release) => {
-            let response = Response::from_parts(parts, ResponseBody::streamed(body));
-            let transition = Transition::Release(release);
-            Box::pin(end(run, transition, Ok(response), Outcome::Released)).await
-        }
-        Disposition::Unknown => {
-            let response = Response::from_parts(parts, ResponseBody::streamed(body));
-            Box::pin(end_unknown(run, Ok(response), Some(ANSWERED_UNKNOWN))).await
-        }
-        Disposition::Record if operation.is_uncommitted() && says_success() => {
-            drop((parts, body));
-            Box::pin(refuse_uncommitted(run)).await
-        }
-        Disposition::Record => record(run, parts, body, choice).await,
-    }
-}
-
-/// The handler says that it did its work, but has not committed a transaction that it
-/// began.
-///
-/// Recording its response would promise work that is not there (I5). It may have done
-/// its work in another way, or its transaction may still be open: the outcome is
-/// unknown.
-async fn refuse_uncommitted<S, R, E>(run: Run<S>) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    Notice::Uncommitted.tell(&run.settings().warnings, run.claim.id());
-    let response = run.refuse(Rejection::uncommitted());
-    end_unknown(run, Ok(response), None).await
-}
-
-/// Collects the response and records it, or streams it.
-async fn record<S, R, E>(
-    run: Run<S>,
-    mut parts: response::Parts,
-    body: R,
-    choice: HandlerChoice,
-) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    let mut body = Box::pin(body);
-    let settings = run.settings();
-    if settings.is_streamed(&parts) {
-        return Box::pin(stream(run, parts, Bytes::new(), body, choice)).await;
-    }
-    let collected = collect(body.as_mut(), settings.max_body, settings.body_timeout);
-    match AssertUnwindSafe(collected).catch_unwind().await {
-        Ok(Collected::Whole { data, trailers }) => {
-            // It may hold what others wait for, and recording takes time.
-            drop(body);
-            let completion = settings.completion(&parts, &data, trailers.as_ref(), choice.keep_for);
-            correct_length(&mut parts, Some(data.len() as u64));
-            let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
-            let transition = Transition::Complete(completion);
-            end(run, transition, Ok(response), Outcome::Recorded).await
-        }
-        Ok(Collected::Broken { read, error }) => {
-            drop(body);
-            let response = Response::from_parts(parts, ResponseBody::broken(read, error));
-            Box::pin(end_unknown(run, Ok(response), Some(BROKE_OFF))).await
-        }
-        Ok(Collected::TooLarge { read } | Collected::TimedOut { read }) => {
-            Box::pin(stream(run, parts, read, body, choice)).await
-        }
-        Err(_panic) => {
-            drop((parts, body));
-            Box::pin(end_panicked(run)).await
-        }
-    }
-}
-
-/// Streams the response. Once it has ended, a tombstone is recorded for it.
-async fn stream<S, R, E>(
-    run: Run<S>,
-    parts: response::Parts,
-    read: Bytes,
-    rest: Pin<Box<R>>,
-    choice: HandlerChoice,
-) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    let (status, length) = (parts.status, declared_length(&parts));
-    let (body, ended) = ResponseBody::observed(read, rest, length);
-    let response = Response::from_parts(parts, body);
-    let reply = Reply::new(Ok(response), Outcome::Streamed, run.claim.id());
-    spawn(async move {
-        let (transition, notice) = match ended.await {
-            Ok(()) => {
-                let tombstone = run.settings().tombstone(status, choice.keep_for);
-                (Transition::Complete(tombstone), Notice::Tombstone)
-            }
-            Err(_) => (Transition::MarkUnknown, Notice::StreamBroken),
-        };
-        notice.tell(&run.settings().warnings, run.claim.id());
-        record_in_background(run, transition).await;
-    });
-    reply
-}
-
-/// Records the outcome of a run whose client was answered or has left.
-async fn record_in_background<S: Store>(run: Run<S>, transition: Transition) {
-    match run.claim.end(&transition).await {
-        Ok(Transitioned::Applied) => {}
-        Ok(Transitioned::Superseded) => {
-            Notice::Superseded.tell(&run.settings().warnings, run.claim.id());
-        }
-        Err(error) => {
-            run.claim.warn_late(&error);
-            run.record_late(transition).await;
-        }
-    }
-}
-
-async fn end_panicked<S, R, E>(run: Run<S>) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    let response = run.refuse(Rejection::handler_panicked());
-    end_unknown(run, Ok(response), None).await
-}
-
-/// Ends a run without a response of its handler: the outcome is unknown. `warning` says
-/// why, unless a warning has said so before.
-async fn end_unknown<S, R, E>(
-    run: Run<S>,
-    result: ServiceResult<R, E>,
-    warning: Option<&'static str>,
-) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    let ended = run.claim.end(&Transition::MarkUnknown).await;
-    if let Some(warning) = warning
-        && !matches!(ended, Ok(Transitioned::Superseded))
-    {
-        run.settings().warnings.warn(warning, None, run.claim.id());
-    }
-    let reply = Reply::new(result, Outcome::Unknown, run.claim.id());
-    match ended {
-        Ok(Transitioned::Applied) => reply,
-        Ok(Transitioned::Superseded) => answer_superseded(run).await,
-        Err(error) => {
-            run.claim.warn_late(&error);
-            spawn(run.record_late(Transition::MarkUnknown));
-            reply
-        }
-    }
-}
-
-/// Records the transition, and returns the answer. If the transition cannot be recorded
-/// in time, the answer is returned nevertheless, and recording continues in the
-/// background. If another claim has superseded this one, the client receives that one's
-/// answer.
-async fn end<S, R, E>(
-    run: Run<S>,
-    transition: Transition,
-    result: ServiceResult<R, E>,
-    outcome: Outcome,
-) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
-    match run.claim.end(&transition).await {
-        Ok(Transitioned::Applied) => Reply::new(result, outcome, run.claim.id()),
-        Ok(Transitioned::Superseded) => Box::pin(answer_superseded(run)).await,
-        Err(error) => {
-            run.claim.warn_late(&error);
-            let reply = Reply::new(result, outcome, run.claim.id());
-            let reply = match transition {
-                Transition::Complete(_) => reply.unrecorded(),
-                Transition::Release(_) | Transition::MarkUnknown => reply,
-            };
-            spawn(run.record_late(transition));
-            reply
-        }
-    }
-}
-
 /// Answers with the record of the claim that superseded this one: only that answer
 /// counts, and this handler's is not shown.
-async fn answer_superseded<S, R, E>(run: Run<S>) -> Reply<R, E>
+async fn answer_superseded<S, R, E>(run: &Run<S>) -> Reply<R, E>
 where
     S: Store,
     R: Body<Data = Bytes>,
@@ -413,22 +434,36 @@ where
     Reply::refuse(&config.responses, operation.head(), &rejection)
 }
 
-impl<S: Store> Run<S> {
-    fn settings(&self) -> &ResponseSettings {
-        &self.claim.shared.config.responses
+/// Records the outcome of a handler that was stopped because its client left.
+pub(super) async fn finish_cancelled<S, R, E>(run: Run<S>) -> Reply<R, E>
+where
+    S: Store,
+    R: Body<Data = Bytes>,
+{
+    let reply = Reply::client_left(run.claim.id());
+    // A commit that was under way was not stopped with the handler.
+    if let Transacted::Committed { .. } = run.claim.operation.transacted().await {
+        run.claim.shared.waiters.wake(run.claim.operation.name());
+        return reply;
     }
+    run.settings()
+        .warnings
+        .warn(CANCELLED, None, run.claim.id());
+    record_in_background(run, Transition::MarkUnknown).await;
+    reply
+}
 
-    /// Returns the answer in the handler's place.
-    fn refuse<R: Body<Data = Bytes>>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
-        let operation = &self.claim.operation;
-        let rejection = rejection.about(operation.id());
-        self.settings().refuse(&rejection, operation.head())
-    }
-
-    /// Records the transition late. Heartbeats keep the lease meanwhile.
-    async fn record_late(self, transition: Transition) {
-        self.claim.record_late(&transition, self.permit).await;
-        drop(self.heartbeat);
+/// Records the outcome of a run whose client was answered or has left.
+async fn record_in_background<S: Store>(run: Run<S>, transition: Transition) {
+    match run.claim.end(&transition).await {
+        Ok(Transitioned::Applied) => {}
+        Ok(Transitioned::Superseded) => {
+            Notice::Superseded.tell(&run.settings().warnings, run.claim.id());
+        }
+        Err(error) => {
+            run.claim.warn_late(&error);
+            run.record_late(transition).await;
+        }
     }
 }
 

@@ -90,17 +90,22 @@ where
         read: ReadBody::new(&shared.config, shared.buffers.empty_permit()),
         answer: {
             let (shared, client, head) = (Arc::clone(&shared), client.clone(), head.clone());
-            move |read: ReadBody| async move {
+            move |read: ReadBody| {
                 let (body, trailers) = read.reader.into_parts();
                 let request =
                     KeyedRequest::new(&shared.config, name, stale_from, parts, body, trailers);
-                let reply = match request {
-                    Ok(request) => {
-                        process(&shared, &client, &head, inner, request, read.buffered).await
-                    }
-                    Err(rejection) => Reply::refuse(&shared.config.responses, &head, &rejection),
-                };
-                reply.send(&client, shared.config.warnings())
+                let buffered = read.buffered;
+                async move {
+                    let reply = match request {
+                        Ok(request) => {
+                            process(&shared, &client, &head, inner, request, buffered).await
+                        }
+                        Err(rejection) => {
+                            Reply::refuse(&shared.config.responses, &head, &rejection)
+                        }
+                    };
+                    reply.send(&client, shared.config.warnings())
+                }
             }
         },
     };
@@ -156,7 +161,7 @@ where
         Acquired::Run { inner, granted } => {
             let claim = OwnedClaim::new(Arc::clone(shared), &request, granted, head.clone());
             drop(buffered);
-            run(claim, inner, request.into_http(), client, permit).await
+            run(claim, inner, request, client, permit).await
         }
         Acquired::RunUnguarded { inner } => {
             let withdrawal = request.withdrawal(shared);
@@ -225,12 +230,26 @@ where
 {
     type Output = ServiceResult<R, E>;
 
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let mut this = self.project();
-        let settings = &this.shared.config.responses;
-        let refuse = |rejection: &Rejection| {
-            Reply::refuse(settings, this.head, rejection).send(this.client, &settings.warnings)
-        };
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        // A panic of the layer itself is this request's alone.
+        let polled = catch_unwind(AssertUnwindSafe(|| self.as_mut().poll_stage(cx)));
+        let polled = polled
+            .unwrap_or_else(|_| Poll::Ready(self.as_mut().refuse(&Rejection::task_panicked())));
+        *self.project().is_answered = polled.is_ready();
+        polled
+    }
+}
+
+impl<S, B, N, F, R, E> GuardedFuture<S, B, N, F>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+    N: FnOnce(ReadBody) -> F,
+    F: Future<Output = ServiceResult<R, E>>,
+    R: Body<Data = Bytes>,
+{
+    fn poll_stage(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<ServiceResult<R, E>> {
+        let mut this = self.as_mut().project();
         if let StageProj::Reading { body, reading } = this.stage.as_mut().project() {
             let Some(Reading { read, .. }) = reading else {
                 panic!("`ResponseFuture` polled after its answer");
@@ -238,26 +257,27 @@ where
             let is_read = ready!(read.poll_read(body, cx, &this.shared.config));
             let reading = reading.take();
             if let Err(rejection) = is_read {
-                *this.is_answered = true;
                 *this.reads_on = matches!(
                     rejection.kind(),
                     RejectionKind::BodyTooLarge | RejectionKind::Overloaded
                 );
-                return Poll::Ready(refuse(&rejection));
+                return Poll::Ready(self.refuse(&rejection));
             }
             if let Some(Reading { read, answer }) = reading {
                 let answer = answer(read);
                 this.stage.set(Stage::Answering { answer });
             }
         }
-        let StageProj::Answering { answer } = this.stage.project() else {
-            panic!("`ResponseFuture` polled after its answer");
-        };
-        // A panic of the layer itself is this request's alone.
-        let polled = catch_unwind(AssertUnwindSafe(|| answer.poll(cx)));
-        let polled = polled.unwrap_or_else(|_| Poll::Ready(refuse(&Rejection::task_panicked())));
-        *this.is_answered = polled.is_ready();
-        polled
+        match this.stage.project() {
+            StageProj::Answering { answer } => answer.poll(cx),
+            StageProj::Reading { .. } => panic!("`ResponseFuture` polled after its answer"),
+        }
+    }
+
+    fn refuse(self: Pin<&mut Self>, rejection: &Rejection) -> ServiceResult<R, E> {
+        let this = self.project();
+        let settings = &this.shared.config.responses;
+        Reply::refuse(settings, this.head, rejection).send(this.client, &settings.warnings)
     }
 }
 

@@ -19,6 +19,7 @@ use super::{
     limits::Permit,
     owned::OwnedClaim,
     reply::Reply,
+    request::KeyedRequest,
 };
 use crate::{
     Outcome, Rejection, RequestBody, ResponseBody, Store,
@@ -32,7 +33,7 @@ use crate::{
 pub(super) async fn run<I, S, B, R>(
     claim: OwnedClaim<S>,
     inner: I,
-    mut request: Request<RequestBody<B>>,
+    request: Box<KeyedRequest>,
     client: &Client,
     permit: Permit,
 ) -> Reply<R, I::Error>
@@ -42,18 +43,25 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    request.extensions_mut().insert(claim.operation.clone());
     let heartbeat = claim.shared.heartbeats.start(&claim.operation).await;
-    let handler = call(inner, request);
+    let called = {
+        let mut request = request.into_http();
+        request.extensions_mut().insert(claim.operation.clone());
+        call(inner, request)
+    };
     let disconnect = claim.shared.config.disconnect;
     let run = Run {
         claim,
         heartbeat,
         permit,
     };
-    match until_client_leaves(handler, client, disconnect).await {
+    let called = match called {
+        Ok(handler) => until_client_leaves(handler, client, disconnect).await,
+        Err(panicked) => Some(Err(panicked)),
+    };
+    match called {
         Some(called) => finish(run, called).await,
-        None => finish_cancelled(run).await,
+        None => Box::pin(finish_cancelled(run)).await,
     }
 }
 
@@ -68,7 +76,11 @@ where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
     R: Body<Data = Bytes>,
 {
-    match call(inner, request).await {
+    let called = match call(inner, request) {
+        Ok(handler) => handler.await,
+        Err(panicked) => Err(panicked),
+    };
+    match called {
         Ok(Ok(response)) => {
             let mut response = settings.cleaned(response).map(ResponseBody::streamed);
             HandlerChoice::take_from(response.extensions_mut());
@@ -86,15 +98,13 @@ where
 fn call<I, B, R>(
     mut inner: I,
     request: Request<RequestBody<B>>,
-) -> Pin<Box<impl Future<Output = Called<R, I::Error>>>>
+) -> Result<Pin<Box<impl Future<Output = Called<R, I::Error>>>>, Panicked>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
 {
-    let called = catch_unwind(AssertUnwindSafe(|| inner.call(request)));
-    Box::pin(async move {
-        let response = AssertUnwindSafe(called?).catch_unwind().await?;
-        Ok(response)
-    })
+    let handler = catch_unwind(AssertUnwindSafe(|| inner.call(request)))?;
+    let handler = AssertUnwindSafe(handler).catch_unwind();
+    Ok(Box::pin(handler.map(|called| Ok(called?))))
 }
 
 /// Polls the handler to its end. With [`Disconnect::Cancel`], returns `None` once the
