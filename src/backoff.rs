@@ -8,14 +8,12 @@ use rand::RngExt as _;
 ///
 /// Each one is jittered, so that callers that failed together do not try again
 /// together.
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 #[derive(Debug)]
 pub(crate) struct Backoff {
     next: Duration,
     longest: Duration,
 }
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Backoff {
     pub(crate) const fn new(first: Duration, longest: Duration) -> Self {
         Self {

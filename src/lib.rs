@@ -329,7 +329,6 @@ mod backoff;
 mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod per_runtime;
 mod sync;
 
@@ -367,7 +366,6 @@ pub use self::{
     },
 };
 
-use self::backoff as jitter;
 #[cfg(feature = "__simulate")]
 #[doc(hidden)]
 pub use self::backoff::repeatable::seed_jitter;

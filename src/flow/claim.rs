@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Fence, RecordName, Recovery, Store, StoreError, StoreErrorKind,
-    jitter::jittered,
+    backoff::jittered,
     outcome::Notice,
     store::{Claimed, Grant, MarkedBy, ReclaimAs, Record, RecordState, Transitioned},
 };

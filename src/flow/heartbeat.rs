@@ -9,7 +9,7 @@ use std::{
     collections::VecDeque,
     mem,
     pin::pin,
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -24,6 +24,7 @@ use crate::{
     Operation, Store, StoreError,
     log::Warnings,
     operation::{Renewal, Transacted, WeakOperation},
+    per_runtime::{PerRuntime, RuntimeState},
     store::Transitioned,
 };
 
@@ -32,7 +33,7 @@ pub(crate) struct Heartbeats<S> {
     store: Arc<S>,
     settings: HeartbeatSettings,
     warnings: Warnings,
-    schedules: Mutex<Vec<(runtime::Id, Schedule)>>,
+    schedules: PerRuntime<Schedule>,
 }
 
 #[derive(Clone, Copy)]
@@ -67,22 +68,8 @@ impl<S> Heartbeats<S> {
             store,
             settings,
             warnings,
-            schedules: Mutex::default(),
+            schedules: PerRuntime::default(),
         }
-    }
-
-    fn schedule<T>(&self, runtime: runtime::Id, access: impl FnOnce(&mut Schedule) -> T) -> T {
-        let mut schedules = self
-            .schedules
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let index = schedules.iter().position(|(id, _)| *id == runtime);
-        let index = index.unwrap_or_else(|| {
-            schedules.retain(|(_, schedule)| !schedule.is_over());
-            schedules.push((runtime, Schedule::default()));
-            schedules.len() - 1
-        });
-        access(&mut schedules[index].1)
     }
 }
 
@@ -90,7 +77,7 @@ impl<S: Store> Heartbeats<S> {
     /// Starts to renew the lease of an operation.
     pub(crate) async fn start(self: &Arc<Self>, operation: &Operation) -> Heartbeat<S> {
         let runtime = Handle::current().id();
-        let is_first = self.schedule(runtime, |schedule| {
+        let is_first = self.schedules.with(runtime, |schedule| {
             let now = Instant::now();
             schedule.forget_ended();
             // The watcher does so too, but a handler that blocks may delay it.
@@ -129,7 +116,8 @@ impl<S> Drop for Heartbeat<S> {
         match renewal {
             Renewal::Scheduled => self
                 .heartbeats
-                .schedule(self.runtime, |schedule| schedule.ended += 1),
+                .schedules
+                .with(self.runtime, |schedule| schedule.ended += 1),
             // A call under way may be dropped: it is one atomic transition.
             Renewal::Running(task) => task.abort(),
             Renewal::Ended => {}
@@ -137,14 +125,15 @@ impl<S> Drop for Heartbeat<S> {
     }
 }
 
-impl Schedule {
-    /// Whether its runtime may have ended. Another one starts anew.
-    fn is_over(&self) -> bool {
+impl RuntimeState for Schedule {
+    fn is_idle(&self) -> bool {
         let mut leases = self.leases.iter();
         self.watcher.as_ref().is_none_or(JoinHandle::is_finished)
             && leases.all(|(_, operation)| has_ended(operation))
     }
+}
 
+impl Schedule {
     /// Most leases end in the order in which they began: two are looked at for each
     /// that begins. Those behind a long run are forgotten together.
     fn forget_ended(&mut self) {
@@ -193,7 +182,7 @@ fn has_ended(operation: &WeakOperation) -> bool {
 async fn watch<S: Store>(heartbeats: Weak<Heartbeats<S>>, runtime: runtime::Id) {
     let mut was_idle = false;
     while let Some(heartbeats) = heartbeats.upgrade() {
-        let wake = heartbeats.schedule(runtime, |schedule| {
+        let wake = heartbeats.schedules.with(runtime, |schedule| {
             let now = Instant::now();
             schedule.start_due(&heartbeats, now);
             let is_idle = schedule.leases.is_empty();

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Fingerprint, Operation, OperationId, Store, StoreError,
-    jitter::jittered,
+    backoff::Backoff,
     outcome::{GaveUp, Notice},
     rejection::RequestHead,
     store::{Completion, MarkedBy, RecordState, Release, Transitioned},
@@ -102,11 +102,10 @@ impl<S: Store> OwnedClaim<S> {
             return Notice::GaveUpRecording(limit).tell(warnings, self.id());
         }
         let deadline = Instant::now() + shared.config.late_recording_timeout;
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         let mut failure = None;
         while Instant::now() < deadline {
-            time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            time::sleep(backoff.pause()).await;
             match self.end(transition).await {
                 Ok(Transitioned::Applied) => {
                     return Notice::RecordedLate.tell(warnings, self.id());

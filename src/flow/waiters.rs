@@ -9,7 +9,7 @@ use tokio::{sync::Notify, time};
 
 use crate::{
     RecordName,
-    jitter::jittered,
+    backoff::Backoff,
     sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 
@@ -50,7 +50,7 @@ impl Waiters {
             waiters: self,
             name: name.clone(),
             ended,
-            pause: FIRST_PAUSE,
+            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
         })
     }
 
@@ -76,7 +76,7 @@ pub(crate) struct Waiter<'a> {
     waiters: &'a Waiters,
     name: RecordName,
     ended: Arc<Notify>,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 impl Waiter<'_> {
@@ -87,8 +87,7 @@ impl Waiter<'_> {
     pub(crate) fn listen(&mut self) -> impl Future<Output = ()> + Send + use<> {
         let mut ended = Box::pin(Arc::clone(&self.ended).notified_owned());
         ended.as_mut().enable();
-        let pause = jittered(self.pause);
-        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+        let pause = self.backoff.pause();
         async move {
             let _ = time::timeout(pause, ended).await;
         }

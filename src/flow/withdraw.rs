@@ -11,7 +11,7 @@ use tokio::time::{self, Instant};
 use super::{limits::Permit, shared::Shared};
 use crate::{
     Fence, RecordName, Store, StoreError, StoreErrorKind,
-    jitter::jittered,
+    backoff::Backoff,
     outcome::{GaveUp, Notice},
     store::{
         Claim, Claimed, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
@@ -68,7 +68,7 @@ impl<S: Store> Withdrawal<S> {
         let deadline = Instant::now() + timeout;
         // A retry waits at most a lease for the key of a claim that arrived late.
         let longest_pause = LONGEST_PAUSE.min(config.lease() / 3);
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_PAUSE, longest_pause);
         loop {
             let failure = match self.attempt().await {
                 Ok(true) => return,
@@ -87,8 +87,7 @@ impl<S: Store> Withdrawal<S> {
                     None,
                 );
             }
-            time::sleep(jittered(pause)).await;
-            pause = (pause * 2).min(longest_pause);
+            time::sleep(backoff.pause()).await;
         }
     }
 

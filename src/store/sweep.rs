@@ -7,7 +7,7 @@ use tokio::{sync::SetOnce, task::JoinHandle, time};
 
 use super::{Purged, Store, StoreError};
 use crate::{
-    jitter::jittered,
+    backoff::jittered,
     log::{self, LogLimit},
 };
 

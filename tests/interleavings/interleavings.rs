@@ -51,11 +51,21 @@ mod outcome {
     }
 }
 
-mod jitter {
+mod backoff {
     use std::time::Duration;
 
-    pub(crate) fn jittered(pause: Duration) -> Duration {
-        pause
+    pub(crate) struct Backoff {
+        pause: Duration,
+    }
+
+    impl Backoff {
+        pub(crate) fn new(pause: Duration, _: Duration) -> Self {
+            Self { pause }
+        }
+
+        pub(crate) fn pause(&mut self) -> Duration {
+            self.pause
+        }
     }
 }
 
