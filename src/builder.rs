@@ -8,8 +8,8 @@ use thiserror::Error;
 use crate::{
     Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Recovery,
     Rejection, Scope, Store, StoreFailure,
-    config::{Config, ScopeFn},
     fingerprint::Fingerprinter,
+    flow::config::{Config, ScopeFn},
     log::Warnings,
     policy::Requirement,
     rejection::{Renderer, custom},

@@ -4,7 +4,10 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use tower::Layer;
 
-use crate::{Idempotency, Store, config::Config, flow::shared::Shared};
+use crate::{
+    Idempotency, Store,
+    flow::{config::Config, shared::Shared},
+};
 
 /// Makes retries of a request safe: the work is done once, and its response is
 /// replayed.

@@ -320,7 +320,6 @@ mod response;
 mod outcome;
 mod rejection;
 mod policy;
-mod config;
 
 mod body;
 mod grpc;

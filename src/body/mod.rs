@@ -16,6 +16,18 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 
+use self::error::BoxError;
+
+/// The body of a guarded request.
+pub(crate) trait ReceivedBody: Body<Data = Bytes, Error: Into<BoxError>> {}
+
+impl<B: Body<Data = Bytes, Error: Into<BoxError>>> ReceivedBody for B {}
+
+/// The body of a handler's response.
+pub(crate) trait SentBody: Body<Data = Bytes, Error: Send> + Send + 'static {}
+
+impl<R: Body<Data = Bytes, Error: Send> + Send + 'static> SentBody for R {}
+
 pin_project! {
     /// The body of a request below the layer: unchanged, or read in full for its
     /// fingerprint. Forwards all frames, trailers and size hints.

@@ -1,69 +1,15 @@
 //! Reads a body up to a limit.
 
 use std::{
-    future::poll_fn,
     mem,
     ops::ControlFlow,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::Body;
-
-use crate::timeout::LazyTimeout;
-
-/// A body that was read in part or in whole. The rest can still be read from it.
-pub(crate) enum Collected<E> {
-    Whole {
-        data: Bytes,
-        trailers: Option<HeaderMap>,
-    },
-    /// It has more bytes than the limit.
-    TooLarge {
-        read: Bytes,
-    },
-    /// It did not end within the timeout.
-    TimedOut {
-        read: Bytes,
-    },
-    Broken {
-        read: Bytes,
-        error: E,
-    },
-}
-
-/// Reads up to `max` bytes of a body.
-pub(crate) async fn collect<B: Body<Data = Bytes>>(
-    mut body: Pin<&mut B>,
-    max: usize,
-    timeout: Duration,
-) -> Collected<B::Error> {
-    if body.size_hint().lower() > max as u64 {
-        return Collected::TooLarge { read: Bytes::new() };
-    }
-    let mut reader = BodyReader::new(max);
-    let end = poll_fn(|cx| {
-        loop {
-            if let ControlFlow::Break(end) = ready!(reader.poll_frame(body.as_mut(), cx)) {
-                return Poll::Ready(end);
-            }
-        }
-    });
-    let end = LazyTimeout::after_two_polls(timeout, end).await;
-    let (read, trailers) = reader.into_parts();
-    match end {
-        Some(ReadEnd::Clean) => Collected::Whole {
-            data: read,
-            trailers,
-        },
-        Some(ReadEnd::TooLarge) => Collected::TooLarge { read },
-        Some(ReadEnd::Broken(error)) => Collected::Broken { read, error },
-        None => Collected::TimedOut { read },
-    }
-}
 
 /// The part of a body that was read so far.
 ///

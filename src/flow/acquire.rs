@@ -10,24 +10,22 @@ use tower::{Service, ServiceExt as _};
 use super::{
     Client,
     claim::{ClaimResult, Granted, claim, look_up},
+    config::Config,
     decide::Answered,
     reconcile::{Reconciliation, reconcile},
     request::{Ineligible, KeyedRequest},
     shared::Shared,
 };
 use crate::{
-    Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure, config::Config,
-    outcome::Notice,
+    Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure, outcome::Notice,
 };
 
-/// How a request fared with its key.
-pub(super) enum Acquired<I, E> {
-    /// It may run, under the claim that was granted.
+/// How a request may run.
+pub(super) enum Acquired<I> {
+    /// Under the claim that was granted.
     Run { inner: I, granted: Granted },
-    /// It may run without a claim.
+    /// Without a claim.
     RunUnguarded { inner: I },
-    /// It does not run.
-    NotRun(NotRun<E>),
 }
 
 /// Why a request does not run.
@@ -47,7 +45,7 @@ pub(super) async fn acquire<I, S, B, R>(
     client: &Client,
     mut inner: I,
     request: &mut KeyedRequest,
-) -> Acquired<I, I::Error>
+) -> Result<Acquired<I>, NotRun<I::Error>>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone,
     S: Store,
@@ -56,18 +54,16 @@ where
     let mut deadline = None;
     loop {
         let answered = match claim(shared, request).await {
-            ClaimResult::Granted(granted) => return Acquired::Run { inner, granted },
+            ClaimResult::Granted(granted) => return Ok(Acquired::Run { inner, granted }),
             ClaimResult::Answered(answered) => answered,
             ClaimResult::Reconcile { granted, may_run } => {
-                return match Box::pin(ask(shared, request, granted, may_run)).await {
-                    Ok(granted) => Acquired::Run { inner, granted },
-                    Err(answer) => Acquired::NotRun(answer),
-                };
+                let granted = Box::pin(ask(shared, request, granted, may_run)).await?;
+                return Ok(Acquired::Run { inner, granted });
             }
             ClaimResult::Ineligible(ineligible) => {
-                return refused(refuse_ineligible(config, ineligible));
+                return Err(NotRun::Refused(refuse_ineligible(config, ineligible)));
             }
-            ClaimResult::Contended => return refused(Rejection::contended()),
+            ClaimResult::Contended => return Err(NotRun::Refused(Rejection::contended())),
             // A request that waited has seen a record: its work may have been done.
             ClaimResult::Failed {
                 error,
@@ -75,32 +71,24 @@ where
             } if deadline.is_none() && runs_unguarded(config, error.kind()) => {
                 let warnings = config.warnings();
                 warnings.warn("claim failed, request runs unguarded", Some(&error), None);
-                return Acquired::RunUnguarded { inner };
+                return Ok(Acquired::RunUnguarded { inner });
             }
             ClaimResult::Failed { error, .. } => {
                 if error.kind() == StoreErrorKind::Corrupt {
                     Notice::Corrupt.tell(config.warnings(), None);
                 }
-                return refused(Rejection::claim_failed(&error));
+                return Err(NotRun::Refused(Rejection::claim_failed(&error)));
             }
         };
         if !answered.is_in_progress() || config.wait.is_zero() {
-            return Acquired::NotRun(NotRun::Answered(answered));
+            return Err(NotRun::Answered(answered));
         }
         // A waiter holds no readiness of the inner service: a clone has none.
         inner = I::clone(&inner);
         let deadline = *deadline.get_or_insert_with(|| Instant::now() + config.wait);
-        if let Some(not_run) = Box::pin(wait(shared, client, request, answered, deadline)).await {
-            return Acquired::NotRun(not_run);
-        }
-        if let Some(not_run) = Box::pin(make_ready(client, &mut inner, deadline)).await {
-            return Acquired::NotRun(not_run);
-        }
+        Box::pin(wait(shared, client, request, answered, deadline)).await?;
+        Box::pin(make_ready(client, &mut inner, deadline)).await?;
     }
-}
-
-fn refused<I, E>(rejection: Rejection) -> Acquired<I, E> {
-    Acquired::NotRun(NotRun::Refused(rejection))
 }
 
 fn refuse_ineligible(config: &Config, ineligible: Ineligible) -> Rejection {
@@ -159,21 +147,21 @@ async fn ask<S: Store, E>(
     }
 }
 
-/// Waits until the key can be claimed; otherwise returns the answer.
+/// Waits until the key can be claimed.
 async fn wait<S: Store, E>(
     shared: &Shared<S>,
     client: &Client,
     request: &KeyedRequest,
     mut answered: Answered,
     deadline: Instant,
-) -> Option<NotRun<E>> {
+) -> Result<(), NotRun<E>> {
     let Some(mut waiter) = shared.waiters.enter(&request.name) else {
-        return Some(NotRun::Answered(answered));
+        return Err(NotRun::Answered(answered));
     };
     loop {
         let woken = waiter.listen();
         match look_up(shared, request).await {
-            Ok(None) => return None,
+            Ok(None) => return Ok(()),
             Ok(Some(now)) => answered = now,
             // Without an answer the last one counts, until the deadline.
             Err(error) => shared.config.warnings().warn(
@@ -184,11 +172,11 @@ async fn wait<S: Store, E>(
         }
         let is_over = Instant::now() >= deadline || shared.is_draining();
         if !answered.is_in_progress() || is_over {
-            return Some(NotRun::Answered(answered));
+            return Err(NotRun::Answered(answered));
         }
         tokio::select! {
             biased;
-            () = client.left() => return Some(NotRun::ClientLeft),
+            () = client.left() => return Err(NotRun::ClientLeft),
             () = woken => {}
             () = time::sleep_until(deadline) => {}
             () = shared.drain_started() => {}
@@ -197,23 +185,23 @@ async fn wait<S: Store, E>(
 }
 
 /// Waits for the inner service until the deadline, and for [`MIN_READY_TIMEOUT`] at
-/// least. Returns the answer if it is not ready then.
+/// least.
 async fn make_ready<I, B, R>(
     client: &Client,
     inner: &mut I,
     deadline: Instant,
-) -> Option<NotRun<I::Error>>
+) -> Result<(), NotRun<I::Error>>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
 {
     let deadline = deadline.max(Instant::now() + MIN_READY_TIMEOUT);
     tokio::select! {
         biased;
-        () = client.left() => Some(NotRun::ClientLeft),
+        () = client.left() => Err(NotRun::ClientLeft),
         ready = time::timeout_at(deadline, inner.ready()) => match ready {
-            Ok(Ok(_)) => None,
-            Ok(Err(error)) => Some(NotRun::NotReady(error)),
-            Err(_) => Some(NotRun::Refused(Rejection::overloaded(
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(NotRun::NotReady(error)),
+            Err(_) => Err(NotRun::Refused(Rejection::overloaded(
                 "inner service not ready within `wait` after another request had ended, request \
                  refused with 503",
             ))),

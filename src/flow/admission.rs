@@ -4,8 +4,8 @@ use http::{Method, request};
 use http_body::Body;
 use tokio::{runtime::Handle, time::Instant};
 
-use super::IsGuarded;
-use crate::{RecordName, Rejection, config::Config, policy::Requirement};
+use super::{IsGuarded, config::Config};
+use crate::{RecordName, Rejection, policy::Requirement};
 
 pub(crate) enum Admission {
     /// The request is not guarded.

@@ -7,10 +7,9 @@ use std::{
 
 use bytes::Bytes;
 
-use super::request::KeyedRequest;
+use super::{config::Config, request::KeyedRequest};
 use crate::{
     OperationId, Recovery,
-    config::Config,
     fingerprint::{Comparison, Mismatch},
     store::{Grant, ReclaimAs, Record, RecordState, Release},
 };

@@ -13,12 +13,11 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderMap, header};
-use http_body::Body;
 use tokio::runtime::Handle;
 
 use super::limits::Limit;
 use crate::{
-    body::error::{BodyError, BoxError},
+    body::{ReceivedBody, error::BodyError},
     timeout::LazyTimeout,
 };
 
@@ -26,8 +25,7 @@ use crate::{
 /// `limit` is reached, and outside of a runtime.
 pub(crate) fn discard<B>(limit: &Limit, body: B)
 where
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    B: ReceivedBody + Send + 'static,
 {
     if body.is_end_stream() {
         return;
@@ -49,11 +47,7 @@ pub(crate) fn waits_for_continue(headers: &HeaderMap) -> bool {
         .is_some_and(|expected| expected.as_bytes().eq_ignore_ascii_case(b"100-continue"))
 }
 
-async fn read_to_end<B>(body: B)
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+async fn read_to_end<B: ReceivedBody>(body: B) {
     let mut body = pin!(body);
     let mut left = MAX_DISCARDED_BYTES;
     while let Some(length) = poll_fn(|cx| poll_length(body.as_mut(), cx)).await {
@@ -65,11 +59,7 @@ where
 }
 
 /// Returns the length of the next frame, or `None` if nothing more can be read.
-fn poll_length<B>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll<Option<usize>>
-where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
-{
+fn poll_length<B: ReceivedBody>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll<Option<usize>> {
     body.poll_frame(cx).map(|frame| match frame? {
         Ok(frame) => Some(frame.data_ref().map_or(0, Bytes::len)),
         Err(error) => {

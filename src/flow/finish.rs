@@ -21,12 +21,16 @@ use super::{
 };
 use crate::{
     Disposition, Outcome, Rejection, ResponseBody, Store,
-    body::read::{Collected, collect},
+    body::{SentBody, read::ReadEnd},
     disposition::HandlerChoice,
     grpc,
     operation::{AsCommitted, Transacted},
     outcome::Notice,
-    response::{ResponseSettings, correct_length, declared_length},
+    response::{
+        ResponseSettings,
+        collect::{Collected, collect},
+        correct_length, declared_length,
+    },
     store::{Release, Transitioned},
 };
 
@@ -50,8 +54,8 @@ impl From<Box<dyn Any + Send>> for Panicked {
     }
 }
 
-/// How a run ends: the transition is recorded, and then the client gets the result.
-struct Ending<R: Body, E> {
+/// A finished run: its transition is recorded, and then the client gets the result.
+struct Finished<R: Body, E> {
     transition: Transition,
     result: ServiceResult<R, E>,
     outcome: Outcome,
@@ -61,7 +65,7 @@ struct Ending<R: Body, E> {
 
 /// What is next for a run whose handler has ended.
 enum Next<R: Body, E> {
-    End(Ending<R, E>),
+    Record(Finished<R, E>),
     /// The response is to be recorded: its body is collected first.
     Collect {
         parts: response::Parts,
@@ -90,21 +94,19 @@ struct Streamed<R> {
 /// An outcome that cannot be recorded in time is recorded in the background, after the
 /// answer. If another claim has superseded this one, the client receives that one's
 /// answer.
-pub(super) async fn finish<S, R, E>(run: Run<S>, called: Called<R, E>) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
-{
+pub(super) async fn finish<S: Store, R: SentBody, E>(
+    run: Run<S>,
+    called: Called<R, E>,
+) -> Reply<R, E> {
     let transacted = run.claim.operation.transacted().await;
-    let ending = match run.next(transacted, called) {
-        Next::End(ending) => ending,
+    let finished = match run.next(transacted, called) {
+        Next::Record(finished) => finished,
         Next::Collect {
             parts,
             body,
             keep_for,
         } => match collect_response(&run, parts, body, keep_for).await {
-            Ok(ending) => ending,
+            Ok(finished) => finished,
             Err(streamed) => return stream(run, streamed),
         },
         Next::AnswerCommitted { called, recorded } => {
@@ -112,13 +114,13 @@ where
         }
         Next::AnswerSuperseded => return Box::pin(answer_superseded(&run)).await,
     };
-    let ended = run.claim.end(&ending.transition).await;
-    let Ending {
+    let ended = run.claim.end(&finished.transition).await;
+    let Finished {
         transition,
         result,
         outcome,
         warning,
-    } = ending;
+    } = finished;
     if let Ok(Transitioned::Superseded) = ended {
         drop(result);
         return Box::pin(answer_superseded(&run)).await;
@@ -140,10 +142,7 @@ where
 impl<S: Store> Run<S> {
     /// Decides what the handler's end means. A response that is not sent is dropped at
     /// once: its body may hold what others wait for.
-    fn next<R, E>(&self, transacted: Transacted, called: Called<R, E>) -> Next<R, E>
-    where
-        R: Body<Data = Bytes>,
-    {
+    fn next<R: SentBody, E>(&self, transacted: Transacted, called: Called<R, E>) -> Next<R, E> {
         let operation = &self.claim.operation;
         match (transacted, called) {
             (Transacted::Committed { response }, called) => Next::AnswerCommitted {
@@ -167,7 +166,7 @@ impl<S: Store> Run<S> {
             }
             (_, Ok(Err(error))) => {
                 operation.log_failure();
-                unknown(Err(error), Some(INNER_FAILED))
+                Next::Record(Finished::unknown(Err(error), Some(INNER_FAILED)))
             }
             (_, Err(Panicked)) => {
                 operation.log_failure();
@@ -178,10 +177,7 @@ impl<S: Store> Run<S> {
 
     /// The commit failed, and the handler answered as if it had not. That counts as the
     /// failure with which it should have answered: a retry runs.
-    fn refuse_rolled_back<R, E>(&self, response: Response<R>) -> Next<R, E>
-    where
-        R: Body<Data = Bytes>,
-    {
+    fn refuse_rolled_back<R: SentBody, E>(&self, response: Response<R>) -> Next<R, E> {
         let operation = &self.claim.operation;
         let mut parts = response.into_parts().0;
         let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
@@ -190,14 +186,11 @@ impl<S: Store> Run<S> {
             return self.refuse_unknown(Rejection::rolled_back_after_effects());
         }
         let response = self.refuse(Rejection::rolled_back());
-        released(Release::SameRequest, response)
+        Next::Record(Finished::released(Release::SameRequest, response))
     }
 
     /// Applies the disposition of a response: the handler's own, or that of the tables.
-    fn apply_disposition<R, E>(&self, response: Response<R>) -> Next<R, E>
-    where
-        R: Body<Data = Bytes>,
-    {
+    fn apply_disposition<R: SentBody, E>(&self, response: Response<R>) -> Next<R, E> {
         let operation = &self.claim.operation;
         let (mut parts, body) = self.settings().cleaned(response).into_parts();
         let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
@@ -213,11 +206,11 @@ impl<S: Store> Run<S> {
         match disposition {
             Disposition::Release(release) => {
                 let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                released(release, response)
+                Next::Record(Finished::released(release, response))
             }
             Disposition::Unknown => {
                 let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                unknown(Ok(response), Some(ANSWERED_UNKNOWN))
+                Next::Record(Finished::unknown(Ok(response), Some(ANSWERED_UNKNOWN)))
             }
             // Recording its response would promise work that is not there (I5). The
             // handler may have done its work in another way, or its transaction may
@@ -235,15 +228,12 @@ impl<S: Store> Run<S> {
     }
 
     /// The outcome is unknown, and the client is refused.
-    fn refuse_unknown<R, E>(&self, rejection: Rejection) -> Next<R, E>
-    where
-        R: Body<Data = Bytes>,
-    {
-        unknown(Ok(self.refuse(rejection)), None)
+    fn refuse_unknown<R: SentBody, E>(&self, rejection: Rejection) -> Next<R, E> {
+        Next::Record(Finished::unknown(Ok(self.refuse(rejection)), None))
     }
 
     /// Returns the answer in the handler's place.
-    fn refuse<R: Body<Data = Bytes>>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
+    fn refuse<R: SentBody>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
         let operation = &self.claim.operation;
         let rejection = rejection.about(operation.id());
         self.settings().refuse(&rejection, operation.head())
@@ -260,20 +250,16 @@ impl<S: Store> Run<S> {
     }
 }
 
-fn released<R: Body, E>(release: Release, response: Response<ResponseBody<R>>) -> Next<R, E> {
-    Next::End(Ending {
-        transition: Transition::Release(release),
-        result: Ok(response),
-        outcome: Outcome::Released,
-        warning: None,
-    })
-}
+impl<R: Body, E> Finished<R, E> {
+    fn released(release: Release, response: Response<ResponseBody<R>>) -> Self {
+        Self {
+            transition: Transition::Release(release),
+            result: Ok(response),
+            outcome: Outcome::Released,
+            warning: None,
+        }
+    }
 
-fn unknown<R: Body, E>(result: ServiceResult<R, E>, warning: Option<&'static str>) -> Next<R, E> {
-    Next::End(Ending::unknown(result, warning))
-}
-
-impl<R: Body, E> Ending<R, E> {
     fn unknown(result: ServiceResult<R, E>, warning: Option<&'static str>) -> Self {
         Self {
             transition: Transition::MarkUnknown,
@@ -285,16 +271,12 @@ impl<R: Body, E> Ending<R, E> {
 }
 
 /// Collects a response that is to be recorded.
-async fn collect_response<S, R, E>(
+async fn collect_response<S: Store, R: SentBody, E>(
     run: &Run<S>,
     mut parts: response::Parts,
     body: R,
     keep_for: Option<Duration>,
-) -> Result<Ending<R, E>, Streamed<R>>
-where
-    S: Store,
-    R: Body<Data = Bytes>,
-{
+) -> Result<Finished<R, E>, Streamed<R>> {
     let settings = run.settings();
     let mut body = Box::pin(body);
     let streamed = |parts, read, rest| Streamed {
@@ -307,40 +289,39 @@ where
         return Err(streamed(parts, Bytes::new(), body));
     }
     let collected = collect(body.as_mut(), settings.max_body, settings.body_timeout);
-    match AssertUnwindSafe(collected).catch_unwind().await {
-        Ok(Collected::Whole { data, trailers }) => {
+    let Ok(collected) = AssertUnwindSafe(collected).catch_unwind().await else {
+        let response = run.refuse(Rejection::handler_panicked());
+        return Ok(Finished::unknown(Ok(response), None));
+    };
+    let Collected {
+        data,
+        trailers,
+        end,
+    } = collected;
+    match end {
+        Some(ReadEnd::Clean) => {
             // It may hold what others wait for, and recording takes time.
             drop(body);
             let completion = settings.completion(&parts, &data, trailers.as_ref(), keep_for);
             correct_length(&mut parts, Some(data.len() as u64));
             let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
-            Ok(Ending {
+            Ok(Finished {
                 transition: Transition::Complete(completion),
                 result: Ok(response),
                 outcome: Outcome::Recorded,
                 warning: None,
             })
         }
-        Ok(Collected::Broken { read, error }) => {
-            let response = Response::from_parts(parts, ResponseBody::broken(read, error));
-            Ok(Ending::unknown(Ok(response), Some(BROKE_OFF)))
+        Some(ReadEnd::Broken(error)) => {
+            let response = Response::from_parts(parts, ResponseBody::broken(data, error));
+            Ok(Finished::unknown(Ok(response), Some(BROKE_OFF)))
         }
-        Ok(Collected::TooLarge { read } | Collected::TimedOut { read }) => {
-            Err(streamed(parts, read, body))
-        }
-        Err(_panic) => {
-            let response = run.refuse(Rejection::handler_panicked());
-            Ok(Ending::unknown(Ok(response), None))
-        }
+        Some(ReadEnd::TooLarge) | None => Err(streamed(parts, data, body)),
     }
 }
 
 /// Streams the response. Once it has ended, a tombstone is recorded for it.
-fn stream<S, R, E>(run: Run<S>, streamed: Streamed<R>) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes>,
-{
+fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> Reply<R, E> {
     let Streamed {
         parts,
         read,
@@ -367,15 +348,11 @@ where
 
 /// Answers with the response that was committed in the handler's transaction, whatever
 /// the handler made of it.
-async fn answer_committed<S, R, E>(
+async fn answer_committed<S: Store, R: SentBody, E>(
     run: &Run<S>,
     called: Called<R, E>,
     recorded: Bytes,
-) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes>,
-{
+) -> Reply<R, E> {
     let operation = &run.claim.operation;
     run.claim.shared.waiters.wake(operation.name());
     let settings = run.settings();
@@ -387,13 +364,19 @@ where
     };
     match unchanged {
         Some(response) => Reply::new(Ok(response), Outcome::Recorded, run.claim.id()),
-        None => Reply::recorded(settings, operation.head(), operation.id(), recorded),
+        None => Reply::recorded(
+            settings,
+            operation.head(),
+            operation.id(),
+            recorded,
+            Outcome::Recorded,
+        ),
     }
 }
 
 /// Returns the committed response, with the headers that are not kept; or `None` if the
 /// response was changed on its way.
-async fn unchanged<R: Body<Data = Bytes>>(
+async fn unchanged<R: SentBody>(
     settings: &ResponseSettings,
     response: Response<R>,
     recorded: &Bytes,
@@ -401,9 +384,10 @@ async fn unchanged<R: Body<Data = Bytes>>(
     let (mut parts, body) = settings.cleaned(response).into_parts();
     HandlerChoice::take_from(&mut parts.extensions);
     let (max, timeout) = (settings.max_body, settings.body_timeout);
-    let Collected::Whole {
+    let Collected {
         data,
         trailers: None,
+        end: Some(ReadEnd::Clean),
     } = collect(pin!(body), max, timeout).await
     else {
         return None;
@@ -417,11 +401,7 @@ async fn unchanged<R: Body<Data = Bytes>>(
 
 /// Answers with the record of the claim that superseded this one: only that answer
 /// counts, and this handler's is not shown.
-async fn answer_superseded<S, R, E>(run: &Run<S>) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes>,
-{
+async fn answer_superseded<S: Store, R: SentBody, E>(run: &Run<S>) -> Reply<R, E> {
     let config = &run.claim.shared.config;
     let operation = &run.claim.operation;
     Notice::Superseded.tell(config.warnings(), run.claim.id());
@@ -435,11 +415,7 @@ where
 }
 
 /// Records the outcome of a handler that was stopped because its client left.
-pub(super) async fn finish_cancelled<S, R, E>(run: Run<S>) -> Reply<R, E>
-where
-    S: Store,
-    R: Body<Data = Bytes>,
-{
+pub(super) async fn finish_cancelled<S: Store, R: SentBody, E>(run: Run<S>) -> Reply<R, E> {
     let reply = Reply::client_left(run.claim.id());
     // A commit that was under way was not stopped with the handler.
     if let Transacted::Committed { .. } = run.claim.operation.transacted().await {

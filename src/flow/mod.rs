@@ -3,6 +3,7 @@
 mod acquire;
 pub(crate) mod admission;
 mod claim;
+pub(crate) mod config;
 mod decide;
 pub(crate) mod discard;
 mod finish;
@@ -51,7 +52,9 @@ use self::{
     shared::Shared,
 };
 use crate::{
-    Rejection, RejectionKind, RequestBody, Store, body::error::BoxError, rejection::RequestHead,
+    Rejection, RejectionKind, RequestBody, Store,
+    body::{ReceivedBody, SentBody},
+    rejection::RequestHead,
 };
 
 /// Marks a request that a layer guards. A second layer on the same request lets it pass.
@@ -77,10 +80,8 @@ where
     I::Future: Send,
     I::Error: Send + 'static,
     S: Store,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
+    B: ReceivedBody + Send + 'static,
+    R: SentBody,
 {
     let client = Client::default();
     let head = RequestHead::new(&parts, &shared.config.responses.renderer);
@@ -149,8 +150,7 @@ async fn process<I, S, B, R>(
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone,
     S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
+    R: SentBody,
 {
     let settings = &shared.config.responses;
     let permit = match shared.running_permit() {
@@ -158,12 +158,12 @@ where
         Err(rejection) => return Reply::refuse(settings, head, &rejection),
     };
     match acquire(shared, client, inner, &mut request).await {
-        Acquired::Run { inner, granted } => {
+        Ok(Acquired::Run { inner, granted }) => {
             let claim = OwnedClaim::new(Arc::clone(shared), &request, granted, head.clone());
             drop(buffered);
             run(claim, inner, request, client, permit).await
         }
-        Acquired::RunUnguarded { inner } => {
+        Ok(Acquired::RunUnguarded { inner }) => {
             let withdrawal = request.withdrawal(shared);
             drop(buffered);
             let run = run_unguarded(settings, head, inner, request.into_http());
@@ -173,7 +173,7 @@ where
             }
             reply
         }
-        Acquired::NotRun(not_run) => {
+        Err(not_run) => {
             let withdrawal = request.withdrawal(shared);
             // What the request holds is free before its client is answered.
             drop((request, buffered));
@@ -222,8 +222,7 @@ struct Reading<N> {
 
 impl<S, B, N, F, R, E> Future for GuardedFuture<S, B, N, F>
 where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
+    B: ReceivedBody,
     N: FnOnce(ReadBody) -> F,
     F: Future<Output = ServiceResult<R, E>>,
     R: Body<Data = Bytes>,
@@ -242,8 +241,7 @@ where
 
 impl<S, B, N, F, R, E> GuardedFuture<S, B, N, F>
 where
-    B: Body<Data = Bytes>,
-    B::Error: Into<BoxError>,
+    B: ReceivedBody,
     N: FnOnce(ReadBody) -> F,
     F: Future<Output = ServiceResult<R, E>>,
     R: Body<Data = Bytes>,
@@ -284,8 +282,7 @@ where
 impl<S, B, N, F, R, E> Guarded for GuardedFuture<S, B, N, F>
 where
     S: Store,
-    B: Body<Data = Bytes> + Send + 'static,
-    B::Error: Into<BoxError>,
+    B: ReceivedBody + Send + 'static,
     N: FnOnce(ReadBody) -> F + Send + 'static,
     F: Future<Output = ServiceResult<R, E>> + Send + 'static,
     R: Body<Data = Bytes>,

@@ -8,21 +8,19 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
-use http_body::Body;
 use tokio::{
     task::{coop::Unconstrained, unconstrained},
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::limits::Permit;
+use super::{config::Config, limits::Permit};
 use crate::{
     Rejection,
     body::{
-        error::{BodyError, BoxError},
+        ReceivedBody,
+        error::BodyError,
         read::{BodyReader, ReadEnd},
     },
-    config::Config,
     rejection::MIN_BYTES_PER_SECOND,
 };
 
@@ -44,16 +42,12 @@ impl ReadBody {
     }
 
     /// Reads to the end of the body.
-    pub(super) fn poll_read<B>(
+    pub(super) fn poll_read<B: ReceivedBody>(
         &mut self,
         mut body: Pin<&mut B>,
         cx: &mut Context<'_>,
         config: &Config,
-    ) -> Poll<Result<(), Rejection>>
-    where
-        B: Body<Data = Bytes>,
-        B::Error: Into<BoxError>,
-    {
+    ) -> Poll<Result<(), Rejection>> {
         loop {
             let Poll::Ready(read) = self.reader.poll_frame(body.as_mut(), cx) else {
                 let received = self.reader.len();

@@ -7,11 +7,11 @@ use http_body::Body;
 use super::{
     Client,
     acquire::NotRun,
+    config::Config,
     decide::{Answer, Answered},
 };
 use crate::{
-    OperationId, Outcome, Rejection, ResponseBody, StoreError,
-    config::Config,
+    OperationId, Outcome, Rejection, ResponseBody,
     log::Warnings,
     outcome::Notice,
     rejection::{Callback, RequestHead},
@@ -109,7 +109,8 @@ impl<R: Body<Data = Bytes>, E> Reply<R, E> {
     ) -> Self {
         let rejection = match answer {
             Answer::Completed { response } => {
-                return Self::replay(&config.responses, head, operation, response);
+                let settings = &config.responses;
+                return Self::recorded(settings, head, operation, response, Outcome::Replayed);
             }
             Answer::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
             Answer::Unknown => Rejection::outcome_unknown(),
@@ -129,71 +130,37 @@ impl<R: Body<Data = Bytes>, E> Reply<R, E> {
         Self::refuse(&config.responses, head, &rejection.about(operation))
     }
 
-    /// The recorded response to the request that made it: no replay.
+    /// The recorded response: to the request that made it with [`Outcome::Recorded`], to
+    /// others with [`Outcome::Replayed`].
     pub(super) fn recorded(
         settings: &ResponseSettings,
         head: &RequestHead,
         operation: OperationId,
         recorded: Bytes,
+        outcome: Outcome,
     ) -> Self {
-        match decode(settings, recorded) {
-            Ok(Some(mut response)) => {
-                response.headers_mut().remove(&settings.marker);
-                Self::new(Ok(response), Outcome::Recorded, Some(operation))
-            }
-            decoded => Self::unreadable(
-                settings,
-                head,
-                operation,
-                decoded,
-                Rejection::answer_unreadable,
-            ),
-        }
-    }
-
-    fn replay(
-        settings: &ResponseSettings,
-        head: &RequestHead,
-        operation: OperationId,
-        recorded: Bytes,
-    ) -> Self {
-        match decode(settings, recorded) {
-            Ok(Some(response)) => Self::new(Ok(response), Outcome::Replayed, Some(operation)),
-            decoded => Self::unreadable(
-                settings,
-                head,
-                operation,
-                decoded,
-                Rejection::record_unreadable,
-            ),
-        }
-    }
-
-    fn unreadable(
-        settings: &ResponseSettings,
-        head: &RequestHead,
-        operation: OperationId,
-        decoded: Result<Option<Response<ResponseBody<R>>>, StoreError>,
-        corrupt: fn(&StoreError) -> Rejection,
-    ) -> Self {
-        let rejection = match decoded {
-            Ok(_) => Rejection::not_replayable(),
+        let is_replay = outcome == Outcome::Replayed;
+        let rejection = match RecordedResponse::decode(recorded) {
+            Ok(recorded) => match recorded
+                .into_whole()
+                .and_then(|whole| settings.replay(whole))
+            {
+                Some(mut response) => {
+                    if !is_replay {
+                        response.headers_mut().remove(&settings.marker);
+                    }
+                    return Self::new(Ok(response), outcome, Some(operation));
+                }
+                None => Rejection::not_replayable(),
+            },
             Err(error) => {
                 Notice::Corrupt.tell(&settings.warnings, Some(operation));
-                corrupt(&error)
+                match is_replay {
+                    true => Rejection::record_unreadable(&error),
+                    false => Rejection::answer_unreadable(&error),
+                }
             }
         };
         Self::refuse(settings, head, &rejection.about(operation))
     }
-}
-
-/// Returns the recorded response, or `None` if there is none that can be replayed.
-fn decode<R: Body<Data = Bytes>>(
-    settings: &ResponseSettings,
-    recorded: Bytes,
-) -> Result<Option<Response<ResponseBody<R>>>, StoreError> {
-    let recorded = RecordedResponse::decode(recorded)?;
-    Ok(recorded
-        .into_whole()
-        .and_then(|whole| settings.replay(whole)))
 }

@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use super::{
     IsGuarded,
+    config::Config,
     shared::Shared,
     withdraw::{Hold, Withdrawal},
 };
 use crate::{
-    RecordName, Rejection, RequestBody, config::Config, fingerprint::BodyFault,
-    rejection::Callback, store::Claim,
+    RecordName, Rejection, RequestBody, fingerprint::BodyFault, rejection::Callback, store::Claim,
 };
 
 pub(super) struct KeyedRequest {

@@ -3,7 +3,6 @@
 use std::{
     future::poll_fn,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::Pin,
     task::Poll,
 };
 
@@ -23,6 +22,7 @@ use super::{
 };
 use crate::{
     Outcome, Rejection, RequestBody, ResponseBody, Store,
+    body::SentBody,
     disposition::HandlerChoice,
     policy::Disconnect,
     rejection::RequestHead,
@@ -40,8 +40,7 @@ pub(super) async fn run<I, S, B, R>(
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
     S: Store,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Send,
+    R: SentBody,
 {
     let heartbeat = claim.shared.heartbeats.start(&claim.operation).await;
     let called = {
@@ -98,7 +97,7 @@ where
 fn call<I, B, R>(
     mut inner: I,
     request: Request<RequestBody<B>>,
-) -> Result<Pin<Box<impl Future<Output = Called<R, I::Error>>>>, Panicked>
+) -> Result<impl Future<Output = Called<R, I::Error>> + Unpin, Panicked>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
 {
@@ -110,7 +109,7 @@ where
 /// Polls the handler to its end. With [`Disconnect::Cancel`], returns `None` once the
 /// client has left.
 async fn until_client_leaves<T>(
-    mut handler: Pin<Box<impl Future<Output = T>>>,
+    mut handler: impl Future<Output = T> + Unpin,
     client: &Client,
     disconnect: Disconnect,
 ) -> Option<T> {
@@ -118,7 +117,7 @@ async fn until_client_leaves<T>(
         if disconnect == Disconnect::Cancel && client.has_left() {
             return Poll::Ready(None);
         }
-        handler.as_mut().poll(cx).map(Some)
+        handler.poll_unpin(cx).map(Some)
     })
     .await
 }

@@ -11,13 +11,14 @@ use std::{
 use tokio::{sync::SetOnce, time};
 
 use super::{
+    config::Config,
     discard::MAX_DISCARDS,
     heartbeat::{HeartbeatSettings, Heartbeats},
     limits::{Limit, Permit},
     store_call,
     waiters::Waiters,
 };
-use crate::{Rejection, Store, StoreError, config::Config};
+use crate::{Rejection, Store, StoreError};
 
 pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,

@@ -1,5 +1,6 @@
 //! How responses are recorded: their kept parts, and their retention.
 
+pub(crate) mod collect;
 pub(crate) mod headers;
 pub(crate) mod recorded;
 mod replay;

@@ -22,11 +22,14 @@ use super::{
 use crate::{
     Operation, StoreError,
     backoff::Backoff,
-    body::{self, read::Collected},
+    body::read::ReadEnd,
     disposition::HandlerChoice,
     operation::{AsCommitted, Transacted},
     outcome::Notice,
-    response::correct_length,
+    response::{
+        collect::{self, Collected},
+        correct_length,
+    },
     store::{Completion, Transitioned},
 };
 
@@ -378,25 +381,27 @@ where
             "its status is below 200, or its media type is one of `streamed_types`".to_owned(),
         );
     }
-    let data = match body::read::collect(pin!(body), max, timeout).await {
-        Collected::Whole {
-            data,
-            trailers: None,
-        } => data,
+    let Collected {
+        data,
+        trailers,
+        end,
+    } = collect::collect(pin!(body), max, timeout).await;
+    match end {
+        Some(ReadEnd::Clean) if trailers.is_none() => {}
         // A trailer cannot follow a body of known length, and none is dropped silently.
-        Collected::Whole { .. } => return Err("it has trailers".to_owned()),
-        Collected::TooLarge { .. } => {
+        Some(ReadEnd::Clean) => return Err("it has trailers".to_owned()),
+        Some(ReadEnd::TooLarge) => {
             return Err(format!(
                 "its body exceeds `max_response_body` ({max} bytes)"
             ));
         }
-        Collected::TimedOut { .. } => {
+        Some(ReadEnd::Broken(_)) => return Err("its body broke off".to_owned()),
+        None => {
             return Err(format!(
                 "its body took longer than `response_body_timeout` ({timeout:?})"
             ));
         }
-        Collected::Broken { .. } => return Err("its body broke off".to_owned()),
-    };
+    }
     correct_length(&mut parts, Some(data.len() as u64));
     let completion = settings.completion(&parts, &data, None, choice.keep_for);
     // A tombstone would commit the work without its response.
