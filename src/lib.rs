@@ -323,7 +323,6 @@ mod policy;
 
 mod body;
 mod grpc;
-mod timeout;
 mod backoff;
 mod log;
 #[cfg(feature = "metrics")]

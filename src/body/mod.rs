@@ -1,7 +1,9 @@
 //! The bodies that pass through the layer.
 
+pub(crate) mod collect;
 pub(crate) mod error;
 pub(crate) mod read;
+pub(crate) mod timeout;
 pub(crate) mod whole;
 
 use std::{

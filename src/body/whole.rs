@@ -11,7 +11,10 @@ use http_body_util::{
     combinators::{BoxBody, UnsyncBoxBody},
 };
 
-use super::read::{Collected, collect};
+use super::{
+    collect::{Collected, collect},
+    read::ReadEnd,
+};
 
 /// The body of a response that is in memory as a whole.
 ///
@@ -76,8 +79,12 @@ pub(crate) mod sealed {
 fn read_at_once(body: impl Body<Data = Bytes>) -> Option<(Bytes, HeaderMap)> {
     // The first poll is the only one, so that no time passes.
     match collect(pin!(body), LARGEST, Duration::ZERO).now_or_never()? {
-        Collected::Whole { data, trailers } => Some((data, trailers.unwrap_or_default())),
-        Collected::TooLarge { .. } | Collected::TimedOut { .. } | Collected::Broken { .. } => None,
+        Collected {
+            data,
+            trailers,
+            end: Some(ReadEnd::Clean),
+        } => Some((data, trailers.unwrap_or_default())),
+        _ => None,
     }
 }
 

@@ -16,10 +16,7 @@ use http::{HeaderMap, header};
 use tokio::runtime::Handle;
 
 use super::limits::Limit;
-use crate::{
-    body::{ReceivedBody, error::BodyError},
-    timeout::LazyTimeout,
-};
+use crate::body::{ReceivedBody, error::BodyError, timeout::LazyTimeout};
 
 /// Reads the rest of a refused body in the background. The body is dropped at once if
 /// `limit` is reached, and outside of a runtime.

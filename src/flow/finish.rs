@@ -21,16 +21,16 @@ use super::{
 };
 use crate::{
     Disposition, Outcome, Rejection, ResponseBody, Store,
-    body::{SentBody, read::ReadEnd},
+    body::{
+        SentBody,
+        collect::{Collected, collect},
+        read::ReadEnd,
+    },
     disposition::HandlerChoice,
     grpc,
     operation::{AsCommitted, Transacted},
     outcome::Notice,
-    response::{
-        ResponseSettings,
-        collect::{Collected, collect},
-        correct_length, declared_length,
-    },
+    response::{ResponseSettings, correct_length, declared_length},
     store::{Release, Transitioned},
 };
 

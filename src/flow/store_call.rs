@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::FutureExt as _;
 
-use crate::{StoreError, timeout::LazyTimeout};
+use crate::{StoreError, body::timeout::LazyTimeout};
 
 /// Runs a call for up to `timeout`. A panic of the store is an error.
 ///

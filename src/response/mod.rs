@@ -1,6 +1,5 @@
 //! How responses are recorded: their kept parts, and their retention.
 
-pub(crate) mod collect;
 pub(crate) mod headers;
 pub(crate) mod recorded;
 mod replay;

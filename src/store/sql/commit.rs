@@ -22,14 +22,14 @@ use super::{
 use crate::{
     Operation, StoreError,
     backoff::Backoff,
-    body::read::ReadEnd,
+    body::{
+        collect::{self, Collected},
+        read::ReadEnd,
+    },
     disposition::HandlerChoice,
     operation::{AsCommitted, Transacted},
     outcome::Notice,
-    response::{
-        collect::{self, Collected},
-        correct_length,
-    },
+    response::correct_length,
     store::{Completion, Transitioned},
 };
 

@@ -1,4 +1,4 @@
-//! Collects the body of a response that is to be recorded.
+//! Collects a body up to a limit and within a timeout.
 
 use std::{
     future::poll_fn,
@@ -12,8 +12,8 @@ use bytes::Bytes;
 use http::HeaderMap;
 use http_body::Body;
 
-use crate::{
-    body::read::{BodyReader, ReadEnd},
+use super::{
+    read::{BodyReader, ReadEnd},
     timeout::LazyTimeout,
 };
 
