@@ -201,12 +201,7 @@ async fn i11_a_server_lost_before_commit_leaves_an_unknown_outcome() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f68_a_commit_past_its_timeout_is_unknown_until_it_ends() {
     with_postgres(async |shop| {
-        slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
-        let mut blocker = PgConnection::connect_with(&options(&shop.url))
-            .await
-            .unwrap();
-        let mut lock = blocker.begin().await.unwrap();
-        take_lock(&mut lock).await;
+        let holder = hold_commits(&shop).await;
         let (service, told) = noting(&shop);
         let service = service.set(|layer| layer.store_timeout(2 * SHORT));
         let log = Log::start();
@@ -229,7 +224,7 @@ async fn f68_a_commit_past_its_timeout_is_unknown_until_it_ends() {
             .await
             .assert_problem(409, "request-in-progress");
 
-        lock.rollback().await.unwrap();
+        holder.close().await.unwrap();
         let retry = past(&service, "key", "request-in-progress").await;
         retry.assert_is(201, "ordered by run 1");
         assert!(shop.i5_has_order("key").await);
@@ -241,18 +236,13 @@ async fn f68_a_commit_past_its_timeout_is_unknown_until_it_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f62_a_commit_that_outlasts_its_deadline_is_waited_for() {
     with_postgres(async |shop| {
-        slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
-        let mut blocker = PgConnection::connect_with(&options(&shop.url))
-            .await
-            .unwrap();
-        let mut lock = blocker.begin().await.unwrap();
-        take_lock(&mut lock).await;
+        let holder = hold_commits(&shop).await;
         let (service, _) = noting(&shop);
         let service = service.set(|layer| layer.store_timeout(10 * SHORT));
         let first = tokio::spawn(service.post("key"));
         // The layer reads the record, which the transaction has locked.
         until(&shop, "query LIKE '%SELECT state::bigint%token = $3'").await;
-        lock.rollback().await.unwrap();
+        holder.close().await.unwrap();
         first.await.unwrap().assert_is(201, "ordered by run 1");
         assert!(shop.i5_has_order("key").await);
     })
@@ -262,12 +252,7 @@ async fn f62_a_commit_that_outlasts_its_deadline_is_waited_for() {
 #[tokio::test(flavor = "multi_thread")]
 async fn f62_a_backend_terminated_during_commit_counts_as_an_abort() {
     with_postgres(async |shop| {
-        slow_commits(&shop, "PERFORM pg_advisory_xact_lock(1)").await;
-        let mut blocker = PgConnection::connect_with(&options(&shop.url))
-            .await
-            .unwrap();
-        let mut lock = blocker.begin().await.unwrap();
-        take_lock(&mut lock).await;
+        let holder = hold_commits(&shop).await;
         let (service, told) = noting(&shop);
         let service = service.set(|layer| layer);
         let first = tokio::spawn(service.post("key"));
@@ -280,7 +265,7 @@ async fn f62_a_backend_terminated_during_commit_counts_as_an_abort() {
         first.await.unwrap().assert_problem(500, "rolled-back");
         assert_eq!(*told.lock().unwrap(), [Some(CommitErrorKind::Aborted)]);
         assert!(!shop.i5_has_order("key").await);
-        lock.rollback().await.unwrap();
+        holder.close().await.unwrap();
         service.post("key").await.assert_is(201, "ordered by run 2");
         assert!(shop.i5_has_order("key").await);
     })
@@ -374,11 +359,16 @@ pub(crate) async fn slow_commits(shop: &PostgresShop, statement: &str) {
     .await;
 }
 
-async fn take_lock(connection: &mut PgConnection) {
-    tower_idempotency::sqlx::query("SELECT pg_advisory_xact_lock(1)")
-        .execute(connection)
+/// Lets every COMMIT of an order wait until the returned connection is closed.
+async fn hold_commits(shop: &PostgresShop) -> PgConnection {
+    slow_commits(shop, "PERFORM pg_advisory_xact_lock(1)").await;
+    let connected = PgConnection::connect_with(&options(&shop.url)).await;
+    let mut holder = connected.unwrap();
+    tower_idempotency::sqlx::query("SELECT pg_advisory_lock(1)")
+        .execute(&mut holder)
         .await
         .unwrap();
+    holder
 }
 
 /// Waits until a session on the shop's database meets `condition`.

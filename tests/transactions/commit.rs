@@ -25,7 +25,7 @@ pub(crate) async fn order<S: Shop>(run: &Run<S>) -> Result<Committed, CommitErro
     let mut transaction = run.shop.begin(&run.operation).await?;
     S::order(&mut transaction, &run.operation, "pen").await?;
     let response = ordered(&format!("by run {}", run.number));
-    run.shop.commit(&run.operation, transaction, response).await
+    run.commit(transaction, response).await
 }
 
 pub(crate) async fn respond<S: Shop>(run: Run<S>) -> Response {
@@ -67,10 +67,7 @@ async fn a_business_rejection_is_committed_and_replayed<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         let transaction = run.shop.begin(&run.operation).await.unwrap();
         let sold_out = (StatusCode::CONFLICT, "sold out").into_response();
-        run.shop
-            .commit(&run.operation, transaction, sold_out)
-            .await
-            .into_response()
+        run.commit(transaction, sold_out).await.into_response()
     });
     service.post("key").await.assert_is(409, "sold out");
     let retry = service.post("key").await;
@@ -162,13 +159,9 @@ async fn i6_simultaneous_requests_with_one_key_make_one_order<S: Shop>(shop: S) 
 
 async fn the_handler_may_begin_again_once_its_transaction_was_aborted<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
-        let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "unicorn")
-            .await
-            .unwrap();
+        let transaction = run.begin_order("unicorn").await;
         let error = run
-            .shop
-            .commit(&run.operation, transaction, ordered("a unicorn"))
+            .commit(transaction, ordered("a unicorn"))
             .await
             .unwrap_err();
         assert_eq!(error.kind(), CommitErrorKind::Aborted);
@@ -240,8 +233,7 @@ async fn f61_a_commit_is_durable_under_any_pool_default() {
             PostgresShop::order(&mut transaction, &run.operation, "pen")
                 .await
                 .unwrap();
-            run.shop
-                .commit(&run.operation, transaction, ordered("a pen"))
+            run.commit(transaction, ordered("a pen"))
                 .await
                 .into_response()
         });

@@ -58,7 +58,7 @@ async fn fail<S: Shop>(run: &Run<S>) -> Result<Committed, CommitError> {
         key => unreachable!("{key}"),
     }
     let response = ordered("nothing");
-    run.shop.commit(&run.operation, transaction, response).await
+    run.commit(transaction, response).await
 }
 
 /// Sends requests with new keys until the log has the message, which is
@@ -149,7 +149,7 @@ async fn f110_a_response_not_kept_is_logged_with_its_reason() {
                 let stream = "text/event-stream".parse().unwrap();
                 response.headers_mut().insert("content-type", stream);
             }
-            let committed = run.shop.commit(&run.operation, transaction, response).await;
+            let committed = run.commit(transaction, response).await;
             committed.into_response()
         })
         .set(|layer| layer.max_response_body(10));

@@ -23,7 +23,7 @@ use crate::{
     commit::{order, respond},
     log::Log,
     service::{Run, Service, status},
-    shop::{PostgresShop, Shop, options, ordered, with_each_database, with_postgres},
+    shop::{Shop, options, ordered, with_each_database, with_postgres},
 };
 
 with_each_database! {
@@ -45,13 +45,9 @@ async fn i7_a_fenced_owner_rolls_back_and_answers_as_the_winner<S: Shop>(shop: S
             async move {
                 at_work.notify_one();
                 go_on.notified().await;
-                let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-                S::order(&mut transaction, &run.operation, "pen")
-                    .await
-                    .unwrap();
+                let transaction = run.begin_order("pen").await;
                 let error = run
-                    .shop
-                    .commit(&run.operation, transaction, ordered("too late"))
+                    .commit(transaction, ordered("too late"))
                     .await
                     .unwrap_err();
                 assert_eq!(error.kind(), CommitErrorKind::Superseded);
@@ -247,10 +243,7 @@ async fn lost_never_resolves_while_the_commit_is_pending() {
 async fn i5_an_order_written_before_fencing_is_rolled_back() {
     with_postgres(async |shop| {
         let service = Service::new(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            PostgresShop::order(&mut transaction, &run.operation, "pen")
-                .await
-                .unwrap();
+            let transaction = run.begin_order("pen").await;
             run.shop.lapse().await;
             let winner = Service::new(&run.shop, async |_| {
                 ordered("by the winner").into_response()
@@ -261,8 +254,7 @@ async fn i5_an_order_written_before_fencing_is_rolled_back() {
                 .await
                 .assert_is(201, "ordered by the winner");
             let error = run
-                .shop
-                .commit(&run.operation, transaction, ordered("too late"))
+                .commit(transaction, ordered("too late"))
                 .await
                 .unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Superseded);
@@ -280,10 +272,7 @@ async fn i5_an_order_written_before_fencing_is_rolled_back() {
 async fn f71_a_heartbeat_during_the_transaction_does_no_harm() {
     with_postgres(async |shop| {
         let service = Service::new(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            PostgresShop::order(&mut transaction, &run.operation, "pen")
-                .await
-                .unwrap();
+            let transaction = run.begin_order("pen").await;
             let lease = "SELECT lease_until::text FROM idempotency_records";
             let first: String = query_scalar(lease).fetch_one(&run.shop.pool).await.unwrap();
             loop {
@@ -292,8 +281,7 @@ async fn f71_a_heartbeat_during_the_transaction_does_no_harm() {
                     break;
                 }
             }
-            run.shop
-                .commit(&run.operation, transaction, ordered("a pen"))
+            run.commit(transaction, ordered("a pen"))
                 .await
                 .into_response()
         })
@@ -320,14 +308,10 @@ async fn f36_duplicates_take_no_connection_from_the_handler() {
             move |run| {
                 let (begun, go_on) = (Arc::clone(&begun), Arc::clone(&go_on));
                 async move {
-                    let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-                    PostgresShop::order(&mut transaction, &run.operation, "pen")
-                        .await
-                        .unwrap();
+                    let transaction = run.begin_order("pen").await;
                     begun.notify_one();
                     go_on.notified().await;
-                    run.shop
-                        .commit(&run.operation, transaction, ordered("a pen"))
+                    run.commit(transaction, ordered("a pen"))
                         .await
                         .into_response()
                 }

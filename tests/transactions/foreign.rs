@@ -23,8 +23,7 @@ async fn a_read_committed_transaction_of_another_pool_is_accepted() {
             PostgresShop::order(&mut transaction, &run.operation, "pen")
                 .await
                 .unwrap();
-            run.shop
-                .commit(&run.operation, transaction, ordered("a pen"))
+            run.commit(transaction, ordered("a pen"))
                 .await
                 .into_response()
         });
@@ -57,11 +56,7 @@ async fn f60_a_transaction_of_another_isolation_is_refused_by_its_name() {
                     .execute("UPDATE idempotency_records SET lease_until = lease_until")
                     .await;
             }
-            let error = run
-                .shop
-                .commit(&run.operation, transaction, ordered("a pen"))
-                .await
-                .unwrap_err();
+            let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Isolation);
             assert!(error.to_string().contains("READ COMMITTED"), "{error}");
             error.into_response()
@@ -102,11 +97,7 @@ async fn f35_a_transaction_on_another_postgres_database_is_refused() {
                         PostgresShop::run(&mut transaction, "INSERT INTO notes VALUES (1)")
                             .await
                             .unwrap();
-                        let error = run
-                            .shop
-                            .commit(&run.operation, transaction, ordered("a pen"))
-                            .await
-                            .unwrap_err();
+                        let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
                         assert_eq!(error.kind(), CommitErrorKind::OtherDatabase);
                         assert!(error.to_string().contains("store's database"), "{error}");
                         error.into_response()
@@ -157,11 +148,7 @@ async fn f35_a_transaction_on_another_sqlite_file_is_refused() {
                     SqliteShop::run(&mut transaction, "INSERT INTO notes VALUES (1)")
                         .await
                         .unwrap();
-                    let error = run
-                        .shop
-                        .commit(&run.operation, transaction, ordered("a pen"))
-                        .await
-                        .unwrap_err();
+                    let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
                     assert_eq!(error.kind(), CommitErrorKind::OtherDatabase);
                     error.into_response()
                 }
@@ -194,11 +181,7 @@ async fn f78_a_stale_sqlite_read_transaction_aborts_and_a_retry_runs() {
                 .unwrap();
             // After its read another connection writes.
             run.shop.lapse().await;
-            let error = run
-                .shop
-                .commit(&run.operation, transaction, ordered("a pen"))
-                .await
-                .unwrap_err();
+            let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Aborted);
             pool.close().await;
             error.into_response()
@@ -224,8 +207,7 @@ async fn a_transaction_of_another_pool_on_the_file_is_accepted() {
                 SqliteShop::order(&mut transaction, &run.operation, "pen")
                     .await
                     .unwrap();
-                run.shop
-                    .commit(&run.operation, transaction, ordered("a pen"))
+                run.commit(transaction, ordered("a pen"))
                     .await
                     .into_response()
             }

@@ -53,15 +53,12 @@ with_each_database! {
 
 async fn i13_a_response_not_kept_rolls_back_and_a_retry_runs<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
-        let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen")
-            .await
-            .unwrap();
+        let transaction = run.begin_order("pen").await;
         let response = match run.number % 2 {
             0 => ordered("a pen"),
             _ => unkept(run.operation.key().as_str()),
         };
-        let committed = run.shop.commit(&run.operation, transaction, response).await;
+        let committed = run.commit(transaction, response).await;
         if let Err(error) = &committed {
             assert_eq!(error.kind(), CommitErrorKind::ResponseNotKept);
         }
@@ -96,10 +93,7 @@ async fn responses_at_the_limit_and_empty_responses_are_kept<S: Shop>(shop: S) {
             "empty" => status(204),
             _ => "x".repeat(LIMIT).into_response(),
         };
-        run.shop
-            .commit(&run.operation, transaction, response)
-            .await
-            .into_response()
+        run.commit(transaction, response).await.into_response()
     })
     .set(|layer| layer.max_response_body(LIMIT));
     for _ in 0..2 {

@@ -13,9 +13,7 @@ use tower_idempotency::{
 use crate::{
     commit::respond,
     service::{Run, Service, status},
-    shop::{
-        PostgresShop, Shop, SqliteShop, ordered, with_each_database, with_postgres, with_sqlite,
-    },
+    shop::{PostgresShop, Shop, ordered, with_each_database, with_postgres, with_sqlite},
 };
 
 /// Serves the first run by `first`, later ones by `respond`.
@@ -46,14 +44,8 @@ async fn assert_retry_orders<S: Shop>(shop: &S, service: &Service<S>) {
 
 /// Orders an item that the shop does not have, so that COMMIT fails.
 async fn order_a_unicorn<S: Shop>(run: &Run<S>) -> CommitErrorKind {
-    let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-    S::order(&mut transaction, &run.operation, "unicorn")
-        .await
-        .unwrap();
-    let committed = run
-        .shop
-        .commit(&run.operation, transaction, ordered("a unicorn"))
-        .await;
+    let transaction = run.begin_order("unicorn").await;
+    let committed = run.commit(transaction, ordered("a unicorn")).await;
     committed.unwrap_err().kind()
 }
 
@@ -70,10 +62,7 @@ with_each_database! {
 
 async fn a_dropped_transaction_is_rolled_back_and_a_retry_runs<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
-        let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen")
-            .await
-            .unwrap();
+        let transaction = run.begin_order("pen").await;
         drop(transaction);
         status(503)
     });
@@ -152,10 +141,7 @@ async fn i11_success_after_a_failed_commit_with_effects_is_unknown<S: Shop>(shop
 
 async fn a_panic_before_commit_leaves_an_unknown_outcome<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
-        let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen")
-            .await
-            .unwrap();
+        let _transaction = run.begin_order("pen").await;
         panic!("before the commit");
     });
     service
@@ -176,10 +162,7 @@ async fn a_panic_before_commit_leaves_an_unknown_outcome<S: Shop>(shop: S) {
 
 async fn f34_a_savepoint_that_is_rolled_back_does_no_harm<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
-        let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen")
-            .await
-            .unwrap();
+        let mut transaction = run.begin_order("pen").await;
         S::run(&mut transaction, "SAVEPOINT attempt").await.unwrap();
         S::order(&mut transaction, &run.operation, "pen")
             .await
@@ -187,8 +170,7 @@ async fn f34_a_savepoint_that_is_rolled_back_does_no_harm<S: Shop>(shop: S) {
         S::run(&mut transaction, "ROLLBACK TO SAVEPOINT attempt")
             .await
             .unwrap();
-        run.shop
-            .commit(&run.operation, transaction, ordered("one pen"))
+        run.commit(transaction, ordered("one pen"))
             .await
             .into_response()
     });
@@ -198,16 +180,9 @@ async fn f34_a_savepoint_that_is_rolled_back_does_no_harm<S: Shop>(shop: S) {
 
 async fn f34_a_transaction_that_the_handler_ended_itself_records_nothing<S: Shop>(shop: S) {
     let service = at_first(&shop, async |run| {
-        let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-        S::order(&mut transaction, &run.operation, "pen")
-            .await
-            .unwrap();
+        let mut transaction = run.begin_order("pen").await;
         S::run(&mut transaction, "ROLLBACK").await.unwrap();
-        let error = run
-            .shop
-            .commit(&run.operation, transaction, ordered("a pen"))
-            .await
-            .unwrap_err();
+        let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
         assert_eq!(error.kind(), CommitErrorKind::Aborted);
         status(201)
     });
@@ -219,20 +194,13 @@ async fn f34_a_transaction_that_the_handler_ended_itself_records_nothing<S: Shop
 async fn f33_an_error_swallowed_in_the_transaction_records_nothing() {
     with_postgres(async |shop| {
         let service = at_first(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            PostgresShop::order(&mut transaction, &run.operation, "pen")
-                .await
-                .unwrap();
+            let mut transaction = run.begin_order("pen").await;
             // COMMIT would now answer ROLLBACK, which the driver takes for a
             // success.
             PostgresShop::run(&mut transaction, "SELECT 1 / 0")
                 .await
                 .unwrap_err();
-            let error = run
-                .shop
-                .commit(&run.operation, transaction, ordered("a pen"))
-                .await
-                .unwrap_err();
+            let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Aborted);
             status(201)
         });
@@ -246,10 +214,7 @@ async fn f33_an_error_swallowed_in_the_transaction_records_nothing() {
 async fn f44_a_savepoint_dropped_while_beginning_rolls_everything_back() {
     with_postgres(async |shop| {
         let service = at_first(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            PostgresShop::order(&mut transaction, &run.operation, "pen")
-                .await
-                .unwrap();
+            let mut transaction = run.begin_order("pen").await;
             loop {
                 // The driver then rolls back the whole transaction.
                 let mut nested = std::pin::pin!(transaction.begin());
@@ -259,11 +224,7 @@ async fn f44_a_savepoint_dropped_while_beginning_rolls_everything_back() {
                 // The server answered before the first poll: try again.
                 begun.unwrap().rollback().await.unwrap();
             }
-            let error = run
-                .shop
-                .commit(&run.operation, transaction, ordered("a pen"))
-                .await
-                .unwrap_err();
+            let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Aborted);
             status(201)
         });
@@ -277,10 +238,7 @@ async fn f44_a_savepoint_dropped_while_beginning_rolls_everything_back() {
 async fn f68_a_transaction_ended_for_idleness_records_nothing() {
     with_postgres(async |shop| {
         let service = at_first(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            PostgresShop::order(&mut transaction, &run.operation, "pen")
-                .await
-                .unwrap();
+            let mut transaction = run.begin_order("pen").await;
             let impatient = "SET LOCAL idle_in_transaction_session_timeout = '50ms'";
             PostgresShop::run(&mut transaction, impatient)
                 .await
@@ -293,11 +251,7 @@ async fn f68_a_transaction_ended_for_idleness_records_nothing() {
                     break;
                 }
             }
-            let error = run
-                .shop
-                .commit(&run.operation, transaction, ordered("a pen"))
-                .await
-                .unwrap_err();
+            let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Aborted);
             status(201)
         });
@@ -311,20 +265,13 @@ async fn f68_a_transaction_ended_for_idleness_records_nothing() {
 async fn f33_a_statement_by_which_sqlite_rolls_all_back_records_nothing() {
     with_sqlite(async |shop| {
         let service = at_first(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            SqliteShop::order(&mut transaction, &run.operation, "pen")
-                .await
-                .unwrap();
+            let mut transaction = run.begin_order("pen").await;
             let error = raw_sql("INSERT OR ROLLBACK INTO items VALUES ('pen')")
                 .execute(&mut *transaction)
                 .await
                 .unwrap_err();
             assert!(error.as_database_error().unwrap().is_unique_violation());
-            let error = run
-                .shop
-                .commit(&run.operation, transaction, ordered("a pen"))
-                .await
-                .unwrap_err();
+            let error = run.commit(transaction, ordered("a pen")).await.unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Aborted);
             status(201)
         });
@@ -338,10 +285,7 @@ async fn f33_a_statement_by_which_sqlite_rolls_all_back_records_nothing() {
 async fn f78_a_full_database_rolls_back_and_the_retry_orders() {
     with_sqlite(async |shop| {
         let service = at_first(&shop, async |run| {
-            let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-            SqliteShop::order(&mut transaction, &run.operation, "pen")
-                .await
-                .unwrap();
+            let mut transaction = run.begin_order("pen").await;
             let pages: i64 = query_scalar("PRAGMA page_count")
                 .fetch_one(&mut *transaction)
                 .await
@@ -353,11 +297,7 @@ async fn f78_a_full_database_rolls_back_and_the_retry_orders() {
             .await
             .unwrap();
             let large = ordered(&"pens ".repeat(50_000));
-            let error = run
-                .shop
-                .commit(&run.operation, transaction, large)
-                .await
-                .unwrap_err();
+            let error = run.commit(transaction, large).await.unwrap_err();
             assert_eq!(error.kind(), CommitErrorKind::Aborted);
             error.into_response()
         });

@@ -16,7 +16,8 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use tower::{Layer as _, ServiceExt as _, service_fn};
 use tower_idempotency::{
-    IdempotencyBuilder, IdempotencyLayer, Operation, Outcome, RequestBody, Scope, Store,
+    CommitError, Committed, IdempotencyBuilder, IdempotencyLayer, Operation, Outcome, RequestBody,
+    Scope, Store,
 };
 
 use crate::shop::Shop;
@@ -27,6 +28,25 @@ pub(crate) struct Run<S> {
     pub(crate) operation: Operation,
     /// From 1, over all keys.
     pub(crate) number: usize,
+}
+
+impl<S: Shop> Run<S> {
+    /// Begins a transaction, and orders `item` in it.
+    pub(crate) async fn begin_order(&self, item: &str) -> S::Transaction {
+        let mut transaction = self.shop.begin(&self.operation).await.unwrap();
+        let ordered = S::order(&mut transaction, &self.operation, item).await;
+        ordered.unwrap();
+        transaction
+    }
+
+    /// Commits `transaction` with `response`.
+    pub(crate) fn commit(
+        &self,
+        transaction: impl Into<S::Transaction> + Send,
+        response: Response,
+    ) -> impl Future<Output = Result<Committed, CommitError>> + Send {
+        self.shop.commit(&self.operation, transaction, response)
+    }
 }
 
 type Handler<S> = Arc<dyn Fn(Run<S>) -> BoxFuture<'static, Response> + Send + Sync>;

@@ -59,7 +59,7 @@ async fn f112_commit_keeps_a_role_that_may_write_the_records() {
             let service = Service::new(&shop, move |run| async move {
                 let mut transaction = run.shop.begin(&run.operation).await.unwrap();
                 PostgresShop::run(&mut transaction, enter).await.unwrap();
-                let committed = run.shop.commit(&run.operation, transaction, ordered("it"));
+                let committed = run.commit(transaction, ordered("it"));
                 committed.await.into_response()
             });
             service.post("key").await.assert_is(201, "ordered it");
@@ -112,9 +112,7 @@ async fn f112_commit_accepts_a_pool_with_its_own_schema() {
                 PostgresShop::order(&mut transaction, &run.operation, "pen")
                     .await
                     .unwrap();
-                let committed = run
-                    .shop
-                    .commit(&run.operation, transaction, ordered("a pen"));
+                let committed = run.commit(transaction, ordered("a pen"));
                 committed.await.into_response()
             }
         });
@@ -136,7 +134,7 @@ async fn f110_commit_without_privileges_names_the_grants() {
                 let other = other.clone();
                 async move {
                     let transaction = other.begin().await.unwrap();
-                    let committed = run.shop.commit(&run.operation, transaction, ordered("it"));
+                    let committed = run.commit(transaction, ordered("it"));
                     let error = committed.await.unwrap_err();
                     assert_eq!(error.kind(), CommitErrorKind::Aborted);
                     assert!(error.to_string().contains("42501"), "{error}");
@@ -159,9 +157,7 @@ async fn order(run: Run<PostgresShop>, enter: &'static str) -> axum::response::R
     PostgresShop::order(&mut transaction, &run.operation, "pen")
         .await
         .unwrap();
-    let committed = run
-        .shop
-        .commit(&run.operation, transaction, ordered("a pen"));
+    let committed = run.commit(transaction, ordered("a pen"));
     match committed.await {
         Ok(committed) => committed.into_response(),
         Err(error) => panic!("{error:?}"),

@@ -11,20 +11,11 @@ use tower_idempotency::{
 use crate::{
     commit::{order, respond},
     log::Log,
-    service::{Run, Service, status},
+    service::{Service, status},
     shop::{
         PostgresShop, Shop, SqliteShop, ordered, with_each_database, with_postgres, with_sqlite,
     },
 };
-
-/// Begins and writes an order without a commit.
-async fn begin<S: Shop>(run: &Run<S>) -> S::Transaction {
-    let mut transaction = run.shop.begin(&run.operation).await.unwrap();
-    S::order(&mut transaction, &run.operation, "pen")
-        .await
-        .unwrap();
-    transaction
-}
 
 with_each_database! {
     f109_success_after_a_dropped_transaction_is_denied_and_unknown;
@@ -39,7 +30,7 @@ with_each_database! {
 async fn f109_success_after_a_dropped_transaction_is_denied_and_unknown<S: Shop>(shop: S) {
     let log = Log::start();
     let service = Service::new(&shop, async |run| {
-        drop(begin(&run).await);
+        drop(run.begin_order("pen").await);
         match run.operation.key().as_str() {
             "redirect" => (StatusCode::SEE_OTHER, [("location", "/orders/1")]).into_response(),
             "word" => (Disposition::Record, status(200)).into_response(),
@@ -71,10 +62,7 @@ async fn f109_success_beside_an_open_transaction_is_never_recorded<S: Shop>(shop
             S::order(&mut transaction, &run.operation, "pen")
                 .await
                 .unwrap();
-            let committed = run
-                .shop
-                .commit(&run.operation, transaction, ordered("late"))
-                .await;
+            let committed = run.commit(transaction, ordered("late")).await;
             let _committed = committed.unwrap();
         });
         status(202)
@@ -96,7 +84,7 @@ async fn f109_success_beside_an_open_transaction_is_never_recorded<S: Shop>(shop
 async fn f109_other_responses_after_a_dropped_transaction_stay<S: Shop>(shop: S) {
     let log = Log::start();
     let service = Service::new(&shop, async |run| {
-        drop(begin(&run).await);
+        drop(run.begin_order("pen").await);
         match run.operation.key().as_str() {
             "rejected" => status(409),
             "failed" => status(500),
@@ -131,7 +119,7 @@ async fn f109_other_responses_after_a_dropped_transaction_stay<S: Shop>(shop: S)
 async fn f109_success_after_an_explicit_rollback_is_recorded<S: Shop>(shop: S) {
     let log = Log::start();
     let service = Service::new(&shop, async |run| {
-        S::roll_back(begin(&run).await).await.unwrap();
+        S::roll_back(run.begin_order("pen").await).await.unwrap();
         (StatusCode::OK, "there was one already").into_response()
     });
     for replayed in [false, true] {
@@ -146,11 +134,11 @@ async fn f109_success_after_an_explicit_rollback_is_recorded<S: Shop>(shop: S) {
 async fn f109_a_transaction_begun_again_makes_up_for_a_dropped_one<S: Shop>(shop: S) {
     let log = Log::start();
     let service = Service::new(&shop, async |run| {
-        drop(begin(&run).await);
+        drop(run.begin_order("pen").await);
         match run.operation.key().as_str() {
             "commit" => respond(run).await,
             _ => {
-                S::roll_back(begin(&run).await).await.unwrap();
+                S::roll_back(run.begin_order("pen").await).await.unwrap();
                 status(204)
             }
         }
@@ -168,7 +156,7 @@ async fn f109_rerun_after_a_panic_does_the_work_once<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| {
         match (run.operation.key().as_str(), run.number) {
             ("before", 1 | 2) => {
-                let _transaction = begin(&run).await;
+                let _transaction = run.begin_order("pen").await;
                 panic!("before the commit");
             }
             ("after", _) => {
@@ -205,7 +193,7 @@ async fn f109_rerun_after_a_panic_does_the_work_once<S: Shop>(shop: S) {
 async fn f109_rerun_after_a_dropped_transaction_does_the_work_once<S: Shop>(shop: S) {
     let service = Service::new(&shop, async |run| match run.number {
         1 => {
-            drop(begin(&run).await);
+            drop(run.begin_order("pen").await);
             status(201)
         }
         _ => respond(run).await,
@@ -234,8 +222,7 @@ async fn f34_driver_savepoints_commit_and_roll_back_with_postgres() {
                     false => savepoint.rollback().await.unwrap(),
                 }
             }
-            run.shop
-                .commit(&run.operation, transaction, ordered("one pen"))
+            run.commit(transaction, ordered("one pen"))
                 .await
                 .into_response()
         });
@@ -260,8 +247,7 @@ async fn f34_driver_savepoints_commit_and_roll_back_with_sqlite() {
                     false => savepoint.rollback().await.unwrap(),
                 }
             }
-            run.shop
-                .commit(&run.operation, transaction, ordered("one pen"))
+            run.commit(transaction, ordered("one pen"))
                 .await
                 .into_response()
         });
@@ -278,7 +264,7 @@ async fn f109_an_uncommitted_transaction_counts_as_one_notice() {
         let counted = recorder.snapshotter();
         let _recorder = metrics::set_default_local_recorder(recorder);
         let service = Service::new(&shop, async |run| {
-            drop(begin(&run).await);
+            drop(run.begin_order("pen").await);
             status(201)
         });
         service.post("key").await.assert_problem(500, "rolled-back");
