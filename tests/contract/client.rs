@@ -166,6 +166,12 @@ pub(crate) fn post(path: &str, lines: &str, body: &str) -> String {
     )
 }
 
+/// The bytes of the request that most tests send, with this key.
+pub(crate) fn keyed_post(key: &str) -> String {
+    let lines = format!("Idempotency-Key: {key}\r\n");
+    post("/count", &lines, "{\"amount\":1}")
+}
+
 /// One HTTP/2 connection.
 #[derive(Clone)]
 pub(crate) struct Http2(http2::SendRequest<Body>);

@@ -11,7 +11,7 @@ use tower_idempotency::{DynStore, MemoryStore};
 
 use crate::{
     api::{Api, eventually, keyed, optional, required, send, settle},
-    client::{Http2, Wire, post},
+    client::{Http2, Wire, keyed_post},
     faulty::Faulty,
     probe::{Failure, Gate, Probe, breaking_after, data, streamed},
     stores::{Place, memory, on_each_store},
@@ -47,7 +47,7 @@ async fn left_mid_handler(place: &Place, leaving: Leaving) {
     let api = Api::new(required(place.open().await), &probe);
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    let request = post("/count", "Idempotency-Key: K\r\n", "{\"amount\":1}");
+    let request = keyed_post("K");
     match leaving {
         Leaving::Closes => {
             wire.write(request).await;
@@ -93,7 +93,7 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
     // The server drops the request before or after the end of its body; neither
     // may lead to a run.
     let mut wire = Wire::open(&server).await;
-    let all = post("/count", "Idempotency-Key: K\r\n", "{\"amount\":1}");
+    let all = keyed_post("K");
     wire.write(&all[..all.len() - 5]).await;
     server.start_of_a_request().await;
     drop(wire);

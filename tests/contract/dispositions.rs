@@ -15,7 +15,7 @@ use tower_idempotency::{Disposition, Dispositions, KeepFor, Outcome, store::Rele
 
 use crate::{
     api::{Answer, Api, keyed, required, send},
-    client::{Wire, post},
+    client::{Wire, keyed_post},
     probe::{Failure, Probe, breaking_after},
     stores::{Place, memory, on_each_store},
 };
@@ -303,8 +303,7 @@ async fn rule_55_a_body_that_breaks_is_never_replayed_short(place: &Place) {
     let api = Api::new(required(place.open().await), &probe);
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    wire.write(post("/count", "Idempotency-Key: K\r\n", "{\"amount\":1}"))
-        .await;
+    wire.write(keyed_post("K")).await;
     // The first client sees that its response is incomplete …
     let rest = wire.rest().await;
     assert!(!rest.ends_with(b"0\r\n\r\n"), "{}", rest.escape_ascii());
@@ -325,4 +324,64 @@ async fn rule_55_a_body_that_breaks_is_never_replayed_short(place: &Place) {
         }
     }
     assert_eq!(probe.runs(), 2);
+}
+
+#[tokio::test]
+async fn presets_and_predicates_say_which_responses_are_recorded() {
+    use tower_idempotency::Disposition::{Record, Unknown};
+    const RELEASE: Disposition = Disposition::Release(Release::SameRequest);
+    let replays = async |dispositions: Dispositions, status: u16| {
+        let probe = Probe::statuses(&[status]);
+        let api = Api::new(required(memory()).dispositions(dispositions), &probe);
+        api.send(keyed("K")).await;
+        let retry = api.send(keyed("K")).await;
+        match (retry.is_replay(), probe.runs()) {
+            (true, 1) => Record,
+            (false, 2) => RELEASE,
+            _ => {
+                retry.assert_problem(409, "outcome-unknown");
+                Unknown
+            }
+        }
+    };
+    for (status, standard, everything, success) in [
+        (201, Record, Record, Record),
+        (303, Record, Record, RELEASE),
+        (400, Record, Record, RELEASE),
+        (401, RELEASE, Record, RELEASE),
+        (408, Unknown, Record, Unknown),
+        (429, RELEASE, Record, RELEASE),
+        (500, RELEASE, Record, RELEASE),
+        (502, Unknown, Record, Unknown),
+        (503, RELEASE, Record, RELEASE),
+        (504, Unknown, Record, Unknown),
+    ] {
+        assert_eq!(
+            replays(Dispositions::standard(), status).await,
+            standard,
+            "{status}"
+        );
+        assert_eq!(
+            replays(Dispositions::everything(), status).await,
+            everything,
+            "{status}"
+        );
+        assert_eq!(
+            replays(Dispositions::only_success(), status).await,
+            success,
+            "{status}"
+        );
+    }
+    let own = || {
+        Dispositions::standard()
+            .status(StatusCode::BAD_REQUEST, RELEASE)
+            .status(StatusCode::BAD_GATEWAY, Record)
+            .by(|response| response.headers.contains_key("x-never").then_some(Record))
+    };
+    assert_eq!(replays(own(), 400).await, RELEASE);
+    assert_eq!(replays(own(), 502).await, Record);
+    assert_eq!(replays(own(), 201).await, Record);
+    let by_header = Dispositions::everything()
+        .by(|response| response.headers.contains_key("x-run").then_some(Unknown));
+    assert_eq!(replays(by_header, 201).await, Unknown);
 }

@@ -23,7 +23,7 @@ use tower_idempotency::{
 
 use crate::{
     api::{Answer, Api, eventually, keyed, named, record, required, send, settle},
-    client::{Wire, post},
+    client::{Wire, keyed_post, post},
     faulty::{Call, Fault, Faulty},
     probe::{Failure, Gate, Probe, chunks_and_trailers, data, streamed},
     stores::{Place, check, memory},
@@ -92,8 +92,7 @@ async fn f04_a_retry_gets_the_whole_answer_after_a_broken_download() {
     let api = Api::new(required(memory()), &probe);
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    wire.write(post("/count", "Idempotency-Key: K\r\n", "{\"amount\":1}"))
-        .await;
+    wire.write(keyed_post("K")).await;
     assert!(wire.exactly(600).await.starts_with(b"HTTP/1.1 201"));
     drop(wire);
     let replay = api.send(keyed("K")).await;

@@ -1,28 +1,21 @@
-//! Rules 62 to 72: the parts of a replay, and its time.
-
-use std::time::Duration;
+//! Rules 62 to 68, 70 and 71: the parts of a replay, and of a refusal.
 
 use axum::{Router, body::Body};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
-use http_body::Frame;
-use http_body_util::BodyExt as _;
 use tower::{ServiceBuilder, ServiceExt as _};
 use tower_http::{
     compression::CompressionLayer,
     cors::{Any, CorsLayer},
     request_id::{MakeRequestUuid, SetRequestIdLayer},
 };
-use tower_idempotency::{
-    Disposition, Dispositions, DynStore, KeptHeaders, MemoryStore, Outcome, Release, Store,
-    store::RecordState,
-};
+use tower_idempotency::{DynStore, KeptHeaders, MemoryStore, Store, store::RecordState};
 
 use crate::{
-    api::{Answer, Api, ask, eventually, keyed, record, required, settle},
-    client::{Http2, Wire, WireAnswer, post},
+    api::{Answer, Api, keyed, record, required},
+    client::{Http2, Wire, WireAnswer, keyed_post, post},
     faulty::{Call, Fault, Faulty},
-    probe::{Frames, Gate, Probe, chunks_and_trailers, data, streamed},
+    probe::{Gate, Probe, chunks_and_trailers},
     server::serve,
     stores::{Place, memory, on_each_store},
 };
@@ -32,9 +25,7 @@ on_each_store! {
     rule_65_cookies_reach_the_first_client_and_never_the_store
     rule_66_lines_of_one_header_keep_their_order_and_their_bytes
     rule_68_trailers_are_replayed_as_trailers
-    rule_69_an_oversized_response_is_streamed_and_leaves_a_tombstone
     rule_71_a_record_replays_over_another_version_of_http
-    rule_72_after_the_retention_the_key_runs_again_without_a_sweep
 }
 
 /// Answers with these header lines and this body.
@@ -48,11 +39,6 @@ fn answering(lines: &'static [(&'static str, &'static [u8])], body: &'static str
         *response.body_mut() = body.into();
         response
     })
-}
-
-fn wire_request(key: &str) -> String {
-    let lines = format!("Idempotency-Key: {key}\r\n");
-    post("/count", &lines, "{\"amount\":1}")
 }
 
 async fn rule_62_no_setting_replays_a_hop_by_hop_header(place: &Place) {
@@ -106,7 +92,7 @@ async fn rule_62_no_setting_replays_a_hop_by_hop_header(place: &Place) {
         }
     }
     let server = Api::new(required(store), &probe).serve().await;
-    let replay = Wire::open(&server).await.ask(wire_request("K")).await;
+    let replay = Wire::open(&server).await.ask(keyed_post("K")).await;
     assert!(replay.is_replay());
     for hop in hops {
         assert_eq!(replay.text(hop), None, "{hop}");
@@ -138,7 +124,7 @@ async fn rule_63_a_replay_corrects_a_wrong_content_length() {
             ("L", false),
             ("K", true),
         ] {
-            let answer = wire.ask(wire_request(key)).await;
+            let answer = wire.ask(keyed_post(key)).await;
             assert_eq!(answer.body, b"hello");
             assert_eq!(answer.text("content-length").as_deref(), Some("5"));
             assert_eq!(answer.is_replay(), replays);
@@ -167,9 +153,9 @@ async fn rule_64_a_replay_has_one_date_of_now_and_no_age() {
         .serve()
         .await;
     let mut wire = Wire::open(&server).await;
-    let first = wire.ask(wire_request("K")).await;
+    let first = wire.ask(keyed_post("K")).await;
     assert_eq!(first.text("age").as_deref(), Some("3600"));
-    let replay = wire.ask(wire_request("K")).await;
+    let replay = wire.ask(keyed_post("K")).await;
     assert!(replay.is_replay());
     assert_eq!(replay.values("date").len(), 1);
     assert!(!replay.text("date").unwrap().contains("1999"));
@@ -270,8 +256,8 @@ async fn rule_66_lines_of_one_header_keep_their_order_and_their_bytes(place: &Pl
     let api = Api::new(required(place.open().await), &probe);
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    let first = wire.ask(wire_request("K")).await;
-    let replay = wire.ask(wire_request("K")).await;
+    let first = wire.ask(keyed_post("K")).await;
+    let replay = wire.ask(keyed_post("K")).await;
     assert!(replay.is_replay() && !first.is_replay());
     assert_eq!(
         first.values("link"),
@@ -305,8 +291,8 @@ async fn rule_67_an_answer_without_content_gains_nothing() {
         });
         let server = Api::new(required(memory()), &probe).serve().await;
         let mut wire = Wire::open(&server).await;
-        let first = wire.ask(wire_request("K")).await;
-        let replay = wire.ask(wire_request("K")).await;
+        let first = wire.ask(keyed_post("K")).await;
+        let replay = wire.ask(keyed_post("K")).await;
         assert_eq!((first.status, replay.status), (status, status));
         assert!(replay.is_replay());
         assert_eq!(repeated(&first), repeated(&replay));
@@ -316,7 +302,7 @@ async fn rule_67_an_answer_without_content_gains_nothing() {
         }
         assert_eq!(replay.text("content-type"), None);
         // The connection still serves.
-        assert!(wire.ask(wire_request("K")).await.is_replay());
+        assert!(wire.ask(keyed_post("K")).await.is_replay());
 
         let mut http2 = Http2::open(&server).await;
         let first = http2.ask(keyed("L").0).await;
@@ -391,264 +377,6 @@ async fn rule_68_trailers_are_replayed_as_trailers(place: &Place) {
         (&first.body, &first.trailers)
     );
     assert_eq!(probe.runs(), 2);
-}
-
-/// A handler whose body the test sends, frame by frame.
-fn live(
-    gate: &Gate,
-    content_type: &'static str,
-) -> (Probe, std::sync::Arc<std::sync::Mutex<Option<Frames>>>) {
-    let frames = std::sync::Arc::new(std::sync::Mutex::new(None));
-    let (slot, gate) = (frames.clone(), gate.clone());
-    let probe = Probe::running(move |run| {
-        let (slot, gate) = (slot.clone(), gate.clone());
-        async move {
-            let (frames, body) = streamed();
-            *slot.lock().unwrap() = Some(frames);
-            gate.pass().await;
-            let mut response = run.created();
-            let content_type = HeaderValue::from_static(content_type);
-            response
-                .headers_mut()
-                .insert(header::CONTENT_TYPE, content_type);
-            *response.body_mut() = body;
-            Ok(response)
-        }
-    });
-    (probe, frames)
-}
-
-async fn rule_69_an_oversized_response_is_streamed_and_leaves_a_tombstone(place: &Place) {
-    let gate = Gate::closed();
-    gate.open();
-    let (probe, frames) = live(&gate, "text/plain");
-    let api = Api::new(required(place.open().await).max_response_body(10), &probe);
-    let asked = {
-        let api = api.clone();
-        tokio::spawn(async move { api.respond(keyed("K").0).await.unwrap() })
-    };
-    gate.arrival().await;
-    let frames = frames.lock().unwrap().take().unwrap();
-    frames.send(Ok(data("0123456"))).unwrap();
-    frames.send(Ok(data("789abc"))).unwrap();
-    // The body is known to be too large, so that it is sent before its end.
-    let response = asked.await.unwrap();
-    assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
-    assert_eq!(response.status(), StatusCode::CREATED);
-    let mut body = response.into_body();
-    let read = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    assert_eq!(read, "0123456789abc");
-    api.send(keyed("K"))
-        .await
-        .assert_problem(409, "request-in-progress");
-    frames.send(Ok(data("and more"))).unwrap();
-    let read = body.frame().await.unwrap().unwrap().into_data().unwrap();
-    assert_eq!(read, "and more");
-    api.send(keyed("K"))
-        .await
-        .assert_problem(409, "request-in-progress");
-    let mut trailers = HeaderMap::new();
-    trailers.insert("x-sum", HeaderValue::from_static("1"));
-    frames.send(Ok(Frame::trailers(trailers))).unwrap();
-    drop(frames);
-    assert!(body.frame().await.unwrap().unwrap().is_trailers());
-    assert!(body.frame().await.is_none());
-    let after = eventually(async || {
-        let answer = api.send(keyed("K")).await;
-        (answer.retry_after().is_none()).then_some(answer)
-    })
-    .await;
-    after.assert_problem(409, "response-not-replayable");
-    api.send(keyed("K").body("{}"))
-        .await
-        .assert_problem(422, "key-reused");
-    assert_eq!(probe.runs(), 1);
-}
-
-/// The known size of a body before its end.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Size {
-    /// Reported by the body itself.
-    Known,
-    /// Reported by `Content-Length` alone, where a server stops reading.
-    Declared,
-    Unknown,
-}
-
-#[tokio::test]
-async fn rule_69_a_large_response_reaches_the_client_whole_over_every_version() {
-    // Sizes known and unknown, at the limit and above it.
-    for (length, size) in [
-        (100, Size::Known),
-        (100, Size::Declared),
-        (101, Size::Known),
-        (101, Size::Declared),
-        (101, Size::Unknown),
-        (1 << 20, Size::Known),
-        (1 << 20, Size::Declared),
-        (1 << 20, Size::Unknown),
-    ] {
-        let probe = Probe::answering(move |run| {
-            let mut response = run.created();
-            let bytes = Bytes::from(vec![b'x'; length]);
-            if size == Size::Declared {
-                let declared = HeaderValue::from(length);
-                response
-                    .headers_mut()
-                    .insert(header::CONTENT_LENGTH, declared);
-            }
-            *response.body_mut() = if size == Size::Known {
-                bytes.into()
-            } else {
-                let (frames, body) = streamed();
-                for chunk in bytes.chunks(7_000) {
-                    frames
-                        .send(Ok(Frame::data(bytes.slice_ref(chunk))))
-                        .unwrap();
-                }
-                body
-            };
-            response
-        });
-        let api = Api::new(required(memory()).max_response_body(100), &probe);
-        let server = api.serve().await;
-        let mut wire = Wire::open(&server).await;
-        assert_eq!(wire.ask(wire_request("K")).await.body.len(), length);
-        let mut http2 = Http2::open(&server).await;
-        assert_eq!(http2.ask(keyed("L").0).await.body.len(), length);
-        for key in ["K", "L"] {
-            let retry = eventually(async || {
-                let answer = api.send(keyed(key)).await;
-                answer.retry_after().is_none().then_some(answer)
-            })
-            .await;
-            if length == 100 {
-                assert!(retry.is_replay());
-            } else {
-                retry.assert_problem(409, "response-not-replayable");
-            }
-        }
-        // The connection still serves.
-        assert_eq!(wire.ask(wire_request("M")).await.body.len(), length);
-        assert_eq!(probe.runs(), 3);
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn rule_69_a_slow_response_is_streamed_after_its_timeout() {
-    let gate = Gate::closed();
-    gate.open();
-    let (probe, frames) = live(&gate, "text/plain");
-    let api = Api::new(required(memory()), &probe);
-    let asked = {
-        let api = api.clone();
-        tokio::spawn(async move { api.respond(keyed("K").0).await.unwrap() })
-    };
-    gate.arrival().await;
-    let frames = frames.lock().unwrap().take().unwrap();
-    frames.send(Ok(data("slow"))).unwrap();
-    let start = tokio::time::Instant::now();
-    let response = asked.await.unwrap();
-    assert!(start.elapsed() >= Duration::from_secs(5));
-    let mut body = response.into_body();
-    assert_eq!(
-        body.frame().await.unwrap().unwrap().into_data().unwrap(),
-        "slow"
-    );
-    // The stream lasts longer than a lease.
-    tokio::time::sleep(Duration::from_secs(120)).await;
-    api.send(keyed("K"))
-        .await
-        .assert_problem(409, "request-in-progress");
-    drop(frames);
-    assert!(body.frame().await.is_none());
-    settle().await;
-    api.send(keyed("K"))
-        .await
-        .assert_problem(409, "response-not-replayable");
-    assert_eq!(probe.runs(), 1);
-}
-
-#[tokio::test]
-async fn rule_69_event_streams_and_streamed_types_are_sent_at_once() {
-    for content_type in [
-        "text/event-stream",
-        "Text/Event-Stream; charset=utf-8",
-        "application/x-live",
-    ] {
-        let gate = Gate::closed();
-        gate.open();
-        let (probe, frames) = live(&gate, content_type);
-        let builder =
-            required(memory()).streamed_types([HeaderValue::from_static("application/x-live")]);
-        let api = Api::new(builder, &probe);
-        // The answer arrives before any frame of the body.
-        let response = api.respond(keyed("K").0).await.unwrap();
-        assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
-        let frames = frames.lock().unwrap().take().unwrap();
-        frames.send(Ok(data("one"))).unwrap();
-        drop(frames);
-        assert_eq!(Answer::of(response).await.body, "one");
-        settle().await;
-        api.send(keyed("K"))
-            .await
-            .assert_problem(409, "response-not-replayable");
-        assert_eq!(probe.runs(), 1);
-    }
-}
-
-#[tokio::test]
-async fn rule_69_a_broken_or_abandoned_stream_leaves_an_unknown_outcome() {
-    for breaks in [true, false] {
-        let gate = Gate::closed();
-        gate.open();
-        let (probe, frames) = live(&gate, "text/event-stream");
-        let api = Api::new(required(memory()), &probe);
-        let response = api.respond(keyed("K").0).await.unwrap();
-        let frames = frames.lock().unwrap().take().unwrap();
-        frames.send(Ok(data("one"))).unwrap();
-        if breaks {
-            let broken = Err(crate::probe::Failure("it broke"));
-            frames.send(broken).unwrap();
-            let error = response.into_body().collect().await.unwrap_err();
-            assert_eq!(error.to_string(), "it broke");
-        } else {
-            drop(response);
-            assert!(
-                frames.send(Ok(data("two"))).is_err(),
-                "the body was dropped"
-            );
-        }
-        settle().await;
-        api.send(keyed("K"))
-            .await
-            .assert_problem(409, "outcome-unknown");
-        assert_eq!(probe.runs(), 1);
-    }
-}
-
-#[tokio::test]
-async fn rule_69_an_upgrade_is_not_recorded() {
-    let probe = Probe::answering(|_| {
-        Response::builder()
-            .status(101)
-            .header("upgrade", "x")
-            .body(Body::empty())
-            .unwrap()
-    });
-    let api = Api::new(
-        required(memory()).dispositions(Dispositions::everything()),
-        &probe,
-    );
-    let response = api.respond(keyed("K").0).await.unwrap();
-    assert_eq!(response.status(), StatusCode::SWITCHING_PROTOCOLS);
-    assert_eq!(response.extensions().get(), Some(&Outcome::Streamed));
-    drop(response);
-    settle().await;
-    // Never a replay: an interim status would break the connection.
-    let retry = api.send(keyed("K")).await;
-    assert_eq!(retry.status, StatusCode::CONFLICT);
-    assert_eq!(probe.runs(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -738,7 +466,7 @@ async fn rule_71_a_record_replays_over_another_version_of_http(place: &Place) {
     let server = Api::new(required(place.open().await), &probe).serve().await;
     let (mut wire, mut http2) = (Wire::open(&server).await, Http2::open(&server).await);
 
-    let over_http1 = wire.ask(wire_request("K")).await;
+    let over_http1 = wire.ask(keyed_post("K")).await;
     let replay = http2.ask(keyed("K").0).await;
     assert!(replay.is_replay() && !over_http1.is_replay());
     assert_eq!(replay.status, over_http1.status);
@@ -749,7 +477,7 @@ async fn rule_71_a_record_replays_over_another_version_of_http(place: &Place) {
     );
 
     let over_http2 = http2.ask(keyed("L").0).await;
-    let replay = wire.ask(wire_request("L")).await;
+    let replay = wire.ask(keyed_post("L")).await;
     assert!(replay.is_replay() && !over_http2.is_replay());
     assert_eq!(replay.body, over_http2.body);
     assert_eq!(
@@ -829,132 +557,6 @@ async fn rule_71_outer_layers_add_their_headers_to_a_replay_exactly_once() {
     assert_eq!(probe.runs(), 1);
 }
 
-async fn rule_72_after_the_retention_the_key_runs_again_without_a_sweep(place: &Place) {
-    let store = place.open().await;
-    let probe = Probe::counting();
-    let short = required(store.clone())
-        .lease(Duration::from_millis(300))
-        .retention(Duration::from_millis(1_500));
-    let api = Api::new(short, &probe);
-    let first = api.send(keyed("K")).await;
-    first.assert_run(1);
-    let before = record(&store, "K").await.unwrap();
-    let second = eventually(async || {
-        let left = record(&store, "K").await.unwrap().expires_in;
-        let answer = api.send(keyed("K")).await;
-        if answer.is_replay() {
-            answer.assert_replay_of(&first);
-            None
-        } else {
-            // The record may expire between two requests.
-            assert!(
-                left.is_none_or(|left| left < Duration::from_millis(1_000)),
-                "{left:?}"
-            );
-            Some(answer)
-        }
-    })
-    .await;
-    second.assert_run(2);
-    // Another operation and a larger fence; the request may differ.
-    let after = record(&store, "K").await.unwrap();
-    assert_ne!(after.operation, before.operation);
-    assert!(after.fence > before.fence);
-    assert_eq!(after.attempt, 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn rule_72_the_retention_of_a_record_starts_at_its_claim() {
-    let gate = Gate::closed();
-    let probe = Probe::behind(&gate);
-    let api = Api::new(required(memory()), &probe);
-    let owner = api.spawn(keyed("K"));
-    gate.arrival().await;
-    // The retention counts from the claim, not from the completion.
-    tokio::time::sleep(Duration::from_secs(60)).await;
-    gate.open();
-    let first = owner.await.unwrap();
-    tokio::time::advance(DAY - Duration::from_secs(60)).await;
-    // At the very end of its retention the record still exists.
-    api.send(keyed("K")).await.assert_replay_of(&first);
-    tokio::time::advance(Duration::from_millis(1)).await;
-    api.send(keyed("K").body("another")).await.assert_run(2);
-    api.send(keyed("K")).await.assert_problem(422, "key-reused");
-}
-
-#[tokio::test(start_paused = true)]
-async fn rule_72_a_status_may_have_its_own_retention() {
-    let probe = Probe::statuses(&[404, 201, 201]);
-    let builder = required(memory()).retention_for(StatusCode::NOT_FOUND, Duration::from_secs(60));
-    let api = Api::new(builder, &probe);
-    let first = api.send(keyed("K")).await;
-    tokio::time::advance(Duration::from_secs(60)).await;
-    api.send(keyed("K")).await.assert_replay_of(&first);
-    tokio::time::advance(Duration::from_millis(1)).await;
-    let second = api.send(keyed("K")).await;
-    second.assert_live(201).assert_run(2);
-    tokio::time::advance(DAY - Duration::from_secs(1)).await;
-    api.send(keyed("K")).await.assert_replay_of(&second);
-}
-
-#[tokio::test(start_paused = true)]
-async fn rule_72_a_record_outlives_its_retention_while_its_handler_runs() {
-    let gate = Gate::closed();
-    let probe = Probe::behind(&gate);
-    let store = MemoryStore::new();
-    let builder = required(DynStore::new(store.clone())).retention(Duration::from_secs(30));
-    let api = Api::new(builder, &probe);
-    let owner = api.spawn(keyed("K"));
-    gate.arrival().await;
-    for _ in 0..10 {
-        tokio::time::sleep(Duration::from_secs(30)).await;
-        api.send(keyed("K"))
-            .await
-            .assert_problem(409, "request-in-progress");
-        let purged = store.purge_expired(100, DAY).await.unwrap();
-        assert_eq!(purged.touched(), 0);
-    }
-    gate.open();
-    let first = owner.await.unwrap();
-    first.assert_run(1);
-    tokio::time::advance(Duration::from_secs(30)).await;
-    api.send(keyed("K")).await.assert_replay_of(&first);
-    tokio::time::advance(Duration::from_millis(1)).await;
-    api.send(keyed("K")).await.assert_run(2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn rule_72_an_unknown_outcome_is_kept_for_its_retention() {
-    let probe = Probe::statuses(&[504, 201]);
-    let store = MemoryStore::new();
-    let builder = required(DynStore::new(store.clone()))
-        .retention(Duration::from_secs(60))
-        .unknown_retention(3 * DAY);
-    let api = Api::new(builder, &probe);
-    api.send(keyed("K")).await.assert_live(504);
-    for _ in 0..3 {
-        tokio::time::advance(DAY).await;
-        api.send(keyed("K"))
-            .await
-            .assert_problem(409, "outcome-unknown");
-        assert_eq!(store.purge_expired(100, DAY).await.unwrap().touched(), 0);
-    }
-    tokio::time::advance(Duration::from_millis(1)).await;
-    api.send(keyed("K")).await.assert_live(201).assert_run(2);
-}
-
-#[tokio::test(start_paused = true)]
-async fn rule_72_an_unknown_outcome_is_kept_a_week_by_default() {
-    let api = Api::new(required(memory()), &Probe::statuses(&[504, 201]));
-    api.send(keyed("K")).await.assert_live(504);
-    tokio::time::advance(7 * DAY).await;
-    api.send(keyed("K"))
-        .await
-        .assert_problem(409, "outcome-unknown");
-    tokio::time::advance(Duration::from_millis(1)).await;
-    api.send(keyed("K")).await.assert_live(201);
-}
-
 #[tokio::test]
 async fn the_layer_strips_its_own_headers_from_a_handlers_response() {
     for status in [201, 503] {
@@ -1026,65 +628,3 @@ async fn an_allow_list_keeps_its_own_and_body_headers() {
         ]
     );
 }
-
-#[tokio::test]
-async fn presets_and_predicates_say_which_responses_are_recorded() {
-    use tower_idempotency::Disposition::{Record, Unknown};
-    const RELEASE: Disposition = Disposition::Release(Release::SameRequest);
-    let replays = async |dispositions: Dispositions, status: u16| {
-        let probe = Probe::statuses(&[status]);
-        let api = Api::new(required(memory()).dispositions(dispositions), &probe);
-        api.send(ask("/count").key("K")).await;
-        let retry = api.send(ask("/count").key("K")).await;
-        match (retry.is_replay(), probe.runs()) {
-            (true, 1) => Record,
-            (false, 2) => RELEASE,
-            _ => {
-                retry.assert_problem(409, "outcome-unknown");
-                Unknown
-            }
-        }
-    };
-    for (status, standard, everything, success) in [
-        (201, Record, Record, Record),
-        (303, Record, Record, RELEASE),
-        (400, Record, Record, RELEASE),
-        (401, RELEASE, Record, RELEASE),
-        (408, Unknown, Record, Unknown),
-        (429, RELEASE, Record, RELEASE),
-        (500, RELEASE, Record, RELEASE),
-        (502, Unknown, Record, Unknown),
-        (503, RELEASE, Record, RELEASE),
-        (504, Unknown, Record, Unknown),
-    ] {
-        assert_eq!(
-            replays(Dispositions::standard(), status).await,
-            standard,
-            "{status}"
-        );
-        assert_eq!(
-            replays(Dispositions::everything(), status).await,
-            everything,
-            "{status}"
-        );
-        assert_eq!(
-            replays(Dispositions::only_success(), status).await,
-            success,
-            "{status}"
-        );
-    }
-    let own = || {
-        Dispositions::standard()
-            .status(StatusCode::BAD_REQUEST, RELEASE)
-            .status(StatusCode::BAD_GATEWAY, Record)
-            .by(|response| response.headers.contains_key("x-never").then_some(Record))
-    };
-    assert_eq!(replays(own(), 400).await, RELEASE);
-    assert_eq!(replays(own(), 502).await, Record);
-    assert_eq!(replays(own(), 201).await, Record);
-    let by_header = Dispositions::everything()
-        .by(|response| response.headers.contains_key("x-run").then_some(Unknown));
-    assert_eq!(replays(by_header, 201).await, Unknown);
-}
-
-const DAY: Duration = Duration::from_secs(24 * 3600);
