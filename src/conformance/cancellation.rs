@@ -1,8 +1,8 @@
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use super::{
-    CROWD, HOUR, Held, Subject, Trial, fingerprint, good, name,
-    states::{Call, Effect, State, Status, applied, response_of, status_of},
+    CROWD, HOUR, Held, Subject, Trial, good, long_claim, name,
+    states::{Call, Effect, State, Status, applied, response_of, status_in, status_of},
 };
 use crate::{
     RecordName, Store,
@@ -19,7 +19,7 @@ impl<S: Subject> Trial<S> {
     pub async fn i15_dropped_claim_happens_or_does_not(&self) {
         for polls in POLLS {
             let name = name(polls);
-            let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+            let claim = long_claim(1);
             dropped(polls, self.store.claim(&name, &claim)).await;
             if let Some(record) = self.peek(&name).await {
                 assert!(
@@ -45,7 +45,7 @@ impl<S: Subject> Trial<S> {
         for polls in POLLS {
             let held = self.hold(&name(polls), HOUR, HOUR).await;
             self.release(&held, Release::SameRequest).await;
-            let claim = Claim::new(fingerprint(2), HOUR, HOUR);
+            let claim = long_claim(2);
             let (name, seen) = (&held.name, held.grant.fence);
             let reclaim = || self.store.reclaim(name, seen, ReclaimAs::Retry, &claim);
             dropped(polls, reclaim()).await;
@@ -113,7 +113,7 @@ impl<S: Subject> Trial<S> {
             let what = format!("{call:?}, dropped after {polls} polls");
             dropped(polls, make()).await;
             let seen = self.peek(&name).await;
-            let status_seen = seen.as_ref().map_or(Status::Absent, status_of);
+            let status_seen = status_in(&seen);
             assert!(
                 status_seen == status || status_seen == after,
                 "{what}: happens or does not, and made {seen:?}"
@@ -133,7 +133,7 @@ impl<S: Subject> Trial<S> {
             );
             let record = self.peek(&name).await;
             assert_eq!(
-                record.as_ref().map_or(Status::Absent, status_of),
+                status_in(&record),
                 after,
                 "{what}: asked again the record is as asked"
             );
@@ -162,9 +162,8 @@ impl<S: Subject> Trial<S> {
         }
         while in_time(self.store.purge_expired(100, HOUR)).await.touched() > 0 {}
         for case in cases {
-            let after = self.peek(&case.held.name).await;
             assert_eq!(
-                after.as_ref().map_or(Status::Absent, status_of),
+                self.status(&case.held.name).await,
                 if case.state.status == Status::Lapsed {
                     Status::Unknown
                 } else {
@@ -211,7 +210,7 @@ impl<S: Subject> Trial<S> {
             let (store, other) = (self.store.clone(), self.either(turn).clone());
             async move {
                 let name = name(format!("after {turn}"));
-                let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                let claim = long_claim(1);
                 let claimed = in_time(store.claim(&name, &claim)).await;
                 let Claimed::Acquired(grant) = claimed else {
                     panic!("claim: after dropped calls a free name is acquired");

@@ -1,15 +1,15 @@
 use std::{
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use super::{
-    CROWD, HOUR, Subject, Trial, fingerprint, good, name, response,
-    states::{Call, State, Status, applied, lease_left, response_of, status_of, superseded},
+    CROWD, HOUR, Subject, Trial, acquired, fingerprint, good, long_claim, name, occupied, response,
+    states::{Call, State, Status, applied, response_of, status_of, superseded},
 };
 use crate::{
     Fence, OperationId, Store, Token,
-    store::{Claim, Claimed, Completion, ReclaimAs, RecordState, Release},
+    store::{Claim, Claimed, ReclaimAs, RecordState, Release},
 };
 
 /// # Claiming
@@ -19,9 +19,7 @@ impl<S: Subject> Trial<S> {
         let name = name("free");
         let began = Instant::now();
         let claim = Claim::new(fingerprint(7), HOUR, HOUR * 2);
-        let Claimed::Acquired(grant) = good(self.store.claim(&name, &claim).await) else {
-            panic!("claim: a name without a record is acquired");
-        };
+        let grant = acquired(&self.store, &name, claim).await.grant;
         assert_eq!(
             (grant.operation, grant.attempt),
             (claim.operation, 1),
@@ -45,22 +43,7 @@ impl<S: Subject> Trial<S> {
             (claim.token, claim.fingerprint),
             "claim: the record keeps the claim's token and fingerprint"
         );
-        assert!(
-            record.age <= began.elapsed() + Self::grain(),
-            "claim: its age counts from the claim, and is {:?}",
-            record.age
-        );
-        let (Some(lease), Some(retention)) = (lease_left(&record), record.expires_in) else {
-            panic!("claim: is in progress and live for an hour, and was {record:?}");
-        };
-        assert!(
-            Self::close(record.age + lease, HOUR),
-            "claim: lives for its lease from the claim, and for {lease:?} more"
-        );
-        assert!(
-            Self::close(record.age + retention, HOUR * 2),
-            "claim: is kept for its retention from the claim, and for {retention:?} more"
-        );
+        Self::lives_for(&record, began, HOUR, HOUR * 2, "claim");
     }
 
     /// A claim of a name that has a record returns the record, in each state and expired
@@ -71,14 +54,9 @@ impl<S: Subject> Trial<S> {
                 continue;
             };
             let what = format!("claim of {:?}", case.state);
-            let claim = Claim::new(fingerprint(3), HOUR, HOUR);
-            let Claimed::Occupied(seen) = good(self.peer.claim(&case.held.name, &claim).await)
-            else {
-                panic!("{what}: returns the record of the name");
-            };
+            let seen = occupied(&self.peer, &case.held.name, &what).await;
             Self::unchanged(Some(&record), Some(&seen), &what);
-            let after = self.peek(&case.held.name).await;
-            Self::unchanged(Some(&record), after.as_ref(), &what);
+            self.stays(&case.held.name, &record, &what).await;
         }
     }
 
@@ -140,11 +118,8 @@ impl<S: Subject> Trial<S> {
             superseded(answer, &format!("{call:?} without a record"));
         }
         for reclaim_as in RECLAIMS {
-            let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-            let reclaimed = self
-                .store
-                .reclaim(&name, Fence::from(1), reclaim_as, &claim)
-                .await;
+            let (seen, claim) = (Fence::from(1), long_claim(1));
+            let reclaimed = self.store.reclaim(&name, seen, reclaim_as, &claim).await;
             assert_eq!(
                 good(reclaimed),
                 None,
@@ -164,7 +139,7 @@ impl<S: Subject> Trial<S> {
             let calls = (0..CROWD).map(|turn| {
                 let (store, name) = (self.either(turn).clone(), name.clone());
                 async move {
-                    let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                    let claim = long_claim(1);
                     let mut claimed = good(store.claim(&name, &claim).await);
                     if matches!(claimed, Claimed::Vanished) {
                         claimed = good(store.claim(&name, &claim).await);
@@ -214,19 +189,15 @@ impl<S: Subject> Trial<S> {
                 other => panic!("claim: each token is granted once, and again as {other:?}"),
             }
         }
-        applied(
-            Call::Renew
-                .make(&self.store, &held.name, held.token, held.grant.fence)
-                .await,
-            "renew after a repeated claim",
-        );
+        let renewed = held.make(Call::Renew, &self.store).await;
+        applied(renewed, "renew after a repeated claim");
     }
 
     /// A repeated reclaim is not granted again, and the record shows its token and fence.
     pub async fn i1_repeated_reclaim_is_granted_once(&self) {
         let held = self.hold(&name("again"), HOUR, HOUR).await;
         self.release(&held, Release::SameRequest).await;
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let claim = long_claim(1);
         let next = self.hold_again(&held, ReclaimAs::Retry, claim).await;
         for seen in [held.grant.fence, next.grant.fence] {
             let again = self
@@ -246,7 +217,6 @@ impl<S: Subject> Trial<S> {
     pub async fn i2_fences_grow_over_release_expiry_sweep_and_forget(&self) {
         let name = name("fences");
         let short = || Claim::new(fingerprint(1), S::SHORT, S::SHORT);
-        let long = || Claim::new(fingerprint(1), HOUR, HOUR);
         let mut held = self.hold(&name, HOUR, HOUR).await;
         let mut last = held.grant.fence;
         let mut grows = |fence: Fence, over: &str| {
@@ -258,7 +228,7 @@ impl<S: Subject> Trial<S> {
         };
         for reclaim_as in [ReclaimAs::Retry, ReclaimAs::Replace] {
             self.release(&held, Release::AnyRequest).await;
-            held = self.hold_again(&held, reclaim_as, long()).await;
+            held = self.hold_again(&held, reclaim_as, long_claim(1)).await;
             grows(held.grant.fence, "a release");
         }
         self.release(&held, Release::AnyRequest).await;
@@ -267,8 +237,7 @@ impl<S: Subject> Trial<S> {
         self.lapse().await;
         held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
         grows(held.grant.fence, "a lapse");
-        let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
-        self.complete(&held, &completion).await;
+        self.complete(&held, response(), S::SHORT).await;
         self.lapse().await;
         held = self.hold_again(&held, ReclaimAs::Expired, short()).await;
         grows(held.grant.fence, "an expiry");
@@ -281,23 +250,22 @@ impl<S: Subject> Trial<S> {
                 .hold_through(self.either(turn), &name, HOUR, HOUR)
                 .await;
             grows(held.grant.fence, "a removal, in whichever process");
-            let forgotten = self.store.forget(&name, held.grant.fence).await;
-            applied(good(forgotten), "forget with the fence seen");
+            self.forget(&held).await;
         }
     }
 
     /// The fences of a name grow while callers claim and forget it at the same time.
     pub async fn i2_fences_grow_while_claims_and_removals_race(&self) {
         let name = name("contended");
-        // An owner notes its fence before it forgets the record, so the list is in
-        // the order of the grants.
+        // Whoever holds the name writes its fence down before it lets go, so
+        // the list is in the order of the grants.
         let granted = Arc::new(Mutex::new(Vec::new()));
         let calls = (0..8).map(|turn| {
             let (store, name) = (self.either(turn).clone(), name.clone());
             let granted = granted.clone();
             async move {
                 for _ in 0..10 {
-                    let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                    let claim = long_claim(1);
                     if let Claimed::Acquired(grant) = good(store.claim(&name, &claim).await) {
                         let write = |fence| granted.lock().expect("unpoisoned").push(fence);
                         write(grant.fence);
@@ -342,9 +310,7 @@ impl<S: Subject> Trial<S> {
     pub async fn forget_removes_a_record_in_any_state(&self) {
         self.guard_holds(Call::Forget).await;
         let held = self.hold(&name("forgotten"), HOUR, HOUR).await;
-        let answer = Call::Forget
-            .make(&self.peer, &held.name, held.token, held.grant.fence)
-            .await;
+        let answer = held.make(Call::Forget, &self.peer).await;
         applied(answer, "forget with the fence seen");
         let next = self.hold(&held.name, HOUR, HOUR).await;
         assert!(
@@ -355,27 +321,21 @@ impl<S: Subject> Trial<S> {
         );
         let record = self.peek(&held.name).await;
         for call in Call::ALL {
-            let answer = call
-                .make(&self.store, &held.name, held.token, held.grant.fence)
-                .await;
+            let answer = held.make(call, &self.store).await;
             let what = format!("{call:?} by the owner of a forgotten claim");
             superseded(answer, &what);
-            let after = self.peek(&held.name).await;
-            Self::unchanged(record.as_ref(), after.as_ref(), &what);
+            self.stays(&held.name, &record, &what).await;
         }
     }
 
     /// Every bit of operation, token and fingerprint comes back.
     pub async fn ids_tokens_and_fingerprints_are_kept_whole(&self) {
         for (index, byte) in [0x00, 0x7f, 0x80, 0xff].into_iter().enumerate() {
-            let mut claim = Claim::new(fingerprint(byte), HOUR, HOUR);
+            let mut claim = long_claim(byte);
             claim.operation = OperationId::from_bytes([byte; 16]);
             claim.token = Token::from_bytes([byte ^ 1; 16]);
             let name = name(index);
-            let claimed = good(self.store.claim(&name, &claim).await);
-            let Claimed::Acquired(grant) = claimed else {
-                panic!("claim: a name without a record is acquired");
-            };
+            let grant = acquired(&self.store, &name, claim).await.grant;
             let record = self.record(&name).await;
             assert!(
                 grant.operation == claim.operation

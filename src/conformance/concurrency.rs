@@ -15,7 +15,7 @@ impl<S: Subject> Trial<S> {
         let asked: Vec<(State, Call)> = State::all()
             .flat_map(|state| OWNER_CALLS.map(|call| (state, call)))
             .collect();
-        let states = asked.iter().map(|(state, _)| *state);
+        let states: Vec<_> = asked.iter().map(|(state, _)| *state).collect();
         let cases = self.cases(states).await;
         let calls = cases.iter().zip(&asked).enumerate();
         let calls = calls.flat_map(|(turn, (case, (_, call)))| {
@@ -41,8 +41,7 @@ impl<S: Subject> Trial<S> {
                 Effect::Becomes(status) => status,
                 Effect::Refused | Effect::Repeated => state.status,
             };
-            let after = self.peek(&case.held.name).await;
-            let after = after.as_ref().map_or(Status::Absent, status_of);
+            let after = self.status(&case.held.name).await;
             assert_eq!(after, expected, "{what}: each record is as asked");
         }
     }

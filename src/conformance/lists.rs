@@ -158,11 +158,8 @@ impl<S: Subject> Trial<S> {
 
     /// An operator may forget each record of a page before the next page.
     pub async fn page_begins_after_a_removed_record(&self) {
-        let unknown = State {
-            status: Status::Unknown,
-            expired: false,
-        };
-        self.cases([unknown; 7].into_iter()).await;
+        let unknown = Status::Unknown.live();
+        self.cases([unknown; 7]).await;
         let (mut after, mut gone) = (None, 0);
         loop {
             let page = good(self.store.list(&Filter::unknown(), after.as_ref(), 2).await);
@@ -185,11 +182,8 @@ impl<S: Subject> Trial<S> {
 
     /// A limit of zero counts as one. The last page has no next one.
     pub async fn page_keeps_to_its_limit(&self) {
-        let unknown = State {
-            status: Status::Unknown,
-            expired: false,
-        };
-        self.cases([unknown; 7].into_iter()).await;
+        let unknown = Status::Unknown.live();
+        self.cases([unknown; 7]).await;
         for limit in [0, 1, 6, 7, 8, u32::MAX] {
             let listed = listed(&self.store, &Filter::unknown(), limit).await;
             assert_eq!(listed.len(), 7, "list: pages of {limit} have all records");

@@ -123,10 +123,13 @@ use std::{fmt, future::ready, panic::resume_unwind, pin::Pin, sync::Arc, time::D
 use bytes::Bytes;
 use tokio::sync::Barrier;
 
-use self::states::applied;
+use self::states::{Call, applied};
 use crate::{
     Fence, Fingerprint, Key, RecordName, Scope, Store, StoreError, Token,
-    store::{Claim, Claimed, Completion, Grant, MarkedBy, ReclaimAs, Record, Release},
+    store::{
+        Claim, Claimed, Completion, Grant, MarkedBy, ReclaimAs, Record, Release, Transitioned,
+        admin::Resolution,
+    },
 };
 
 /// A store under test, and its time.
@@ -251,52 +254,60 @@ impl<S: Subject> Trial<S> {
         retention: Duration,
     ) -> Held {
         let claim = Claim::new(fingerprint(1), lease, retention);
-        match good(store.claim(name, &claim).await) {
-            Claimed::Acquired(grant) => Held {
-                name: name.clone(),
-                token: claim.token,
-                grant,
-                claim,
-            },
-            other => panic!("claim: a name without a record is acquired, and was {other:?}"),
-        }
+        acquired(store, name, claim).await
     }
 
     /// Claims a name again in a state that allows it.
     async fn hold_again(&self, held: &Held, reclaim_as: ReclaimAs, claim: Claim) -> Held {
-        let reclaimed = self
-            .store
-            .reclaim(&held.name, held.grant.fence, reclaim_as, &claim)
-            .await;
-        let Some(grant) = good(reclaimed) else {
+        let Some(grant) = held.reclaim(&self.store, reclaim_as, &claim).await else {
             let record = self.peek(&held.name).await;
             panic!("reclaim: {reclaim_as:?} is granted in its state, and was not for {record:?}");
         };
-        Held {
-            name: held.name.clone(),
-            token: claim.token,
-            grant,
-            claim,
-        }
+        Held::new(&held.name, claim, grant)
     }
 
     /// Completes a record as its owner.
-    async fn complete(&self, held: &Held, completion: &Completion) {
-        let completed = self.store.complete(&held.name, held.token, completion);
+    async fn complete(&self, held: &Held, response: Bytes, retention: Duration) {
+        let at_least = Duration::ZERO;
+        self.complete_for(held, response, retention, at_least).await;
+    }
+
+    async fn complete_for(
+        &self,
+        held: &Held,
+        response: Bytes,
+        retention: Duration,
+        at_least: Duration,
+    ) {
+        let completion = Completion::new(response, retention, at_least);
+        let completed = self.store.complete(&held.name, held.token, &completion);
         applied(good(completed.await), "complete by the owner");
     }
 
     /// Releases a record as its owner.
     async fn release(&self, held: &Held, release: Release) {
-        let released = self.store.release(&held.name, held.token, release);
-        applied(good(released.await), "release by the owner");
+        let released = self.store.release(&held.name, held.token, release).await;
+        applied(good(released), "release by the owner");
     }
 
     /// Marks a record unknown as its owner.
     async fn mark_unknown(&self, held: &Held, retention: Duration) {
         let owner = MarkedBy::Owner(held.token);
-        let marked = self.store.mark_unknown(&held.name, owner, retention);
-        applied(good(marked.await), "mark_unknown by the owner");
+        let marked = self.store.mark_unknown(&held.name, owner, retention).await;
+        applied(good(marked), "mark_unknown by the owner");
+    }
+
+    /// Resolves an unknown record.
+    async fn resolve(&self, held: &Held, resolution: &Resolution, at_least: Duration) {
+        let seen = held.grant.fence;
+        let resolved = self.store.resolve(&held.name, seen, resolution, at_least);
+        applied(good(resolved.await), "resolve with the fence seen");
+    }
+
+    /// Forgets a record.
+    async fn forget(&self, held: &Held) {
+        let forgotten = self.store.forget(&held.name, held.grant.fence).await;
+        applied(good(forgotten), "forget with the fence seen");
     }
 
     /// Returns the record, which must exist.
@@ -346,6 +357,34 @@ struct Held {
     token: Token,
     grant: Grant,
     claim: Claim,
+}
+
+impl Held {
+    fn new(name: &RecordName, claim: Claim, grant: Grant) -> Self {
+        Self {
+            name: name.clone(),
+            token: claim.token,
+            grant,
+            claim,
+        }
+    }
+
+    /// Makes a call with the token and fence of this claim.
+    async fn make(&self, call: Call, store: &impl Store) -> Transitioned {
+        call.make(store, &self.name, self.token, self.grant.fence)
+            .await
+    }
+
+    /// Claims the name again, after this claim.
+    async fn reclaim(
+        &self,
+        store: &impl Store,
+        reclaim_as: ReclaimAs,
+        claim: &Claim,
+    ) -> Option<Grant> {
+        let seen = self.grant.fence;
+        good(store.reclaim(&self.name, seen, reclaim_as, claim).await)
+    }
 }
 
 /// One promise of a store, which can be checked on any subject.
@@ -534,6 +573,27 @@ macro_rules! for_each_promise {
             i15_dropped_read_or_list_changes_nothing
         }
     };
+}
+
+/// Claims a free name.
+async fn acquired(store: &impl Store, name: &RecordName, claim: Claim) -> Held {
+    match good(store.claim(name, &claim).await) {
+        Claimed::Acquired(grant) => Held::new(name, claim, grant),
+        other => panic!("claim: a name without a record is acquired, and was {other:?}"),
+    }
+}
+
+/// Claims a name that has a record, and returns the record.
+async fn occupied(store: &impl Store, name: &RecordName, what: &str) -> Record {
+    match good(store.claim(name, &long_claim(3)).await) {
+        Claimed::Occupied(record) => record,
+        other => panic!("{what}: returns the record of the name, and not {other:?}"),
+    }
+}
+
+/// Returns a claim with a lease and a retention of an hour.
+fn long_claim(seed: u8) -> Claim {
+    Claim::new(fingerprint(seed), HOUR, HOUR)
 }
 
 fn fingerprint(seed: u8) -> Fingerprint {

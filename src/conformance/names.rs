@@ -5,12 +5,9 @@ use bytes::Bytes;
 use super::{
     HOUR, Subject, Trial, beyond, good,
     lists::listed,
-    states::{Call, applied, response_of, superseded},
+    states::{Call, response_of, superseded},
 };
-use crate::{
-    Key, RecordName, Scope, Store, Token,
-    store::{Completion, admin::Filter},
-};
+use crate::{Key, RecordName, Scope, Store, Token, store::admin::Filter};
 
 /// # Names and scopes
 impl<S: Subject> Trial<S> {
@@ -37,7 +34,7 @@ impl<S: Subject> Trial<S> {
             let _ = call
                 .make(&self.store, &ours, our.token, our.grant.fence)
                 .await;
-            Self::unchanged(before.as_ref(), self.peek(&theirs).await.as_ref(), &what);
+            self.stays(&theirs, &before, &what).await;
             assert!(
                 self.peek(&free).await.is_none(),
                 "{what}: makes no record there"
@@ -127,8 +124,7 @@ impl<S: Subject> Trial<S> {
                     .await,
                 "renew by a stranger",
             );
-            let completion = Completion::new(bytes(index), HOUR, Duration::ZERO);
-            self.complete(held, &completion).await;
+            self.complete(held, bytes(index), HOUR).await;
         }
         for (index, held) in held.iter().enumerate() {
             assert!(
@@ -139,8 +135,7 @@ impl<S: Subject> Trial<S> {
         }
         // Forget every other name. The rest must stay.
         for held in held.iter().step_by(2) {
-            let forgotten = self.store.forget(&held.name, held.grant.fence).await;
-            applied(good(forgotten), "forget with the fence seen");
+            self.forget(held).await;
         }
         for (index, held) in held.iter().enumerate() {
             assert_eq!(

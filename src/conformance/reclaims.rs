@@ -3,8 +3,8 @@ use std::time::Instant;
 use super::{
     CROWD, HOUR, Held, Subject, Trial, beyond,
     claims::RECLAIMS,
-    fingerprint, good, name,
-    states::{Call, Case, State, Status, applied, lease_left, same_claim, status_of, superseded},
+    fingerprint, good, long_claim, name,
+    states::{Call, Case, State, Status, lease_left, same_claim, status_of, superseded},
 };
 use crate::{
     Store,
@@ -52,7 +52,7 @@ impl<S: Subject> Trial<S> {
                 former,
             } = case;
             let what = format!("reclaim by {reclaim_as:?} of {state:?}");
-            let claim = Claim::new(fingerprint(3), HOUR, HOUR);
+            let claim = long_claim(3);
             let before = self.peek(&held.name).await;
             for seen in [former.grant.fence, beyond(held.grant.fence)] {
                 let reclaimed = self
@@ -60,25 +60,20 @@ impl<S: Subject> Trial<S> {
                     .reclaim(&held.name, seen, reclaim_as, &claim)
                     .await;
                 assert_eq!(good(reclaimed), None, "{what}: not with another fence");
-                let after = self.peek(&held.name).await;
-                Self::unchanged(before.as_ref(), after.as_ref(), &what);
+                self.stays(&held.name, &before, &what).await;
             }
 
-            let reclaimed = self
-                .peer
-                .reclaim(&held.name, held.grant.fence, reclaim_as, &claim)
-                .await;
-            let grant = good(reclaimed);
+            let grant = held.reclaim(&self.peer, reclaim_as, &claim).await;
             assert_eq!(
                 grant.is_some(),
                 state.allows(reclaim_as),
                 "{what}: is granted in the state that it names, and in no other"
             );
-            let after = self.peek(&held.name).await;
             let Some(grant) = grant else {
-                Self::unchanged(before.as_ref(), after.as_ref(), &what);
+                self.stays(&held.name, &before, &what).await;
                 continue;
             };
+            let after = self.peek(&held.name).await;
             let after = after.unwrap_or_else(|| panic!("{what}: leaves a record"));
             assert!(
                 grant.fence > held.grant.fence && after.fence == grant.fence,
@@ -149,16 +144,14 @@ impl<S: Subject> Trial<S> {
 
     async fn one_succeeds(&self, reclaim_as: ReclaimAs, status: Status, expired: bool) {
         let state = State { status, expired };
-        for case in self.cases([state; 4].into_iter()).await {
+        for case in self.cases([state; 4]).await {
             let held = case.held;
             let calls = (0..CROWD).map(|turn| {
                 let (store, held) = (self.either(turn).clone(), held.clone());
                 async move {
-                    let claim = Claim::new(fingerprint(3), HOUR, HOUR);
-                    let reclaimed = store
-                        .reclaim(&held.name, held.grant.fence, reclaim_as, &claim)
-                        .await;
-                    good(reclaimed).map(|grant| (claim.token, grant))
+                    let claim = long_claim(3);
+                    let granted = held.reclaim(&store, reclaim_as, &claim).await;
+                    granted.map(|grant| (claim.token, grant))
                 }
             });
             let granted: Vec<_> = self.at_once(calls).await.into_iter().flatten().collect();
@@ -205,11 +198,7 @@ impl<S: Subject> Trial<S> {
         held = self.hold_again(&held, ReclaimAs::Takeover, short()).await;
         expect(&self.record(&name).await, 5, 2);
         self.mark_unknown(&held, HOUR).await;
-        let fence = held.grant.fence;
-        let resolved = self
-            .store
-            .resolve(&name, fence, &Resolution::DidNotHappen, HOUR);
-        applied(good(resolved.await), "resolve with the fence seen");
+        self.resolve(&held, &Resolution::DidNotHappen, HOUR).await;
         expect(&self.record(&name).await, 5, 0);
     }
 
@@ -220,28 +209,24 @@ impl<S: Subject> Trial<S> {
         let name = name("freed after a loss");
         let held = self.hold(&name, S::SHORT, HOUR).await;
         self.lapse().await;
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let claim = long_claim(1);
         let held = self.hold_again(&held, ReclaimAs::Takeover, claim).await;
         let freed = async |held: &Held| {
             self.release(held, Release::AnyRequest).await;
             assert_eq!(
-                status_of(&self.record(&name).await),
+                self.status(&name).await,
                 Status::Released,
                 "release: for any request, after a takeover, is for the same only"
             );
         };
         freed(&held).await;
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let claim = long_claim(1);
         let held = self.hold_again(&held, ReclaimAs::Retry, claim).await;
         freed(&held).await;
-        let other = Claim::new(fingerprint(2), HOUR, HOUR);
-        let fence = held.grant.fence;
-        let replaced = self
-            .store
-            .reclaim(&name, fence, ReclaimAs::Replace, &other)
-            .await;
+        let other = long_claim(2);
+        let replaced = held.reclaim(&self.store, ReclaimAs::Replace, &other).await;
         assert!(
-            good(replaced).is_none(),
+            replaced.is_none(),
             "reclaim: a key that counts takeovers is not for another request"
         );
     }
@@ -260,22 +245,7 @@ impl<S: Subject> Trial<S> {
             let claim = Claim::new(fingerprint(4), HOUR * 5, HOUR * 7);
             self.hold_again(&case.held, reclaim_as, claim).await;
             let record = self.record(&case.held.name).await;
-            assert!(
-                record.age <= began.elapsed() + Self::grain(),
-                "{what}: its age counts from the new claim, and is {:?}",
-                record.age
-            );
-            let (Some(lease), Some(retention)) = (lease_left(&record), record.expires_in) else {
-                panic!("{what}: is live for hours, and was {record:?}");
-            };
-            assert!(
-                Self::close(record.age + lease, HOUR * 5),
-                "{what}: lives for the new lease, and for {lease:?} more"
-            );
-            assert!(
-                Self::close(record.age + retention, HOUR * 7),
-                "{what}: is kept for the new retention, and for {retention:?} more"
-            );
+            Self::lives_for(&record, began, HOUR * 5, HOUR * 7, &what);
         }
     }
 
@@ -300,9 +270,7 @@ impl<S: Subject> Trial<S> {
         let before = self.record(&former.name).await;
         for call in Call::ALL {
             let what = format!("{call:?} by an owner superseded by {reclaim_as}");
-            let answer = call
-                .make(&self.peer, &former.name, former.token, former.grant.fence)
-                .await;
+            let answer = former.make(call, &self.peer).await;
             superseded(answer, &what);
             let after = self.record(&former.name).await;
             same_claim(&before, &after, &what);
@@ -326,27 +294,22 @@ impl<S: Subject> Trial<S> {
     }
 
     async fn one_wins(&self, call: Call, status: Status) {
-        let lapsed = State {
-            status: Status::Lapsed,
-            expired: false,
-        };
-        let cases = self.cases([lapsed; 9].into_iter()).await;
+        let lapsed = Status::Lapsed.live();
+        let cases = self.cases([lapsed; 9]).await;
         // The owner's call starts at each position among the others.
         for (owner, case) in cases.into_iter().enumerate() {
             let held = case.held;
-            let (name, fence) = (held.name.clone(), held.grant.fence);
+            let name = held.name.clone();
             let calls = (0..9).map(|turn| {
                 let (store, held) = (self.either(turn).clone(), held.clone());
                 async move {
                     if turn == owner {
-                        let answer = call.make(&store, &held.name, held.token, fence).await;
+                        let answer = held.make(call, &store).await;
                         return (answer == Transitioned::Applied).then_some(held.token);
                     }
-                    let claim = Claim::new(fingerprint(3), HOUR, HOUR);
-                    let reclaimed = store
-                        .reclaim(&held.name, fence, ReclaimAs::Takeover, &claim)
-                        .await;
-                    good(reclaimed).map(|_| claim.token)
+                    let claim = long_claim(3);
+                    let granted = held.reclaim(&store, ReclaimAs::Takeover, &claim).await;
+                    granted.map(|_| claim.token)
                 }
             });
             let winners: Vec<_> = self.at_once(calls).await.into_iter().flatten().collect();

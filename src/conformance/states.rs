@@ -1,6 +1,6 @@
 //! The states of a record, the guarded calls, and the effect of each call in each state.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::Response;
@@ -35,23 +35,37 @@ pub(super) enum Status {
     Free,
 }
 
+impl Status {
+    /// This status, in a record that has not expired.
+    pub(super) fn live(self) -> State {
+        State {
+            status: self,
+            expired: false,
+        }
+    }
+
+    /// This status, in an expired record.
+    pub(super) fn expired(self) -> State {
+        State {
+            status: self,
+            expired: true,
+        }
+    }
+}
+
 impl State {
     pub(super) fn all() -> impl Iterator<Item = Self> {
-        let records = [false, true].into_iter().flat_map(|expired| {
-            [
-                Status::Live,
-                Status::Lapsed,
-                Status::Completed,
-                Status::Unknown,
-                Status::Released,
-                Status::Free,
-            ]
-            .map(|status| Self { status, expired })
-        });
-        records.chain([Self {
-            status: Status::Absent,
-            expired: false,
-        }])
+        let records = [
+            Status::Live,
+            Status::Lapsed,
+            Status::Completed,
+            Status::Unknown,
+            Status::Released,
+            Status::Free,
+        ];
+        let live = records.into_iter().map(Status::live);
+        let expired = records.into_iter().map(Status::expired);
+        live.chain(expired).chain([Status::Absent.live()])
     }
 
     /// Returns whether a reclaim is granted in this state.
@@ -203,9 +217,9 @@ impl Call {
 impl<S: Subject> Trial<S> {
     /// Makes one record in each of these states. Time passes after the last one was made.
     /// No step depends on a lease that is still live.
-    pub(super) async fn cases(&self, states: impl Iterator<Item = State>) -> Vec<Case> {
+    pub(super) async fn cases(&self, states: impl IntoIterator<Item = State>) -> Vec<Case> {
         let mut cases = Vec::new();
-        for (index, state) in states.enumerate() {
+        for (index, state) in states.into_iter().enumerate() {
             let name = name(format!("{index} {state:?}"));
             cases.push(self.case(name, state).await);
         }
@@ -217,10 +231,7 @@ impl<S: Subject> Trial<S> {
     pub(super) async fn case(&self, name: RecordName, state: State) -> Case {
         let State { status, expired } = state;
         let former = self.hold(&name, HOUR, HOUR).await;
-        let released = self
-            .store
-            .release(&name, former.token, Release::SameRequest);
-        applied(good(released.await), "release: by the owner is applied");
+        self.release(&former, Release::SameRequest).await;
         let lease = if status == Status::Lapsed {
             S::SHORT
         } else {
@@ -229,32 +240,16 @@ impl<S: Subject> Trial<S> {
         let retention = if expired { S::SHORT } else { HOUR * 2 };
         let claim = Claim::new(fingerprint(2), lease, retention);
         let held = self.hold_again(&former, ReclaimAs::Retry, claim).await;
-        let answer = match status {
-            Status::Live | Status::Lapsed => Ok(Transitioned::Applied),
-            Status::Absent => self.store.forget(&name, held.grant.fence).await,
+        match status {
+            Status::Live | Status::Lapsed => {}
+            Status::Absent => self.forget(&held).await,
             Status::Completed => {
-                let completion = Completion::new(response(), retention, Duration::ZERO);
-                self.store.complete(&name, held.token, &completion).await
+                self.complete(&held, response(), retention).await;
             }
-            Status::Unknown => {
-                let owner = MarkedBy::Owner(held.token);
-                self.store.mark_unknown(&name, owner, retention).await
-            }
-            Status::Released => {
-                self.store
-                    .release(&name, held.token, Release::SameRequest)
-                    .await
-            }
-            Status::Free => {
-                self.store
-                    .release(&name, held.token, Release::AnyRequest)
-                    .await
-            }
-        };
-        applied(
-            good(answer),
-            "by the owner of a record in progress, every call is applied",
-        );
+            Status::Unknown => self.mark_unknown(&held, retention).await,
+            Status::Released => self.release(&held, Release::SameRequest).await,
+            Status::Free => self.release(&held, Release::AnyRequest).await,
+        }
         Case {
             state,
             held,
@@ -280,30 +275,24 @@ impl<S: Subject> Trial<S> {
                 let answer = call.make(&self.store, &held.name, token, fence).await;
                 let what = format!("{call:?} by {who} on {state:?}");
                 superseded(answer, &what);
-                Self::unchanged(before.as_ref(), self.peek(&held.name).await.as_ref(), &what);
+                self.stays(&held.name, &before, &what).await;
             }
 
-            let answer = call
-                .make(self.either(1), &held.name, held.token, fence)
-                .await;
-            let after = self.peek(&held.name).await;
+            let answer = held.make(call, self.either(1)).await;
             let what = format!("{call:?} on {state:?}");
             match call.effect(state) {
                 Effect::Refused => {
                     superseded(answer, &what);
-                    Self::unchanged(before.as_ref(), after.as_ref(), &what);
+                    self.stays(&held.name, &before, &what).await;
                 }
                 Effect::Repeated => {
                     applied(answer, &what);
-                    Self::unchanged(before.as_ref(), after.as_ref(), &what);
+                    self.stays(&held.name, &before, &what).await;
                 }
                 Effect::Becomes(status) => {
                     applied(answer, &what);
-                    assert_eq!(
-                        after.as_ref().map_or(Status::Absent, status_of),
-                        status,
-                        "{what}: the record is as asked"
-                    );
+                    let after = self.peek(&held.name).await;
+                    assert_eq!(status_in(&after), status, "{what}: the record is as asked");
                     if let (Some(before), Some(after)) = (&before, &after) {
                         call.leaves_the_claim(before, after, &what);
                         if let RecordState::Completed { response } = &after.state {
@@ -317,6 +306,48 @@ impl<S: Subject> Trial<S> {
                 }
             }
         }
+    }
+
+    /// Asserts that nothing but the age of this record has changed.
+    pub(super) async fn stays(
+        &self,
+        name: &RecordName,
+        before: impl Into<Option<&Record>>,
+        what: &str,
+    ) {
+        let after = self.peek(name).await;
+        Self::unchanged(before.into(), after.as_ref(), what);
+    }
+
+    /// Returns the status of a record, or that there is none.
+    pub(super) async fn status(&self, name: &RecordName) -> Status {
+        status_in(&self.peek(name).await)
+    }
+
+    /// Asserts that a record lives and is kept for these times from its claim.
+    pub(super) fn lives_for(
+        record: &Record,
+        began: Instant,
+        lease: Duration,
+        retention: Duration,
+        what: &str,
+    ) {
+        assert!(
+            record.age <= began.elapsed() + Self::grain(),
+            "{what}: its age counts from the claim, and is {:?}",
+            record.age
+        );
+        let (Some(lease_left), Some(expires_in)) = (lease_left(record), record.expires_in) else {
+            panic!("{what}: is in progress and live for hours, and was {record:?}");
+        };
+        assert!(
+            Self::close(record.age + lease_left, lease),
+            "{what}: lives for its lease from the claim, and for {lease_left:?} more"
+        );
+        assert!(
+            Self::close(record.age + expires_in, retention),
+            "{what}: is kept for its retention from the claim, and for {expires_in:?} more"
+        );
     }
 
     /// Asserts that nothing but the age of a record has changed.
@@ -389,6 +420,11 @@ pub(super) fn status_of(record: &Record) -> Status {
         RecordState::Released(Release::SameRequest) => Status::Released,
         RecordState::Released(Release::AnyRequest) => Status::Free,
     }
+}
+
+/// Returns the status of what was read under a name.
+pub(super) fn status_in(record: &Option<Record>) -> Status {
+    record.as_ref().map_or(Status::Absent, status_of)
 }
 
 pub(super) fn lease_left(record: &Record) -> Option<Duration> {

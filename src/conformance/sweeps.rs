@@ -1,12 +1,10 @@
-use std::time::Duration;
-
 use super::{
-    CROWD, HOUR, Subject, Trial, fingerprint, good, name, response,
-    states::{Case, State, Status, applied, same_claim, status_of},
+    CROWD, HOUR, Subject, Trial, good, long_claim, name, response,
+    states::{Case, State, Status, same_claim, status_of},
 };
 use crate::{
     Store,
-    store::{Claim, Completion, Purged, ReclaimAs},
+    store::{Purged, ReclaimAs},
 };
 
 /// # Sweeping
@@ -22,11 +20,7 @@ impl<S: Subject> Trial<S> {
         let purged = good(self.store.purge_expired(100, HOUR).await);
         assert_eq!(
             purged,
-            Purged {
-                removed: 4,
-                removed_unknown: 1,
-                marked_unknown: 1
-            },
+            counts(4, 1, 1),
             "purge_expired: removed completed, unknown and released records, and marked one"
         );
         for (case, before) in cases {
@@ -75,15 +69,10 @@ impl<S: Subject> Trial<S> {
                 Purged::default(),
                 "purge_expired: a record with a live lease is never touched"
             );
-            let after = self.peek(&held.name).await;
-            Self::unchanged(before.as_ref(), after.as_ref(), "a sweep over a live lease");
+            self.stays(&held.name, &before, "a sweep over a live lease")
+                .await;
         }
-        let completion = Completion::new(response(), HOUR, Duration::ZERO);
-        let completed = self
-            .store
-            .complete(&held.name, held.token, &completion)
-            .await;
-        applied(good(completed), "complete by the owner after a sweep");
+        self.complete(&held, response(), HOUR).await;
     }
 
     /// A lapsed record becomes unknown, is kept for its retention, and is counted when it
@@ -94,15 +83,11 @@ impl<S: Subject> Trial<S> {
         let purged = good(self.store.purge_expired(10, S::SHORT).await);
         assert_eq!(
             purged,
-            Purged {
-                removed: 0,
-                removed_unknown: 0,
-                marked_unknown: 1
-            },
+            counts(0, 0, 1),
             "purge_expired: a lapsed claim becomes unknown, and is not removed"
         );
         assert_eq!(
-            status_of(&self.record(&held.name).await),
+            self.status(&held.name).await,
             Status::Unknown,
             "purge_expired: a lapsed claim becomes unknown"
         );
@@ -110,11 +95,7 @@ impl<S: Subject> Trial<S> {
         let purged = good(self.peer.purge_expired(10, S::SHORT).await);
         assert_eq!(
             purged,
-            Purged {
-                removed: 1,
-                removed_unknown: 1,
-                marked_unknown: 0
-            },
+            counts(1, 1, 0),
             "purge_expired: an unknown record goes after its retention, and is counted as unknown"
         );
         assert!(
@@ -126,11 +107,7 @@ impl<S: Subject> Trial<S> {
     /// A call touches no more records than its limit. Fewer mean that no more are due.
     pub async fn sweep_keeps_to_its_limit(&self) {
         // Live leases whose records expired before all others.
-        let at_work: Vec<_> = [State {
-            status: Status::Live,
-            expired: true,
-        }; 5]
-            .into();
+        let at_work: Vec<_> = [Status::Live.expired(); 5].into();
         let all: Vec<_> = State::all().collect();
         let due = all
             .into_iter()
@@ -162,9 +139,8 @@ impl<S: Subject> Trial<S> {
             "purge_expired: touches as many as the limit while that many are due"
         );
         for case in cases {
-            let after = self.peek(&case.held.name).await;
             assert_eq!(
-                after.as_ref().map_or(Status::Absent, status_of),
+                self.status(&case.held.name).await,
                 match case.state.status {
                     Status::Live => Status::Live,
                     Status::Lapsed => Status::Unknown,
@@ -204,11 +180,7 @@ impl<S: Subject> Trial<S> {
         add(&mut sum, good(self.store.purge_expired(100, HOUR).await));
         assert_eq!(
             sum,
-            Purged {
-                removed: 40,
-                removed_unknown: 20,
-                marked_unknown: 20
-            },
+            counts(40, 20, 20),
             "purge_expired: several sweeps count each record once"
         );
         for case in cases {
@@ -223,11 +195,7 @@ impl<S: Subject> Trial<S> {
 
     /// A sweep that found an expired record checks it again before it removes it.
     pub async fn i1_sweep_leaves_a_reclaimed_record(&self) {
-        let expired = State {
-            status: Status::Completed,
-            expired: true,
-        };
-        let cases = self.cases([expired; CROWD].into_iter()).await;
+        let cases = self.cases([Status::Completed.expired(); CROWD]).await;
         let calls = cases.iter().enumerate().flat_map(|(turn, case)| {
             let reclaim = (self.either(turn).clone(), Some(case.held.clone()));
             let sweep = (self.either(turn + 1).clone(), None);
@@ -236,11 +204,9 @@ impl<S: Subject> Trial<S> {
                     good(store.purge_expired(CROWD as u32, HOUR).await);
                     return None;
                 };
-                let claim = Claim::new(fingerprint(3), HOUR, HOUR);
-                let reclaimed = store
-                    .reclaim(&held.name, held.grant.fence, ReclaimAs::Expired, &claim)
-                    .await;
-                good(reclaimed).map(|grant| (held.name, claim.token, grant))
+                let claim = long_claim(3);
+                let granted = held.reclaim(&store, ReclaimAs::Expired, &claim).await;
+                granted.map(|grant| (held.name, claim.token, grant))
             })
         });
         for (name, token, grant) in self.at_once(calls).await.into_iter().flatten() {
@@ -250,6 +216,14 @@ impl<S: Subject> Trial<S> {
                 "purge_expired: a record that was claimed again has a live lease and stays"
             );
         }
+    }
+}
+
+fn counts(removed: u64, removed_unknown: u64, marked_unknown: u64) -> Purged {
+    Purged {
+        removed,
+        removed_unknown,
+        marked_unknown,
     }
 }
 

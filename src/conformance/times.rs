@@ -1,14 +1,14 @@
 use std::time::Duration;
 
 use super::{
-    HOUR, Subject, Trial, fingerprint, good,
+    HOUR, Subject, Trial, good,
     lists::listed,
-    name, response,
+    long_claim, name, response,
     states::{Call, Status, applied, lease_left, status_of, superseded},
 };
 use crate::{
     Store,
-    store::{Claim, Completion, ReclaimAs, Release, admin::Filter},
+    store::{ReclaimAs, Release, admin::Filter},
 };
 
 /// # Time
@@ -41,14 +41,10 @@ impl<S: Subject> Trial<S> {
                 "renew: the retention counts from the claim still, and left {retention:?}"
             );
         }
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let taken = self
-            .peer
-            .reclaim(&name, held.grant.fence, ReclaimAs::Takeover, &claim)
-            .await;
+        let claim = long_claim(1);
+        let taken = held.reclaim(&self.peer, ReclaimAs::Takeover, &claim).await;
         assert_eq!(
-            good(taken),
-            None,
+            taken, None,
             "renew: a lease that was extended is not taken over"
         );
     }
@@ -59,8 +55,7 @@ impl<S: Subject> Trial<S> {
             let name = name(format!("kept for {retention:?}"));
             let held = self.hold(&name, HOUR, HOUR * 2).await;
             self.lapse().await;
-            let completion = Completion::new(response(), retention, Duration::ZERO);
-            self.complete(&held, &completion).await;
+            self.complete(&held, response(), retention).await;
             let record = self.record(&name).await;
             let left = record.expires_in.unwrap_or_default();
             assert!(
@@ -77,8 +72,7 @@ impl<S: Subject> Trial<S> {
         let held = self.hold(&name, HOUR, S::SHORT).await;
         self.lapse().await;
         let before = self.record(&name).await;
-        let completion = Completion::new(response(), S::SHORT, HOUR);
-        self.complete(&held, &completion).await;
+        self.complete_for(&held, response(), S::SHORT, HOUR).await;
         let record = self.record(&name).await;
         let left = record.expires_in.unwrap_or_else(|| {
             panic!("complete: is kept for `at_least` from now, and had expired at once")
@@ -93,8 +87,7 @@ impl<S: Subject> Trial<S> {
     pub async fn at_least_does_not_shorten_the_retention(&self) {
         let name = name("kept for longer");
         let held = self.hold(&name, HOUR, HOUR * 3).await;
-        let completion = Completion::new(response(), HOUR * 3, HOUR);
-        self.complete(&held, &completion).await;
+        self.complete_for(&held, response(), HOUR * 3, HOUR).await;
         let record = self.record(&name).await;
         let left = record.expires_in.unwrap_or_default();
         assert!(
@@ -114,8 +107,7 @@ impl<S: Subject> Trial<S> {
                 && record.expires_in.is_some_and(|left| left > century / 2),
             "claim: lives and is kept for as long as asked, and was {record:?}"
         );
-        let completion = Completion::new(response(), century, century);
-        self.complete(&held, &completion).await;
+        self.complete_for(&held, response(), century, century).await;
         let record = self.record(&name).await;
         assert!(
             record.expires_in.is_some_and(|left| left > century / 2),
@@ -133,8 +125,7 @@ impl<S: Subject> Trial<S> {
             status_of(&record) == Status::Lapsed && record.expires_in.is_none(),
             "claim: lapses and expires after no time, and was {record:?}"
         );
-        let completion = Completion::new(response(), Duration::ZERO, Duration::ZERO);
-        self.complete(&held, &completion).await;
+        self.complete(&held, response(), Duration::ZERO).await;
         self.subject.pass(S::SHORT).await;
         let record = self.record(&name).await;
         assert!(
@@ -149,11 +140,8 @@ impl<S: Subject> Trial<S> {
         let Some(tick) = S::TICK else { return };
         let name = name("moment");
         let held = self.hold(&name, S::SHORT, HOUR).await;
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let take_over = || {
-            self.store
-                .reclaim(&name, held.grant.fence, ReclaimAs::Takeover, &claim)
-        };
+        let claim = long_claim(1);
+        let take_over = || held.reclaim(&self.store, ReclaimAs::Takeover, &claim);
         self.subject.pass(S::SHORT).await;
         let record = self.record(&name).await;
         assert_eq!(
@@ -162,24 +150,22 @@ impl<S: Subject> Trial<S> {
             "a lease has not lapsed at the moment itself"
         );
         assert_eq!(
-            good(take_over().await),
+            take_over().await,
             None,
             "reclaim: a lease has not lapsed at the moment itself"
         );
         superseded(
-            Call::MarkLapsed
-                .make(&self.store, &name, held.token, held.grant.fence)
-                .await,
+            held.make(Call::MarkLapsed, &self.store).await,
             "mark_unknown by a marked_by at the very end of a lease",
         );
         self.subject.pass(tick).await;
         assert_eq!(
-            status_of(&self.record(&name).await),
+            self.status(&name).await,
             Status::Lapsed,
             "a lease has lapsed once its end lies in the past"
         );
         assert!(
-            good(take_over().await).is_some(),
+            take_over().await.is_some(),
             "reclaim: a lease has lapsed once its end lies in the past"
         );
     }
@@ -189,20 +175,10 @@ impl<S: Subject> Trial<S> {
     pub async fn i4_record_is_live_at_its_last_moment(&self) {
         let Some(tick) = S::TICK else { return };
         let completed = self.hold(&name("completed"), HOUR, S::SHORT).await;
-        let completion = Completion::new(response(), S::SHORT, Duration::ZERO);
-        self.complete(&completed, &completion).await;
+        self.complete(&completed, response(), S::SHORT).await;
         let released = self.hold(&name("released"), HOUR, S::SHORT).await;
         self.release(&released, Release::AnyRequest).await;
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let expired = |held: &super::Held| {
-            let (name, fence) = (held.name.clone(), held.grant.fence);
-            async move {
-                self.store
-                    .reclaim(&name, fence, ReclaimAs::Expired, &claim)
-                    .await
-            }
-        };
-
+        let claim = long_claim(1);
         self.subject.pass(S::SHORT).await;
         let purged = good(self.store.purge_expired(10, HOUR).await);
         assert_eq!(
@@ -217,20 +193,16 @@ impl<S: Subject> Trial<S> {
                 "a record has not expired at the moment itself"
             );
             assert_eq!(
-                good(expired(held).await),
+                held.reclaim(&self.store, ReclaimAs::Expired, &claim).await,
                 None,
                 "reclaim: a record has not expired at the moment itself"
             );
         }
         self.subject.pass(tick).await;
         for reclaim_as in [ReclaimAs::Retry, ReclaimAs::Replace] {
-            let reclaimed = self
-                .store
-                .reclaim(&released.name, released.grant.fence, reclaim_as, &claim)
-                .await;
+            let reclaimed = released.reclaim(&self.store, reclaim_as, &claim).await;
             assert_eq!(
-                good(reclaimed),
-                None,
+                reclaimed, None,
                 "reclaim: a released record has expired once its end lies in the past"
             );
         }
@@ -242,7 +214,10 @@ impl<S: Subject> Trial<S> {
             );
         }
         assert!(
-            good(expired(&completed).await).is_some(),
+            completed
+                .reclaim(&self.store, ReclaimAs::Expired, &claim)
+                .await
+                .is_some(),
             "reclaim: a record has expired once its end lies in the past"
         );
         let purged = good(self.store.purge_expired(10, HOUR).await);
@@ -260,7 +235,7 @@ impl<S: Subject> Trial<S> {
         let held = self.hold(&name("retried"), HOUR, S::SHORT).await;
         self.release(&held, Release::SameRequest).await;
         self.subject.pass(S::SHORT).await;
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+        let claim = long_claim(1);
         self.hold_again(&held, ReclaimAs::Retry, claim).await;
     }
 

@@ -5,12 +5,12 @@ use bytes::Bytes;
 use super::{
     HOUR, Subject, Trial, beyond,
     claims::RECLAIMS,
-    fingerprint, good, name, response,
+    good, long_claim, name, occupied, response,
     states::{Call, State, Status, applied, encoded, happened, response_of, same_claim, status_of},
 };
 use crate::{
     RecordName, Store, Token,
-    store::{Claim, Claimed, Completion, Record, Release, Transitioned},
+    store::{Completion, Record, Release, Transitioned},
 };
 
 /// # Renewing, completing, releasing
@@ -70,11 +70,9 @@ impl<S: Subject> Trial<S> {
         for call in again {
             let what = format!("{call:?} of a record that is {status:?} already");
             for store in [&self.store, &self.peer] {
-                let answer = call
-                    .make(store, &held.name, held.token, held.grant.fence)
-                    .await;
+                let answer = held.make(*call, store).await;
                 applied(answer, &what);
-                Self::unchanged(Some(&before), Some(&self.record(&held.name).await), &what);
+                self.stays(&held.name, &before, &what).await;
             }
         }
     }
@@ -82,8 +80,7 @@ impl<S: Subject> Trial<S> {
     /// Until a completed record expires, no call but `forget` changes it.
     pub async fn i4_completed_record_changes_only_after_its_expiry(&self) {
         let held = self.hold(&name("final"), S::SHORT, HOUR).await;
-        let completion = Completion::new(response(), HOUR, Duration::ZERO);
-        self.complete(&held, &completion).await;
+        self.complete(&held, response(), HOUR).await;
         self.lapse().await;
         let before = self.record(&held.name).await;
         let (own, fence) = (held.token, held.grant.fence);
@@ -101,34 +98,26 @@ impl<S: Subject> Trial<S> {
                     repeated,
                     "{what}: only a repeated completion is applied"
                 );
-                self.stays(&before, &what).await;
+                self.stays(&held.name, &before, &what).await;
             }
             for reclaim_as in RECLAIMS {
-                let claim = Claim::new(fingerprint(1), HOUR, HOUR);
+                let claim = long_claim(1);
                 let reclaimed = self
                     .peer
                     .reclaim(&held.name, fence, reclaim_as, &claim)
                     .await;
                 let what = format!("reclaim by {reclaim_as:?} of a completed record");
                 assert_eq!(good(reclaimed), None, "{what}: is not granted");
-                self.stays(&before, &what).await;
+                self.stays(&held.name, &before, &what).await;
             }
         }
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let claimed = good(self.peer.claim(&held.name, &claim).await);
-        assert!(
-            matches!(claimed, Claimed::Occupied(_)),
-            "claim: a completed record is shown"
-        );
-        self.stays(&before, "claim of a completed record").await;
+        occupied(&self.peer, &held.name, "claim of a completed record").await;
+        self.stays(&held.name, &before, "claim of a completed record")
+            .await;
         let purged = good(self.peer.purge_expired(10, HOUR).await);
         assert_eq!(purged.touched(), 0, "purge_expired: it has not expired");
-        self.stays(&before, "a sweep over a completed record").await;
-    }
-
-    async fn stays(&self, before: &Record, what: &str) {
-        let after = self.peek(&name("final")).await;
-        Self::unchanged(Some(before), after.as_ref(), what);
+        self.stays(&held.name, &before, "a sweep over a completed record")
+            .await;
     }
 
     /// Responses of any bytes, from none to a mebibyte, from the owner and from an
@@ -146,8 +135,7 @@ impl<S: Subject> Trial<S> {
             let held = self
                 .hold(&name(format!("completed {index}")), HOUR, HOUR)
                 .await;
-            let completion = Completion::new(response.clone(), HOUR, Duration::ZERO);
-            self.complete(&held, &completion).await;
+            self.complete(&held, response.clone(), HOUR).await;
             self.shows(&held.name, &response, "complete").await;
 
             let held = self
@@ -155,11 +143,7 @@ impl<S: Subject> Trial<S> {
                 .await;
             self.mark_unknown(&held, HOUR).await;
             let resolution = happened(&response);
-            let resolved = self
-                .store
-                .resolve(&held.name, held.grant.fence, &resolution, HOUR)
-                .await;
-            applied(good(resolved), "resolve with the fence seen");
+            self.resolve(&held, &resolution, HOUR).await;
             self.shows(&held.name, &encoded(&response), "resolve").await;
         }
     }
@@ -170,8 +154,7 @@ impl<S: Subject> Trial<S> {
         for bytes in [0, 1, 8_191, 8_192, 8_193, 100_000, 1 << 20] {
             let held = self.hold(&name(format!("of {bytes}")), HOUR, HOUR).await;
             let response: Bytes = (0..bytes).map(|index| (index + bytes) as u8).collect();
-            let completion = Completion::new(response.clone(), HOUR, Duration::ZERO);
-            self.complete(&held, &completion).await;
+            self.complete(&held, response.clone(), HOUR).await;
             kept.push((held.name, response));
         }
         let calls = kept.iter().cycle().take(3 * kept.len()).cloned();
@@ -179,11 +162,7 @@ impl<S: Subject> Trial<S> {
             .at_once(calls.enumerate().map(|(turn, (name, response))| {
                 let store = self.either(turn).clone();
                 async move {
-                    let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-                    let claimed = good(store.claim(&name, &claim).await);
-                    let Claimed::Occupied(claimed) = claimed else {
-                        panic!("claim: a completed record is shown");
-                    };
+                    let claimed = occupied(&store, &name, "claim of a completed record").await;
                     let read = good(store.read(&name).await);
                     let read = read.unwrap_or_else(|| panic!("read: a completed record stays"));
                     let shown = |record: &Record| response_of(record) == Some(&response);
@@ -201,10 +180,7 @@ impl<S: Subject> Trial<S> {
 
     async fn shows(&self, name: &RecordName, response: &Bytes, call: &str) {
         let read = self.record(name).await;
-        let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-        let Claimed::Occupied(occupied) = good(self.peer.claim(name, &claim).await) else {
-            panic!("claim: a completed record is shown");
-        };
+        let occupied = occupied(&self.peer, name, "claim of a completed record").await;
         for record in [read, occupied] {
             assert!(
                 response_of(&record) == Some(response),
@@ -217,11 +193,7 @@ impl<S: Subject> Trial<S> {
     /// If an owner completes while others mark its record unknown and sweep, its response
     /// is kept.
     pub async fn i11_late_completion_of_an_unknown_record_is_kept(&self) {
-        let lapsed = State {
-            status: Status::Lapsed,
-            expired: true,
-        };
-        let cases = self.cases([lapsed; 9].into_iter()).await;
+        let cases = self.cases([Status::Lapsed.expired(); 9]).await;
         // The owner's call starts at each position among the others.
         for (owner, case) in cases.into_iter().enumerate() {
             let (name, fence, token) = (
@@ -260,11 +232,8 @@ impl<S: Subject> Trial<S> {
     /// Of simultaneous completions by an owner and resolutions by an operator, the first
     /// is kept.
     pub async fn simultaneous_completions_keep_one_response(&self) {
-        let unknown = State {
-            status: Status::Unknown,
-            expired: false,
-        };
-        for case in self.cases([unknown; 8].into_iter()).await {
+        let unknown = Status::Unknown.live();
+        for case in self.cases([unknown; 8]).await {
             let held = case.held;
             let (name, fence, token) = (held.name.clone(), held.grant.fence, held.token);
             let calls = (0..8_u8).map(|turn| {

@@ -1,12 +1,12 @@
 use std::time::Duration;
 
 use super::{
-    HOUR, Subject, Trial, fingerprint, good, name,
-    states::{Call, State, Status, applied, happened, status_of},
+    HOUR, Subject, Trial, good, long_claim, name,
+    states::{Call, Status, applied, happened, status_of},
 };
 use crate::{
     Store,
-    store::{Claim, Completion, ReclaimAs, admin::Resolution},
+    store::{Completion, ReclaimAs, admin::Resolution},
 };
 
 /// # Unknown outcomes
@@ -33,34 +33,24 @@ impl<S: Subject> Trial<S> {
 
     /// A resolved record has not expired if the unknown one had not.
     pub async fn resolved_record_is_replayed_or_retried(&self) {
-        let unknown = State {
-            status: Status::Unknown,
-            expired: false,
-        };
-        for case in self.cases([unknown; 2].into_iter()).await {
+        let unknown = Status::Unknown.live();
+        for case in self.cases([unknown; 2]).await {
             let held = case.held;
             let has_happened = held.name == name(format!("0 {unknown:?}"));
             let resolution = match has_happened {
                 true => happened(b"found"),
                 false => Resolution::DidNotHappen,
             };
-            let resolved = self
-                .store
-                .resolve(&held.name, held.grant.fence, &resolution, Duration::ZERO)
-                .await;
-            applied(good(resolved), "resolve with the fence seen");
+            self.resolve(&held, &resolution, Duration::ZERO).await;
             let record = self.record(&held.name).await;
             assert!(
                 record.expires_in.is_some(),
                 "resolve: what was live stays live, and was {record:?}"
             );
-            let claim = Claim::new(fingerprint(1), HOUR, HOUR);
-            let retried = self
-                .peer
-                .reclaim(&held.name, held.grant.fence, ReclaimAs::Retry, &claim)
-                .await;
+            let claim = long_claim(1);
+            let retried = held.reclaim(&self.peer, ReclaimAs::Retry, &claim).await;
             assert_eq!(
-                good(retried).is_none(),
+                retried.is_none(),
                 has_happened,
                 "resolve: what did not happen is released, and what happened is not"
             );
@@ -69,16 +59,11 @@ impl<S: Subject> Trial<S> {
 
     /// `at_least` counts from the call, also for an unknown record that has expired.
     pub async fn resolved_record_is_kept_at_least_as_long_as_asked(&self) {
-        let expired = State {
-            status: Status::Unknown,
-            expired: true,
-        };
         let resolutions = [happened(b"found"), Resolution::DidNotHappen];
-        let cases = self.cases([expired; 2].into_iter()).await;
+        let cases = self.cases([Status::Unknown.expired(); 2]).await;
         for (case, resolution) in cases.iter().zip(resolutions) {
-            let (name, seen) = (&case.held.name, case.held.grant.fence);
-            let resolved = self.store.resolve(name, seen, &resolution, HOUR).await;
-            applied(good(resolved), "resolve with the fence seen");
+            let name = &case.held.name;
+            self.resolve(&case.held, &resolution, HOUR).await;
             let record = self.record(name).await;
             assert!(
                 record.expires_in > Some(HOUR / 2),
@@ -89,18 +74,13 @@ impl<S: Subject> Trial<S> {
 
     /// The record is kept for the longer of its retention and `at_least`.
     pub async fn resolve_does_not_shorten_the_retention(&self) {
-        let unknown = State {
-            status: Status::Unknown,
-            expired: false,
-        };
         let resolutions = [happened(b"found"), Resolution::DidNotHappen];
-        let cases = self.cases([unknown; 2].into_iter()).await;
+        let cases = self.cases([Status::Unknown.live(); 2]).await;
         for (case, resolution) in cases.iter().zip(resolutions) {
-            let (name, seen) = (&case.held.name, case.held.grant.fence);
+            let name = &case.held.name;
             let before = self.record(name).await.expires_in.unwrap_or_default();
             let second = Duration::from_secs(1);
-            let resolved = self.store.resolve(name, seen, &resolution, second).await;
-            applied(good(resolved), "resolve with the fence seen");
+            self.resolve(&case.held, &resolution, second).await;
             let after = self.record(name).await.expires_in.unwrap_or_default();
             assert!(
                 after + HOUR > before,
@@ -115,9 +95,7 @@ impl<S: Subject> Trial<S> {
         let held = self.hold(&name, S::SHORT, S::SHORT).await;
         self.lapse().await;
         let before = self.record(&name).await;
-        let marked = Call::MarkLapsed
-            .make(&self.store, &name, held.token, held.grant.fence)
-            .await;
+        let marked = held.make(Call::MarkLapsed, &self.store).await;
         applied(marked, "mark_unknown of a lapsed record by its fence");
         let record = self.record(&name).await;
         let expires_in = record
@@ -132,7 +110,7 @@ impl<S: Subject> Trial<S> {
         );
         let purged = good(self.store.purge_expired(10, HOUR).await);
         assert_eq!(
-            (purged.touched(), status_of(&self.record(&name).await)),
+            (purged.touched(), self.status(&name).await),
             (0, Status::Unknown),
             "mark_unknown: a sweep leaves it for its retention"
         );
@@ -144,9 +122,7 @@ impl<S: Subject> Trial<S> {
         let name = name("late");
         let held = self.hold(&name, S::SHORT, HOUR).await;
         self.lapse().await;
-        let marked = Call::MarkLapsed
-            .make(&self.store, &name, held.token, held.grant.fence)
-            .await;
+        let marked = held.make(Call::MarkLapsed, &self.store).await;
         applied(marked, "mark_unknown of a lapsed record by its fence");
         let completion = Completion::new(super::response(), HOUR * 2, Duration::ZERO);
         let completed = self.peer.complete(&name, held.token, &completion).await;
