@@ -61,38 +61,30 @@ impl<S: Subject> Trial<S> {
         self.works_as_before().await;
     }
 
-    /// The lease is extended, or unchanged.
-    pub async fn i15_dropped_renew_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::Renew, Status::Lapsed).await;
-    }
+    checks! {
+        /// The lease is extended, or unchanged.
+        pub async fn i15_dropped_renew_happens_or_does_not(&self)
+            => self.happens_or_does_not(Call::Renew, Status::Lapsed);
 
-    /// The record is completed with its whole response, or unchanged.
-    pub async fn i15_dropped_complete_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::Complete, Status::Live).await;
-    }
+        /// The record is completed with its whole response, or unchanged.
+        pub async fn i15_dropped_complete_happens_or_does_not(&self)
+            => self.happens_or_does_not(Call::Complete, Status::Live);
 
-    /// The record is released, or unchanged.
-    pub async fn i15_dropped_release_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::ReleaseForAny, Status::Live)
-            .await;
-    }
+        /// The record is released, or unchanged.
+        pub async fn i15_dropped_release_happens_or_does_not(&self)
+            => self.happens_or_does_not(Call::ReleaseForAny, Status::Live);
 
-    /// The record is unknown, or unchanged.
-    pub async fn i15_dropped_mark_unknown_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::MarkLapsed, Status::Lapsed)
-            .await;
-    }
+        /// The record is unknown, or unchanged.
+        pub async fn i15_dropped_mark_unknown_happens_or_does_not(&self)
+            => self.happens_or_does_not(Call::MarkLapsed, Status::Lapsed);
 
-    /// The record is resolved, or unchanged.
-    pub async fn i15_dropped_resolve_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::ResolveHappened, Status::Unknown)
-            .await;
-    }
+        /// The record is resolved, or unchanged.
+        pub async fn i15_dropped_resolve_happens_or_does_not(&self)
+            => self.happens_or_does_not(Call::ResolveHappened, Status::Unknown);
 
-    /// The record is gone, or unchanged.
-    pub async fn i15_dropped_forget_happens_or_does_not(&self) {
-        self.happens_or_does_not(Call::Forget, Status::Completed)
-            .await;
+        /// The record is gone, or unchanged.
+        pub async fn i15_dropped_forget_happens_or_does_not(&self)
+            => self.happens_or_does_not(Call::Forget, Status::Completed);
     }
 
     async fn happens_or_does_not(&self, call: Call, status: Status) {

@@ -106,6 +106,18 @@
 //! [`StoreErrorKind`]: crate::StoreErrorKind
 //! [`StoreErrorKind::Corrupt`]: crate::StoreErrorKind::Corrupt
 
+/// Promises that one check keeps for a call or a state.
+macro_rules! checks {
+    ($($(#[$doc:meta])* pub async fn $promise:ident(&$trial:ident) => $check:expr;)*) => {
+        $(
+            $(#[$doc])*
+            pub async fn $promise(&$trial) {
+                $check.await;
+            }
+        )*
+    };
+}
+
 mod states;
 mod claims;
 mod reclaims;

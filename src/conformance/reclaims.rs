@@ -13,35 +13,31 @@ use crate::{
 
 /// # Claiming again
 impl<S: Subject> Trial<S> {
-    /// A takeover is granted if the record is in progress and its lease has lapsed.
-    pub async fn i3_takeover_needs_a_lapsed_lease(&self) {
-        self.reclaim_is_guarded(ReclaimAs::Takeover).await;
-    }
+    checks! {
+        /// A takeover is granted if the record is in progress and its lease has lapsed.
+        pub async fn i3_takeover_needs_a_lapsed_lease(&self)
+            => self.reclaim_is_guarded(ReclaimAs::Takeover);
 
-    /// A rerun is granted if the record is unknown and not expired.
-    pub async fn rerun_needs_an_unknown_record(&self) {
-        self.reclaim_is_guarded(ReclaimAs::Rerun).await;
-    }
+        /// A rerun is granted if the record is unknown and not expired.
+        pub async fn rerun_needs_an_unknown_record(&self)
+            => self.reclaim_is_guarded(ReclaimAs::Rerun);
 
-    /// A claim for a hook is granted if the record is unknown and not expired.
-    pub async fn reconcile_needs_an_unknown_record(&self) {
-        self.reclaim_is_guarded(ReclaimAs::Reconcile).await;
-    }
+        /// A claim for a hook is granted if the record is unknown and not expired.
+        pub async fn reconcile_needs_an_unknown_record(&self)
+            => self.reclaim_is_guarded(ReclaimAs::Reconcile);
 
-    /// A retry is granted if the record is released and not expired.
-    pub async fn retry_needs_a_released_record(&self) {
-        self.reclaim_is_guarded(ReclaimAs::Retry).await;
-    }
+        /// A retry is granted if the record is released and not expired.
+        pub async fn retry_needs_a_released_record(&self)
+            => self.reclaim_is_guarded(ReclaimAs::Retry);
 
-    /// A replacement is granted if the record is released for any request and not
-    /// expired.
-    pub async fn replace_needs_a_record_free_for_any_request(&self) {
-        self.reclaim_is_guarded(ReclaimAs::Replace).await;
-    }
+        /// A replacement is granted if the record is released for any request and not
+        /// expired.
+        pub async fn replace_needs_a_record_free_for_any_request(&self)
+            => self.reclaim_is_guarded(ReclaimAs::Replace);
 
-    /// A new operation is granted if the record has expired and has no live lease.
-    pub async fn expired_needs_an_expired_record_without_a_live_lease(&self) {
-        self.reclaim_is_guarded(ReclaimAs::Expired).await;
+        /// A new operation is granted if the record has expired and has no live lease.
+        pub async fn expired_needs_an_expired_record_without_a_live_lease(&self)
+            => self.reclaim_is_guarded(ReclaimAs::Expired);
     }
 
     async fn reclaim_is_guarded(&self, reclaim_as: ReclaimAs) {
@@ -106,40 +102,30 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// Of 32 simultaneous takeovers, one is granted.
-    pub async fn one_of_many_simultaneous_takeovers_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Takeover, Status::Lapsed, false)
-            .await;
-    }
+    checks! {
+        /// Of 32 simultaneous takeovers, one is granted.
+        pub async fn one_of_many_simultaneous_takeovers_is_granted(&self)
+            => self.one_succeeds(ReclaimAs::Takeover, Status::Lapsed, false);
 
-    /// Of 32 simultaneous reruns, one is granted.
-    pub async fn one_of_many_simultaneous_reruns_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Rerun, Status::Unknown, false)
-            .await;
-    }
+        /// Of 32 simultaneous reruns, one is granted.
+        pub async fn one_of_many_simultaneous_reruns_is_granted(&self)
+            => self.one_succeeds(ReclaimAs::Rerun, Status::Unknown, false);
 
-    /// Of 32 simultaneous reconciliations, one is granted.
-    pub async fn one_of_many_simultaneous_reconciliations_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Reconcile, Status::Unknown, false)
-            .await;
-    }
+        /// Of 32 simultaneous reconciliations, one is granted.
+        pub async fn one_of_many_simultaneous_reconciliations_is_granted(&self)
+            => self.one_succeeds(ReclaimAs::Reconcile, Status::Unknown, false);
 
-    /// Of 32 simultaneous retries, one is granted.
-    pub async fn one_of_many_simultaneous_retries_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Retry, Status::Released, false)
-            .await;
-    }
+        /// Of 32 simultaneous retries, one is granted.
+        pub async fn one_of_many_simultaneous_retries_is_granted(&self)
+            => self.one_succeeds(ReclaimAs::Retry, Status::Released, false);
 
-    /// Of 32 simultaneous replacements, one is granted.
-    pub async fn one_of_many_simultaneous_replacements_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Replace, Status::Free, false)
-            .await;
-    }
+        /// Of 32 simultaneous replacements, one is granted.
+        pub async fn one_of_many_simultaneous_replacements_is_granted(&self)
+            => self.one_succeeds(ReclaimAs::Replace, Status::Free, false);
 
-    /// Of 32 simultaneous claims of an expired record, one is granted.
-    pub async fn one_of_many_claims_of_an_expired_record_is_granted(&self) {
-        self.one_succeeds(ReclaimAs::Expired, Status::Completed, true)
-            .await;
+        /// Of 32 simultaneous claims of an expired record, one is granted.
+        pub async fn one_of_many_claims_of_an_expired_record_is_granted(&self)
+            => self.one_succeeds(ReclaimAs::Expired, Status::Completed, true);
     }
 
     async fn one_succeeds(&self, reclaim_as: ReclaimAs, status: Status, expired: bool) {
@@ -281,16 +267,16 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// If a lapsed owner completes while others take over, either the completion is kept
-    /// or one of the others owns the record.
-    pub async fn late_completion_or_one_takeover_wins(&self) {
-        self.one_wins(Call::Complete, Status::Completed).await;
-    }
+    checks! {
+        /// If a lapsed owner completes while others take over, either the completion is kept
+        /// or one of the others owns the record.
+        pub async fn late_completion_or_one_takeover_wins(&self)
+            => self.one_wins(Call::Complete, Status::Completed);
 
-    /// If a lapsed owner renews while others take over, either the lease is extended or
-    /// one of the others owns the record.
-    pub async fn late_renewal_or_one_takeover_wins(&self) {
-        self.one_wins(Call::Renew, Status::Live).await;
+        /// If a lapsed owner renews while others take over, either the lease is extended or
+        /// one of the others owns the record.
+        pub async fn late_renewal_or_one_takeover_wins(&self)
+            => self.one_wins(Call::Renew, Status::Live);
     }
 
     async fn one_wins(&self, call: Call, status: Status) {

@@ -15,31 +15,27 @@ use crate::{
 
 /// # Renewing, completing, releasing
 impl<S: Subject> Trial<S> {
-    /// `renew` is applied to a record in progress, lapsed or not, with its token.
-    pub async fn renew_needs_the_token_of_a_claim_in_progress(&self) {
-        self.guard_holds(Call::Renew).await;
-    }
+    checks! {
+        /// `renew` is applied to a record in progress, lapsed or not, with its token.
+        pub async fn renew_needs_the_token_of_a_claim_in_progress(&self)
+            => self.guard_holds(Call::Renew);
 
-    /// `complete` is applied to a record in progress, lapsed or not, or unknown, with its
-    /// token.
-    pub async fn complete_needs_the_token_of_the_last_claim(&self) {
-        self.guard_holds(Call::Complete).await;
-    }
+        /// `complete` is applied to a record in progress, lapsed or not, or unknown, with its
+        /// token.
+        pub async fn complete_needs_the_token_of_the_last_claim(&self)
+            => self.guard_holds(Call::Complete);
 
-    /// `release` is applied to a record in progress, lapsed or not, with its token.
-    pub async fn release_for_the_same_request_needs_the_owners_token(&self) {
-        self.guard_holds(Call::ReleaseForSame).await;
-    }
+        /// `release` is applied to a record in progress, lapsed or not, with its token.
+        pub async fn release_for_the_same_request_needs_the_owners_token(&self)
+            => self.guard_holds(Call::ReleaseForSame);
 
-    /// `release` is applied to a record in progress, lapsed or not, with its token.
-    pub async fn release_for_any_request_needs_the_owners_token(&self) {
-        self.guard_holds(Call::ReleaseForAny).await;
-    }
+        /// `release` is applied to a record in progress, lapsed or not, with its token.
+        pub async fn release_for_any_request_needs_the_owners_token(&self)
+            => self.guard_holds(Call::ReleaseForAny);
 
-    /// A completion may be repeated. The response that was kept first stays.
-    pub async fn repeated_complete_is_applied_and_changes_nothing(&self) {
-        self.repeating_changes_nothing(Status::Completed, &[Call::Complete])
-            .await;
+        /// A completion may be repeated. The response that was kept first stays.
+        pub async fn repeated_complete_is_applied_and_changes_nothing(&self)
+            => self.repeating_changes_nothing(Status::Completed, &[Call::Complete]);
     }
 
     /// A release may be repeated, even for other requests than the first time.

@@ -11,24 +11,22 @@ use crate::{
 
 /// # Unknown outcomes
 impl<S: Subject> Trial<S> {
-    /// The owner may mark a record in progress, lapsed or not.
-    pub async fn owner_marks_its_claim_unknown_at_any_time(&self) {
-        self.guard_holds(Call::MarkByOwner).await;
-    }
+    checks! {
+        /// The owner may mark a record in progress, lapsed or not.
+        pub async fn owner_marks_its_claim_unknown_at_any_time(&self)
+            => self.guard_holds(Call::MarkByOwner);
 
-    /// Without the token, a record in progress is marked only after its lease has lapsed.
-    pub async fn i3_mark_unknown_without_a_token_needs_a_lapsed_lease(&self) {
-        self.guard_holds(Call::MarkLapsed).await;
-    }
+        /// Without the token, a record in progress is marked only after its lease has lapsed.
+        pub async fn i3_mark_unknown_without_a_token_needs_a_lapsed_lease(&self)
+            => self.guard_holds(Call::MarkLapsed);
 
-    /// `resolve` is applied to an unknown record with this fence.
-    pub async fn resolve_as_happened_needs_an_unknown_record(&self) {
-        self.guard_holds(Call::ResolveHappened).await;
-    }
+        /// `resolve` is applied to an unknown record with this fence.
+        pub async fn resolve_as_happened_needs_an_unknown_record(&self)
+            => self.guard_holds(Call::ResolveHappened);
 
-    /// `resolve` is applied to an unknown record with this fence.
-    pub async fn resolve_as_not_happened_needs_an_unknown_record(&self) {
-        self.guard_holds(Call::ResolveDidNotHappen).await;
+        /// `resolve` is applied to an unknown record with this fence.
+        pub async fn resolve_as_not_happened_needs_an_unknown_record(&self)
+            => self.guard_holds(Call::ResolveDidNotHappen);
     }
 
     /// A resolved record has not expired if the unknown one had not.
