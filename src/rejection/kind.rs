@@ -2,50 +2,72 @@
 
 use http::StatusCode;
 
-/// The kinds of [`Rejection`](crate::Rejection); each is one problem type.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum RejectionKind {
+/// Each kind is listed once, with its status, its slug and its title.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $status:ident, $slug:literal, $title:literal;)*) => {
+        /// The kinds of [`Rejection`](crate::Rejection); each is one problem type.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[non_exhaustive]
+        pub enum RejectionKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl RejectionKind {
+            /// Returns the slug, the status and the title.
+            fn problem(self) -> (&'static str, StatusCode, &'static str) {
+                match self {
+                    $(Self::$kind => ($slug, StatusCode::$status, $title),)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// 400: the route requires a key and there is none.
-    KeyMissing,
+    KeyMissing = BAD_REQUEST, "key-missing", "An idempotency key is required";
     /// 400: the header is not a key.
-    KeyInvalid,
+    KeyInvalid = BAD_REQUEST, "key-invalid", "The idempotency key is invalid";
     /// 400: the UUIDv7 is older than the window, and has no record to answer from.
-    KeyStale,
+    KeyStale = BAD_REQUEST, "key-stale", "The idempotency key is too old";
     /// 403: the caller has no scope.
-    CallerUnknown,
+    CallerUnknown = FORBIDDEN, "caller-unknown", "The caller is unknown";
     /// 413: the request's body is larger than this layer or an outer one allows.
-    BodyTooLarge,
+    BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "The request body is too large";
     /// 408: the request's body came more slowly than this layer or an outer one
     /// allows.
-    BodyTimeout,
+    BodyTimeout = REQUEST_TIMEOUT, "body-timeout", "The request body came too slowly";
     /// 400: the request's body could not be read to its end, or has no fingerprint.
-    BodyInvalid,
+    BodyInvalid = BAD_REQUEST, "body-invalid", "The request body cannot be used";
     /// 422, unless set otherwise: the key belongs to another request.
-    KeyReused,
+    KeyReused =
+        UNPROCESSABLE_ENTITY, "key-reused", "The idempotency key belongs to another request";
     /// 409: the first request with this key is still running.
-    RequestInProgress,
+    RequestInProgress = CONFLICT, "request-in-progress", "The request is still in progress";
     /// 409: the first request may or may not have done its work. 503 for the first request
     /// itself.
-    OutcomeUnknown,
+    OutcomeUnknown = CONFLICT, "outcome-unknown", "The outcome is unknown";
     /// 409: it is done, but its response was not kept.
-    ResponseNotReplayable,
+    ResponseNotReplayable = CONFLICT, "response-not-replayable", "The response was not kept";
     /// 503: the store cannot answer.
-    StoreUnavailable,
+    StoreUnavailable =
+        SERVICE_UNAVAILABLE, "store-unavailable", "The idempotency store is unavailable";
     /// 503: too many guarded requests are running here.
-    Overloaded,
+    Overloaded = SERVICE_UNAVAILABLE, "overloaded", "Too many requests are in progress";
     /// 503: this process is shutting down.
-    Draining,
+    Draining = SERVICE_UNAVAILABLE, "draining", "The service is shutting down";
     /// 500: the handler's transaction was rolled back, though it answered as if
     /// it had been committed.
-    RolledBack,
+    RolledBack = INTERNAL_SERVER_ERROR, "rolled-back", "The transaction was rolled back";
     /// 500: the handler panicked; the outcome is unknown.
-    HandlerPanicked,
+    HandlerPanicked = INTERNAL_SERVER_ERROR, "handler-panicked", "The handler failed";
     /// 500: a function that the layer was built with panicked: the scope, a key's
     /// validator, the fingerprint or another one.
-    CallbackPanicked,
+    CallbackPanicked =
+        INTERNAL_SERVER_ERROR, "callback-panicked", "The request could not be handled";
     /// 500: the layer runs outside a Tokio runtime.
-    RuntimeMissing,
+    RuntimeMissing =
+        INTERNAL_SERVER_ERROR, "runtime-missing", "The service is not set up correctly";
 }
 
 impl RejectionKind {
@@ -62,101 +84,5 @@ impl RejectionKind {
 
     pub(super) fn title(self) -> &'static str {
         self.problem().2
-    }
-
-    /// Returns the slug, the status and the title.
-    fn problem(self) -> (&'static str, StatusCode, &'static str) {
-        match self {
-            Self::KeyMissing => (
-                "key-missing",
-                StatusCode::BAD_REQUEST,
-                "An idempotency key is required",
-            ),
-            Self::KeyInvalid => (
-                "key-invalid",
-                StatusCode::BAD_REQUEST,
-                "The idempotency key is invalid",
-            ),
-            Self::KeyStale => (
-                "key-stale",
-                StatusCode::BAD_REQUEST,
-                "The idempotency key is too old",
-            ),
-            Self::CallerUnknown => (
-                "caller-unknown",
-                StatusCode::FORBIDDEN,
-                "The caller is unknown",
-            ),
-            Self::BodyTooLarge => (
-                "body-too-large",
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "The request body is too large",
-            ),
-            Self::BodyTimeout => (
-                "body-timeout",
-                StatusCode::REQUEST_TIMEOUT,
-                "The request body came too slowly",
-            ),
-            Self::BodyInvalid => (
-                "body-invalid",
-                StatusCode::BAD_REQUEST,
-                "The request body cannot be used",
-            ),
-            Self::KeyReused => (
-                "key-reused",
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "The idempotency key belongs to another request",
-            ),
-            Self::RequestInProgress => (
-                "request-in-progress",
-                StatusCode::CONFLICT,
-                "The request is still in progress",
-            ),
-            Self::OutcomeUnknown => (
-                "outcome-unknown",
-                StatusCode::CONFLICT,
-                "The outcome is unknown",
-            ),
-            Self::ResponseNotReplayable => (
-                "response-not-replayable",
-                StatusCode::CONFLICT,
-                "The response was not kept",
-            ),
-            Self::StoreUnavailable => (
-                "store-unavailable",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "The idempotency store is unavailable",
-            ),
-            Self::Overloaded => (
-                "overloaded",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "Too many requests are in progress",
-            ),
-            Self::Draining => (
-                "draining",
-                StatusCode::SERVICE_UNAVAILABLE,
-                "The service is shutting down",
-            ),
-            Self::RolledBack => (
-                "rolled-back",
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "The transaction was rolled back",
-            ),
-            Self::HandlerPanicked => (
-                "handler-panicked",
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "The handler failed",
-            ),
-            Self::CallbackPanicked => (
-                "callback-panicked",
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "The request could not be handled",
-            ),
-            Self::RuntimeMissing => (
-                "runtime-missing",
-                StatusCode::INTERNAL_SERVER_ERROR,
-                "The service is not set up correctly",
-            ),
-        }
     }
 }
