@@ -3,7 +3,7 @@
 mod kind;
 mod render;
 
-use std::{sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use http::{HeaderName, StatusCode};
 use serde_json::json;
@@ -27,7 +27,7 @@ use crate::{
 pub struct Rejection {
     kind: RejectionKind,
     status: StatusCode,
-    detail: String,
+    detail: Cow<'static, str>,
     retry_after: Option<u64>,
     operation: Option<OperationId>,
     /// What an operator finds in the log, where the text for the client would say
@@ -39,7 +39,67 @@ pub struct Rejection {
     types: Option<Arc<str>>,
 }
 
+/// Constructors of refusals without parameters.
+macro_rules! refusals {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident: $kind:ident $detail:literal $(.$setter:ident($value:expr))*;
+    )*) => {
+        $(
+            $(#[$doc])*
+            pub(crate) fn $name() -> Self {
+                Self::new(RejectionKind::$kind, $detail)$(.$setter($value))*
+            }
+        )*
+    };
+}
+
 impl Rejection {
+    refusals! {
+        caller_unknown: CallerUnknown
+            "The key cannot be told apart from other callers' keys, because this request names no caller. Nothing ran."
+            .warning("scope function returned None, request refused with 403: authentication must stand \
+             outside of the idempotency layer, and leave what the function reads in the request");
+
+        outcome_unknown: OutcomeUnknown
+            "The first request with this key ended without an answer, and it is not known whether it did its work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.";
+
+        rolled_back: RolledBack
+            "The transaction of this request was rolled back: nothing was done. The same request may be sent again with the same key."
+            .retry_after(1)
+            .warning("transaction rolled back although the handler answered with success, request answered with 500: return the error of `commit`");
+
+        rolled_back_after_effects: RolledBack
+            "The transaction of this request was not committed, but the request may have done other work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing."
+            .warning("transaction rolled back although the handler answered with success, request answered with 500: its outcome is unknown, because the handler may have done other work");
+
+        not_replayable: ResponseNotReplayable
+            "The first request with this key did its work, but its response was not kept. It is not run again; look up its result.";
+
+        scheme_unknown: StoreUnavailable
+            "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later."
+            .retry_after(1)
+            .warning("record made with another fingerprint setting, request refused with 503: name that setting with `earlier_fingerprint`, or enable the feature that it needs, `axum` or `multipart`");
+
+        contended: StoreUnavailable
+            "Too many requests with this key arrived at once; this one did not run. Send it again with the same key."
+            .retry_after(1)
+            .warning("claim failed, request refused with 503: the record of its key changed during each attempt");
+
+        draining: Draining
+            "This process is shutting down. This request did not run; send it again with the same key."
+            .retry_after(1)
+            .warning("request refused with 503: `drain` was called, and this process accepts no more requests with a key");
+
+        handler_panicked: HandlerPanicked
+            "The request failed in the middle of its work, and it is not known how much of it was done. Sending the same key again is safe."
+            .warning("handler or response body panicked, request answered with 500: its outcome is unknown");
+
+        runtime_missing: RuntimeMissing
+            "The idempotency layer needs a Tokio runtime and is not called in one. Nothing ran."
+            .warning("no Tokio runtime, request refused with 500: call the layer inside of one");
+    }
+
     pub(crate) fn key_missing(header: &HeaderName) -> Self {
         Self::new(
             RejectionKind::KeyMissing,
@@ -78,17 +138,6 @@ impl Rejection {
                 spelled(header),
                 window.as_secs()
             ),
-        )
-    }
-
-    pub(crate) fn caller_unknown() -> Self {
-        Self::new(
-            RejectionKind::CallerUnknown,
-            "The key cannot be told apart from other callers' keys, because this request names no caller. Nothing ran.",
-        )
-        .warning(
-            "scope function returned None, request refused with 403: authentication must stand \
-             outside of the idempotency layer, and leave what the function reads in the request",
         )
     }
 
@@ -165,13 +214,6 @@ impl Rejection {
         .retry_after(age.min(lease_left).as_secs())
     }
 
-    pub(crate) fn outcome_unknown() -> Self {
-        Self::new(
-            RejectionKind::OutcomeUnknown,
-            "The first request with this key ended without an answer, and it is not known whether it did its work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
-        )
-    }
-
     pub(crate) fn commit_unknown() -> Self {
         Self {
             status: StatusCode::SERVICE_UNAVAILABLE,
@@ -184,23 +226,6 @@ impl Rejection {
         .warning("COMMIT was not answered, request answered with 503: its outcome is unknown until the database shows it")
     }
 
-    pub(crate) fn rolled_back() -> Self {
-        Self::new(
-            RejectionKind::RolledBack,
-            "The transaction of this request was rolled back: nothing was done. The same request may be sent again with the same key.",
-        )
-        .retry_after(1)
-        .warning("transaction rolled back although the handler answered with success, request answered with 500: return the error of `commit`")
-    }
-
-    pub(crate) fn rolled_back_after_effects() -> Self {
-        Self::new(
-            RejectionKind::RolledBack,
-            "The transaction of this request was not committed, but the request may have done other work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.",
-        )
-        .warning("transaction rolled back although the handler answered with success, request answered with 500: its outcome is unknown, because the handler may have done other work")
-    }
-
     /// As [`rolled_back_after_effects`](Self::rolled_back_after_effects); a notice is
     /// the warning.
     pub(crate) fn uncommitted() -> Self {
@@ -208,13 +233,6 @@ impl Rejection {
             warning: None,
             ..Self::rolled_back_after_effects()
         }
-    }
-
-    pub(crate) fn not_replayable() -> Self {
-        Self::new(
-            RejectionKind::ResponseNotReplayable,
-            "The first request with this key did its work, but its response was not kept. It is not run again; look up its result.",
-        )
     }
 
     /// Nothing ran: the claim failed.
@@ -259,24 +277,6 @@ impl Rejection {
         .caused(warning, error)
     }
 
-    pub(crate) fn scheme_unknown() -> Self {
-        Self::new(
-            RejectionKind::StoreUnavailable,
-            "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later.",
-        )
-        .retry_after(1)
-        .warning("record made with another fingerprint setting, request refused with 503: name that setting with `earlier_fingerprint`, or enable the feature that it needs, `axum` or `multipart`")
-    }
-
-    pub(crate) fn contended() -> Self {
-        Self::new(
-            RejectionKind::StoreUnavailable,
-            "Too many requests with this key arrived at once; this one did not run. Send it again with the same key.",
-        )
-        .retry_after(1)
-        .warning("claim failed, request refused with 503: the record of its key changed during each attempt")
-    }
-
     pub(crate) fn overloaded(warning: &'static str) -> Self {
         Self::new(
             RejectionKind::Overloaded,
@@ -284,23 +284,6 @@ impl Rejection {
         )
         .retry_after(1)
         .warning(warning)
-    }
-
-    pub(crate) fn draining() -> Self {
-        Self::new(
-            RejectionKind::Draining,
-            "This process is shutting down. This request did not run; send it again with the same key.",
-        )
-        .retry_after(1)
-        .warning("request refused with 503: `drain` was called, and this process accepts no more requests with a key")
-    }
-
-    pub(crate) fn handler_panicked() -> Self {
-        Self::new(
-            RejectionKind::HandlerPanicked,
-            "The request failed in the middle of its work, and it is not known how much of it was done. Sending the same key again is safe.",
-        )
-        .warning("handler or response body panicked, request answered with 500: its outcome is unknown")
     }
 
     /// A panic of the layer itself, or of a function that it does not catch.
@@ -339,20 +322,12 @@ impl Rejection {
         .warning(Callback::Renderer.warning())
     }
 
-    pub(crate) fn runtime_missing() -> Self {
-        Self::new(
-            RejectionKind::RuntimeMissing,
-            "The idempotency layer needs a Tokio runtime and is not called in one. Nothing ran.",
-        )
-        .warning("no Tokio runtime, request refused with 500: call the layer inside of one")
-    }
-
     pub(crate) fn about(mut self, operation: impl Into<Option<OperationId>>) -> Self {
         self.operation = operation.into();
         self
     }
 
-    fn new(kind: RejectionKind, detail: impl Into<String>) -> Self {
+    fn new(kind: RejectionKind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self {
             kind,
             status: kind.status(),
