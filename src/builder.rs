@@ -527,6 +527,15 @@ pub(crate) fn standard_responses() -> ResponseSettings {
     }
 }
 
+/// Fails with what a setting must be, unless that is so.
+macro_rules! ensure {
+    ($setting:expr => $holds:expr, $($reason:tt)+) => {
+        if !$holds {
+            return Err(BuildError::new($setting, format!($($reason)+)));
+        }
+    };
+}
+
 fn check(config: &Config) -> Result<(), BuildError> {
     check_durations(config)?;
     check_limits(config)?;
@@ -534,75 +543,44 @@ fn check(config: &Config) -> Result<(), BuildError> {
         return Err(BuildError::new("key_syntax", fault));
     }
     check_window(config)?;
-    if let Some(safe) = config.methods.iter().find(|method| method.is_safe()) {
-        return fail("methods", format!("must be unsafe, got {safe}"));
+    for method in &config.methods {
+        ensure!("methods" => !method.is_safe(), "must be unsafe, got {method}");
     }
-    if config.methods.is_empty() && config.guard_if.is_none() {
-        return fail("methods", "must name at least one method, got none");
-    }
-    if config.responses.marker == config.header {
-        return fail(
-            "replay_marker",
-            format!(
-                "must differ from `header`, got {} for both",
-                config.responses.marker
-            ),
-        );
-    }
-    if !matches!(config.mismatch.as_u16(), 400 | 409 | 422) {
-        return fail(
-            "mismatch_status",
-            format!("must be 400, 409 or 422, got {}", config.mismatch.as_u16()),
-        );
-    }
+    let guards_any = !config.methods.is_empty() || config.guard_if.is_some();
+    ensure!("methods" => guards_any, "must name at least one method, got none");
+    let (header, marker) = (&config.header, &config.responses.marker);
+    ensure!("replay_marker" => marker != header,
+        "must differ from `header`, got {marker} for both");
+    let mismatch = config.mismatch.as_u16();
+    ensure!("mismatch_status" => matches!(mismatch, 400 | 409 | 422),
+        "must be 400, 409 or 422, got {mismatch}");
     Ok(())
 }
 
 fn check_durations(config: &Config) -> Result<(), BuildError> {
-    let lease = config.lease();
+    let (lease, heartbeat, wait) = (config.lease(), config.heartbeat, config.wait);
+    let store_timeout = config.store_timeout();
     let others = [
         ("lease", lease),
-        ("heartbeat", config.heartbeat),
+        ("heartbeat", heartbeat),
         ("request_body_timeout", config.request_body_timeout),
         ("response_body_timeout", config.responses.body_timeout),
-        ("store_timeout", config.store_timeout()),
+        ("store_timeout", store_timeout),
         ("late_recording_timeout", config.late_recording_timeout),
     ];
     let run_time = ("max_run_time", config.max_run_time);
-    for (setting, duration) in retentions(config).chain([run_time]).chain(others) {
-        if duration < SHORTEST {
-            return fail(
-                setting,
-                format!("must be at least {SHORTEST:?}, got {duration:?}"),
-            );
-        }
-        at_most_ten_years(setting, duration)?;
+    for (setting, time) in retentions(config).chain([run_time]).chain(others) {
+        ensure!(setting => time >= SHORTEST, "must be at least {SHORTEST:?}, got {time:?}");
+        ensure!(setting => time <= TEN_YEARS, "must be at most 10 years, got {time:?}");
     }
-    at_most_ten_years("wait", config.wait)?;
-    let three = config.heartbeat.saturating_mul(3);
-    if lease < three {
-        return fail(
-            "lease",
-            format!("must be at least 3 × `heartbeat` ({three:?}), got {lease:?}"),
-        );
-    }
-    if lease < config.store_timeout().saturating_mul(2) {
-        return fail(
-            "store_timeout",
-            format!(
-                "must be at most half of `lease` ({:?}), got {:?}",
-                lease / 2,
-                config.store_timeout()
-            ),
-        );
-    }
-    for (setting, duration) in retentions(config).chain([run_time]) {
-        if duration < lease {
-            return fail(
-                setting,
-                format!("must be at least `lease` ({lease:?}), got {duration:?}"),
-            );
-        }
+    ensure!("wait" => wait <= TEN_YEARS, "must be at most 10 years, got {wait:?}");
+    let three = heartbeat.saturating_mul(3);
+    ensure!("lease" => lease >= three,
+        "must be at least 3 × `heartbeat` ({three:?}), got {lease:?}");
+    ensure!("store_timeout" => lease >= store_timeout.saturating_mul(2),
+        "must be at most half of `lease` ({:?}), got {store_timeout:?}", lease / 2);
+    for (setting, time) in retentions(config).chain([run_time]) {
+        ensure!(setting => time >= lease, "must be at least `lease` ({lease:?}), got {time:?}");
     }
     Ok(())
 }
@@ -617,69 +595,37 @@ fn retentions(config: &Config) -> impl Iterator<Item = (&'static str, Duration)>
     .chain(by_status.map(|retention| ("retention_for", *retention)))
 }
 
-fn at_most_ten_years(setting: &'static str, duration: Duration) -> Result<(), BuildError> {
-    match duration > TEN_YEARS {
-        true => fail(
-            setting,
-            format!("must be at most 10 years, got {duration:?}"),
-        ),
-        false => Ok(()),
-    }
-}
-
 /// A key that outlives its record would run its operation a second time.
 fn check_window(config: &Config) -> Result<(), BuildError> {
-    let Some(window) = config.syntax.window() else {
-        return Ok(());
-    };
-    match retentions(config).find(|(_, retention)| window > *retention) {
-        Some((setting, retention)) => fail(
-            "key_syntax",
-            format!(
-                "must have a window of UUIDv7 keys of at most `{setting}` ({retention:?}), got {window:?}"
-            ),
-        ),
-        None => Ok(()),
+    let window = config.syntax.window().unwrap_or_default();
+    for (setting, retention) in retentions(config) {
+        ensure!("key_syntax" => window <= retention,
+            "must have a window of UUIDv7 keys of at most `{setting}` ({retention:?}), got {window:?}");
     }
+    Ok(())
 }
 
 fn check_limits(config: &Config) -> Result<(), BuildError> {
+    let (buffered, body) = (config.max_buffered_bytes, config.max_request_body);
     for (setting, limit) in [
         ("max_waiters", config.max_waiters),
         ("max_in_flight", config.max_in_flight),
-        ("max_buffered_bytes", config.max_buffered_bytes),
+        ("max_buffered_bytes", buffered),
         ("max_late_recording_bytes", config.max_late_recording_bytes),
     ] {
-        if limit == 0 || limit > LARGEST_LIMIT {
-            return fail(
-                setting,
-                format!("must be 1 to {LARGEST_LIMIT}, got {limit}"),
-            );
-        }
+        ensure!(setting => (1..=LARGEST_LIMIT).contains(&limit),
+            "must be 1 to {LARGEST_LIMIT}, got {limit}");
     }
-    if config.max_attempts == 0 {
-        return fail("max_attempts", "must be at least 1, got 0");
-    }
-    if config.max_buffered_bytes < config.max_request_body {
-        return fail(
-            "max_buffered_bytes",
-            format!(
-                "must be at least `max_request_body` ({}), got {}",
-                config.max_request_body, config.max_buffered_bytes
-            ),
-        );
-    }
+    ensure!("max_attempts" => config.max_attempts > 0, "must be at least 1, got 0");
+    ensure!("max_buffered_bytes" => buffered >= body,
+        "must be at least `max_request_body` ({body}), got {buffered}");
     // A record's lengths are 32-bit numbers, and stores limit a value to one gibibyte.
     for (setting, limit) in [
-        ("max_request_body", config.max_request_body),
+        ("max_request_body", body),
         ("max_response_body", config.responses.max_body),
     ] {
-        if limit > LARGEST_BODY {
-            return fail(
-                setting,
-                format!("must be at most {LARGEST_BODY} bytes, got {limit}"),
-            );
-        }
+        ensure!(setting => limit <= LARGEST_BODY,
+            "must be at most {LARGEST_BODY} bytes, got {limit}");
     }
     Ok(())
 }
@@ -690,10 +636,6 @@ fn link(url: &str) -> Result<HeaderValue, BuildError> {
         .filter(|_| is_sound)
         .and_then(|link| HeaderValue::try_from(link).ok())
         .ok_or_else(|| BuildError::new("documentation", format!("must be a URL, got {url:?}")))
-}
-
-fn fail(setting: &'static str, reason: impl Into<String>) -> Result<(), BuildError> {
-    Err(BuildError::new(setting, reason))
 }
 
 /// Far below what the clocks of the stores can add to the present.
