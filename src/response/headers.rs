@@ -202,56 +202,29 @@ fn is_transient(name: &HeaderName) -> bool {
 pub(crate) const RECORDED: HeaderName = HeaderName::from_static("idempotent-recorded");
 
 /// About one message and its hop; RFC 9110 §7.6.1, RFC 9112 §6, RFC 9111 §5.1.
+#[rustfmt::skip]
 const MESSAGE_ONLY: [HeaderName; 11] = [
-    header::AGE,
-    header::CONNECTION,
-    header::CONTENT_LENGTH,
-    header::DATE,
-    RECORDED,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    header::TE,
-    header::TRAILER,
-    header::TRANSFER_ENCODING,
-    header::UPGRADE,
+    header::AGE, header::CONNECTION, header::CONTENT_LENGTH, header::DATE, RECORDED,
+    HeaderName::from_static("keep-alive"), HeaderName::from_static("proxy-connection"), header::TE,
+    header::TRAILER, header::TRANSFER_ENCODING, header::UPGRADE,
 ];
 
 /// Without effect or harmful behind the content; RFC 9110 §6.5.1.
+#[rustfmt::skip]
 const HEADER_ONLY: [HeaderName; 23] = [
-    header::AUTHORIZATION,
-    header::CACHE_CONTROL,
-    header::CONTENT_ENCODING,
-    header::CONTENT_RANGE,
-    header::CONTENT_TYPE,
-    header::COOKIE,
-    header::EXPECT,
-    header::EXPIRES,
-    header::HOST,
-    header::IF_MATCH,
-    header::IF_MODIFIED_SINCE,
-    header::IF_NONE_MATCH,
-    header::IF_RANGE,
-    header::IF_UNMODIFIED_SINCE,
-    header::LOCATION,
-    header::MAX_FORWARDS,
-    header::PRAGMA,
-    header::RANGE,
-    header::RETRY_AFTER,
-    header::SET_COOKIE,
-    header::VARY,
-    header::WARNING,
+    header::AUTHORIZATION, header::CACHE_CONTROL, header::CONTENT_ENCODING, header::CONTENT_RANGE,
+    header::CONTENT_TYPE, header::COOKIE, header::EXPECT, header::EXPIRES, header::HOST,
+    header::IF_MATCH, header::IF_MODIFIED_SINCE, header::IF_NONE_MATCH, header::IF_RANGE,
+    header::IF_UNMODIFIED_SINCE, header::LOCATION, header::MAX_FORWARDS, header::PRAGMA,
+    header::RANGE, header::RETRY_AFTER, header::SET_COOKIE, header::VARY, header::WARNING,
     header::WWW_AUTHENTICATE,
 ];
 
+#[rustfmt::skip]
 const TRANSIENT: [HeaderName; 9] = [
-    header::ALT_SVC,
-    HeaderName::from_static("authentication-info"),
-    header::SERVER,
-    HeaderName::from_static("server-timing"),
-    HeaderName::from_static("traceparent"),
-    HeaderName::from_static("tracestate"),
-    header::VIA,
-    header::WWW_AUTHENTICATE,
+    header::ALT_SVC, HeaderName::from_static("authentication-info"), header::SERVER,
+    HeaderName::from_static("server-timing"), HeaderName::from_static("traceparent"),
+    HeaderName::from_static("tracestate"), header::VIA, header::WWW_AUTHENTICATE,
     HeaderName::from_static("x-request-id"),
 ];
 
