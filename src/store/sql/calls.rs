@@ -1,7 +1,6 @@
 //! The calls that a store batches, and the replies to their callers.
 
 use std::{
-    hash::{Hash, Hasher},
     mem::{self, Discriminant},
     time::Duration,
 };
@@ -42,7 +41,7 @@ pub(crate) trait Call: Send + Sync + 'static {
 }
 
 /// What two equal calls have in common.
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Hash)]
 pub(crate) enum Identity {
     /// Recording an outcome twice is recording it once.
     Outcome {
@@ -52,16 +51,6 @@ pub(crate) enum Identity {
     },
     /// A large response is read once for all callers that wait for it.
     Response { name: RecordName, bytes: usize },
-}
-
-impl Hash for Identity {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        match self {
-            // Tokens are random.
-            Self::Outcome { token, .. } => token.hash(state),
-            Self::Response { name, .. } => name.hash(state),
-        }
-    }
 }
 
 /// A call that waits to be made.

@@ -1,14 +1,12 @@
 //! Commits a handler's transaction together with its response.
 
 use std::{
-    fmt, mem,
+    mem,
     pin::{Pin, pin},
-    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::Response;
 use http_body::Body;
 use http_body_util::Full;
@@ -60,22 +58,7 @@ impl Committed {
 ///
 /// It is `Send` and borrows nothing. If it is dropped before it is polled, the
 /// transaction is rolled back. If it is dropped later, a task completes the commit.
-#[must_use = "a transaction is committed when the future is awaited"]
-pub struct CommitFuture(BoxFuture<'static, Result<Committed, CommitError>>);
-
-impl Future for CommitFuture {
-    type Output = Result<Committed, CommitError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(context)
-    }
-}
-
-impl fmt::Debug for CommitFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CommitFuture").finish_non_exhaustive()
-    }
-}
+pub type CommitFuture = Pin<Box<dyn Future<Output = Result<Committed, CommitError>> + Send>>;
 
 /// A response that a store's `commit` takes.
 ///
@@ -193,7 +176,7 @@ pub(crate) fn commit<D: CommitBackend>(
     response: impl CommitResponse,
 ) -> CommitFuture {
     let (operation, response) = (operation.clone(), response.into_http());
-    CommitFuture(Box::pin(run(backend, operation, transaction, response)))
+    Box::pin(run(backend, operation, transaction, response))
 }
 
 async fn run<D: CommitBackend, B>(
