@@ -2,8 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::FromRow as _;
-
 use super::{
     error::failure,
     parameters::micros,
@@ -16,7 +14,6 @@ use crate::{
     store::{
         Purged, StoreError,
         admin::{Filter, FilterKind, Page},
-        sql::columns::{NamedColumns, name},
         sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
     },
 };
@@ -36,31 +33,15 @@ impl Admin {
     }
 
     /// Must be awaited in a task that is not dropped.
+    pub(super) async fn run<T>(
+        &self,
+        call: impl AsyncFnOnce(&mut Session<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.pool.check()?;
+        self.pool.run(call).await
+    }
+
     pub(super) async fn list(
-        &self,
-        filter: &Filter,
-        after: Option<&RecordName>,
-        limit: u32,
-    ) -> Result<Page, StoreError> {
-        self.pool.check()?;
-        self.pool
-            .run(async |session| self.list_in(session, filter, after, limit).await)
-            .await
-    }
-
-    /// Must be awaited in a task that is not dropped.
-    pub(super) async fn purge_expired(
-        &self,
-        limit: u32,
-        unknown_retention: Duration,
-    ) -> Result<Purged, StoreError> {
-        self.pool.check()?;
-        self.pool
-            .run(async |session| self.purge_in(session, limit, unknown_retention).await)
-            .await
-    }
-
-    async fn list_in(
         &self,
         session: &mut Session<'_>,
         filter: &Filter,
@@ -82,18 +63,10 @@ impl Admin {
         if let Some(age) = age {
             query = query.bind(micros(age)).bind(MAX_EXAMINED);
         }
-        let (mut found, mut last) = (Vec::new(), None);
-        for row in &session.rows(query).await? {
-            if column(row, "is_last")? {
-                last = Some(name(row).map_err(failure)?);
-            } else {
-                found.push(NamedColumns::from_row(row).map_err(failure)?);
-            }
-        }
-        page(found, limit, last)
+        page(&session.rows(query).await?, limit)
     }
 
-    async fn purge_in(
+    pub(super) async fn purge_expired(
         &self,
         session: &mut Session<'_>,
         limit: u32,

@@ -11,14 +11,14 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow as _, SqlStr, postgres::PgRow};
+use sqlx::SqlStr;
 
 use super::{
     answers::AnswersByToken,
     error::{failure, is_lock_timeout},
     parameters::micros,
     pool::Pool,
-    reads::{self, found},
+    reads,
     schema::{Schema, statements},
     session::{Session, column},
 };
@@ -26,7 +26,7 @@ use crate::store::{
     Claim, Claimed, Grant, StoreError,
     sql::batcher::{Answers, Batch},
     sql::calls::{ClaimCall, SMALL_RESPONSE},
-    sql::columns::{Found, GrantColumns},
+    sql::columns::{found, grant},
     sql::reads::{ClaimAnswer, is_own},
     sql::single::{Attempt, Single},
 };
@@ -122,15 +122,15 @@ impl Claims {
         let found = reads::read(session, &self.reads, name, SMALL_RESPONSE).await?;
         Ok(match found {
             // The answer to an earlier try got lost, and its fence may be too small.
-            Some(Found::Whole(mut record)) if is_own(&record, claim.token.as_bytes()) => {
+            Some(mut found) if is_own(&found.record, claim.token.as_bytes()) => {
                 let Some((_, grant)) = self.refence(session, &[call]).await?.pop() else {
                     return Ok(Attempt::Locked);
                 };
-                record.fence = grant.fence;
-                Attempt::Made(Found::Whole(record).into())
+                found.record.fence = grant.fence;
+                Attempt::Made(found.into())
             }
             Some(found) => Attempt::Made(found.into()),
-            None => Attempt::Made(ClaimAnswer::Claimed(Claimed::Vanished)),
+            None => Attempt::Made(Claimed::Vanished.into()),
         })
     }
 
@@ -171,7 +171,7 @@ impl Claims {
             match column(row, "removals")? {
                 // The answer to an earlier try of this claim got lost: made singly.
                 None => match found(row) {
-                    Ok(Found::Whole(record)) if is_own(&record, token) => {}
+                    Ok(found) if is_own(&found.record, token) => {}
                     found => answers.set(token, found.map(ClaimAnswer::from)),
                 },
                 Some(removal) if removal == last_removal => {
@@ -221,11 +221,7 @@ impl Claims {
 }
 
 fn acquired(grant: Grant) -> ClaimAnswer {
-    ClaimAnswer::Claimed(Claimed::Acquired(grant))
-}
-
-pub(super) fn grant(row: &PgRow) -> Result<Grant, StoreError> {
-    GrantColumns::from_row(row).map_err(failure)?.decode()
+    Claimed::Acquired(grant).into()
 }
 
 /// `removals` is read once the record exists: see [`Removals`].

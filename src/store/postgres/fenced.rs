@@ -8,7 +8,6 @@ use std::{sync::Arc, time::Duration};
 use sqlx::SqlStr;
 
 use super::{
-    claims::grant,
     parameters::{self, micros},
     pool::Pool,
     reads,
@@ -22,7 +21,7 @@ use crate::{
         Claim, Grant, MarkedBy, ReclaimAs, StoreError, Transition, Transitioned,
         admin::Resolution,
         sql::calls::Call,
-        sql::columns::{COMPLETED, RELEASED_SAME_REQUEST},
+        sql::columns::{COMPLETED, RELEASED_SAME_REQUEST, grant},
         sql::single::{Attempt, Single},
         transition::NO_OWNER,
     },

@@ -284,7 +284,13 @@ impl Store for PostgresStore {
     ) -> Result<Page, StoreError> {
         let inner = Arc::clone(&self.inner);
         let (filter, after) = (filter.clone(), after.cloned());
-        detached(async move { inner.admin.list(&filter, after.as_ref(), limit).await }).await
+        detached(async move {
+            let admin = &inner.admin;
+            admin
+                .run(async |session| admin.list(session, &filter, after.as_ref(), limit).await)
+                .await
+        })
+        .await
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
@@ -298,6 +304,12 @@ impl Store for PostgresStore {
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
         let inner = Arc::clone(&self.inner);
-        detached(async move { inner.admin.purge_expired(limit, unknown_retention).await }).await
+        detached(async move {
+            let admin = &inner.admin;
+            admin
+                .run(async |session| admin.purge_expired(session, limit, unknown_retention).await)
+                .await
+        })
+        .await
     }
 }

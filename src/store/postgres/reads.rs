@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use sqlx::{FromRow as _, postgres::PgRow};
-
 use super::{
-    error::failure,
     pool::Pool,
     schema::{Schema, statements},
     session::{Session, column},
@@ -16,7 +13,7 @@ use crate::{
         StoreError,
         sql::batcher::{Answers, Batch},
         sql::calls::ReadCall,
-        sql::columns::{Found, RecordColumns},
+        sql::columns::{self, Found, found},
         sql::single::{Attempt, Single},
         transition::StoredRecord,
     },
@@ -112,9 +109,11 @@ pub(super) async fn load(
     let Some(row) = session.row(query).await? else {
         return Ok(None);
     };
-    let columns = RecordColumns::from_row(&row).map_err(failure)?;
-    let now = Duration::from_micros(NOW.unsigned_abs());
-    Ok(Some((columns.load(NOW)?.record, now)))
+    let loaded = columns::load(&row, NOW)?;
+    Ok(Some((
+        loaded.record,
+        Duration::from_micros(NOW.unsigned_abs()),
+    )))
 }
 
 /// Returns a length as the type of a column.
@@ -124,10 +123,6 @@ fn length(bytes: usize) -> i64 {
 
 /// The moment of a read. Any moment serves that has others before it.
 const NOW: i64 = i64::MAX / 2;
-
-pub(super) fn found(row: &PgRow) -> Result<Found, StoreError> {
-    RecordColumns::from_row(row).map_err(failure)?.decode()
-}
 
 statements! {
     /// `octet_length` does not read the response.

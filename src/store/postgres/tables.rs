@@ -22,7 +22,6 @@ impl PostgresStore {
     /// index, sequence and privilege that is missing or differs, and what to do.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
         let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
-        inner.admin.pool.check()?;
         detached(async move {
             let check = async |session: &mut Session<'_>| {
                 let (on, schema) = (&mut *session.connection, &connector.schema);
@@ -38,7 +37,7 @@ impl PostgresStore {
                 }
                 Err(StoreError::unavailable(error).of_privileges())
             };
-            inner.admin.pool.run(check).await
+            inner.admin.run(check).await
         })
         .await
     }

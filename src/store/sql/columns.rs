@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use sqlx::{ColumnIndex, Decode, Error, FromRow, Row, Type};
+use sqlx::Row as _;
 
+use super::error::failure;
 use crate::{
     Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token,
     store::{
@@ -13,35 +14,32 @@ use crate::{
     },
 };
 
-/// The columns of a record, which may be corrupt.
-///
-/// The moments are relative to one that the statement chooses, in microseconds.
-pub(crate) struct RecordColumns {
-    grant: GrantColumns,
-    state: i64,
-    takeovers: i64,
-    fingerprint: Vec<u8>,
-    token: Vec<u8>,
-    age: i64,
-    expires_in: i64,
-    lease_left: i64,
-    response: Option<Vec<u8>>,
-    /// The length of the response, which a statement may leave out.
-    bytes: Option<i64>,
+/// A row of a statement. Its columns may be missing or have another type.
+pub(crate) trait StoreRow {
+    fn int(&self, column: &'static str) -> Result<Option<i64>, StoreError>;
+    fn bytes(&self, column: &'static str) -> Result<Option<&[u8]>, StoreError>;
+    fn text(&self, column: &'static str) -> Result<Option<&str>, StoreError>;
+    fn flag(&self, column: &'static str) -> Result<Option<bool>, StoreError>;
 }
 
-/// The columns of a grant.
-pub(crate) struct GrantColumns {
-    operation: Vec<u8>,
-    fence: i64,
-    attempt: i64,
+macro_rules! store_row {
+    ($row:ty) => {
+        impl StoreRow for $row {
+            store_row! { int -> i64, bytes -> &[u8], text -> &str, flag -> bool }
+        }
+    };
+    ($($method:ident -> $value:ty),*) => {
+        $(fn $method(&self, column: &'static str) -> Result<Option<$value>, StoreError> {
+            let value = self.try_get(column);
+            value.map_err(|error| failure(error, |_| StoreError::corrupt(column)))
+        })*
+    };
 }
 
-/// The columns of a record and its name. Their moments are relative to now.
-pub(crate) struct NamedColumns {
-    name: RecordName,
-    record: RecordColumns,
-}
+#[cfg(feature = "postgres")]
+store_row!(sqlx::postgres::PgRow);
+#[cfg(feature = "sqlite")]
+store_row!(sqlx::sqlite::SqliteRow);
 
 /// A record of the table.
 #[derive(Clone)]
@@ -54,157 +52,86 @@ pub(crate) struct LoadedRecord {
 
 /// A record that a statement found.
 #[derive(Clone)]
-pub(crate) enum Found {
-    Whole(Record),
-    /// A completed record without its response, which is longer than asked for.
-    Large {
-        record: Record,
-        bytes: usize,
-    },
-}
-
-impl GrantColumns {
-    pub(crate) fn decode(self) -> Result<Grant, StoreError> {
-        Ok(Grant {
-            operation: OperationId::from_bytes(exact(&self.operation, "operation")?),
-            fence: Fence::from(number::<u64>(self.fence, "fence")?),
-            attempt: number(self.attempt, "attempt")?,
-        })
-    }
-}
-
-impl RecordColumns {
-    /// Decodes the record of a statement whose moments are relative to now.
-    pub(crate) fn decode(self) -> Result<Found, StoreError> {
-        // Any moment does that leaves room for what lies before it.
-        let now = i64::MAX / 2;
-        let loaded = self.load(now)?;
-        Ok(loaded.read(Duration::from_micros(now.unsigned_abs())))
-    }
-
-    /// Decodes the record of a statement whose moments are relative to `origin`, in
-    /// microseconds on the store's clock.
-    pub(crate) fn load(self, origin: i64) -> Result<LoadedRecord, StoreError> {
-        let Grant {
-            operation,
-            fence,
-            attempt,
-        } = self.grant.decode()?;
-        let mut omitted = None;
-        let state = match (self.state, self.response) {
-            (COMPLETED, None) if let Some(bytes) = self.bytes => {
-                omitted = Some(number(bytes, "response")?);
-                let response = Bytes::new();
-                State::Completed { response }
-            }
-            (IN_PROGRESS, None) => State::InProgress {
-                lease_until: moment(origin.saturating_add(self.lease_left)),
-            },
-            (COMPLETED, Some(response)) => State::Completed {
-                response: response.into(),
-            },
-            (UNKNOWN, None) => State::Unknown,
-            (RELEASED_SAME_REQUEST, None) => State::Released(Release::SameRequest),
-            (RELEASED_ANY_REQUEST, None) => State::Released(Release::AnyRequest),
-            (IN_PROGRESS..=RELEASED_ANY_REQUEST, _) => return Err(StoreError::corrupt("response")),
-            _ => return Err(StoreError::corrupt("state")),
-        };
-        let record = StoredRecord {
-            operation,
-            fence,
-            attempt,
-            takeovers: number(self.takeovers, "takeovers")?,
-            fingerprint: Fingerprint::from_bytes(exact(&self.fingerprint, "fingerprint")?),
-            token: Token::from_bytes(exact(&self.token, "token")?),
-            claimed_at: moment(origin.saturating_sub(self.age)),
-            expires_at: moment(origin.saturating_add(self.expires_in)),
-            state,
-        };
-        Ok(LoadedRecord { record, omitted })
-    }
+pub(crate) struct Found {
+    /// Its response is empty if it was left out.
+    pub(crate) record: Record,
+    /// The length of a response that was left out, because it is longer than asked for.
+    pub(crate) omitted: Option<usize>,
 }
 
 impl LoadedRecord {
     /// Returns the record at `now`.
     pub(crate) fn read(&self, now: Duration) -> Found {
-        let record = self.record.read(now);
-        match self.omitted {
-            Some(bytes) => Found::Large { record, bytes },
-            None => Found::Whole(record),
+        Found {
+            record: self.record.read(now),
+            omitted: self.omitted,
         }
     }
 }
 
-impl NamedColumns {
-    pub(super) fn decode(self) -> Result<(RecordName, Record), StoreError> {
-        match self.record.decode()? {
-            Found::Whole(record) => Ok((self.name, record)),
-            Found::Large { .. } => Err(StoreError::corrupt("state")),
-        }
-    }
+/// Returns the record of a statement whose moments are relative to now.
+pub(crate) fn found(row: &impl StoreRow) -> Result<Found, StoreError> {
+    // Any moment does that leaves room for what lies before it.
+    let now = i64::MAX / 2;
+    let loaded = load(row, now)?;
+    Ok(loaded.read(Duration::from_micros(now.unsigned_abs())))
 }
 
-impl<'r, R: Row> FromRow<'r, R> for GrantColumns
-where
-    &'static str: ColumnIndex<R>,
-    i64: Decode<'r, R::Database> + Type<R::Database>,
-    Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
-{
-    fn from_row(row: &'r R) -> Result<Self, Error> {
-        Ok(Self {
-            operation: row.try_get("operation")?,
-            fence: row.try_get("fence")?,
-            attempt: row.try_get("attempt")?,
-        })
-    }
+/// Returns the record of a statement whose moments are relative to `origin`, in
+/// microseconds on the store's clock.
+pub(crate) fn load(row: &impl StoreRow, origin: i64) -> Result<LoadedRecord, StoreError> {
+    let Grant {
+        operation,
+        fence,
+        attempt,
+    } = grant(row)?;
+    let relative = |column| number::<i64>(row, column);
+    let lease_until = moment(origin.saturating_add(relative("lease_left")?));
+    let (response, bytes) = (row.bytes("response")?, row.int("bytes")?);
+    let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+    let omitted = bytes.filter(|_| response.is_none());
+    let state = match (number(row, "state")?, response) {
+        (COMPLETED, None) if omitted.is_some() => State::Completed {
+            response: Bytes::new(),
+        },
+        (COMPLETED, Some(response)) => State::Completed {
+            response: Bytes::copy_from_slice(response),
+        },
+        (IN_PROGRESS, None) => State::InProgress { lease_until },
+        (UNKNOWN, None) => State::Unknown,
+        (RELEASED_SAME_REQUEST, None) => State::Released(Release::SameRequest),
+        (RELEASED_ANY_REQUEST, None) => State::Released(Release::AnyRequest),
+        (IN_PROGRESS..=RELEASED_ANY_REQUEST, _) => return Err(StoreError::corrupt("response")),
+        _ => return Err(StoreError::corrupt("state")),
+    };
+    let record = StoredRecord {
+        operation,
+        fence,
+        attempt,
+        takeovers: number(row, "takeovers")?,
+        fingerprint: Fingerprint::from_bytes(exact(row, "fingerprint")?),
+        token: Token::from_bytes(exact(row, "token")?),
+        claimed_at: moment(origin.saturating_sub(relative("age")?)),
+        expires_at: moment(origin.saturating_add(relative("expires_in")?)),
+        state,
+    };
+    Ok(LoadedRecord { record, omitted })
 }
 
-impl<'r, R: Row> FromRow<'r, R> for RecordColumns
-where
-    &'static str: ColumnIndex<R>,
-    i64: Decode<'r, R::Database> + Type<R::Database>,
-    Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
-    Option<i64>: Decode<'r, R::Database> + Type<R::Database>,
-    Option<Vec<u8>>: Decode<'r, R::Database> + Type<R::Database>,
-{
-    fn from_row(row: &'r R) -> Result<Self, Error> {
-        Ok(Self {
-            grant: GrantColumns::from_row(row)?,
-            state: row.try_get("state")?,
-            takeovers: row.try_get("takeovers")?,
-            fingerprint: row.try_get("fingerprint")?,
-            token: row.try_get("token")?,
-            age: row.try_get("age")?,
-            expires_in: row.try_get("expires_in")?,
-            lease_left: row.try_get("lease_left")?,
-            response: row.try_get("response")?,
-            bytes: row.try_get("bytes")?,
-        })
-    }
-}
-
-impl<'r, R: Row> FromRow<'r, R> for NamedColumns
-where
-    RecordColumns: FromRow<'r, R>,
-    &'static str: ColumnIndex<R>,
-    String: Decode<'r, R::Database> + Type<R::Database>,
-{
-    fn from_row(row: &'r R) -> Result<Self, Error> {
-        Ok(Self {
-            name: name(row)?,
-            record: RecordColumns::from_row(row)?,
-        })
-    }
+/// Returns the grant in a row.
+pub(crate) fn grant(row: &impl StoreRow) -> Result<Grant, StoreError> {
+    Ok(Grant {
+        operation: OperationId::from_bytes(exact(row, "operation")?),
+        fence: Fence::from(number::<u64>(row, "fence")?),
+        attempt: number(row, "attempt")?,
+    })
 }
 
 /// Returns the name in a row.
-pub(crate) fn name<'r, R: Row>(row: &'r R) -> Result<RecordName, Error>
-where
-    &'static str: ColumnIndex<R>,
-    String: Decode<'r, R::Database> + Type<R::Database>,
-{
-    let (scope, key): (String, String) = (row.try_get("scope")?, row.try_get("key")?);
-    Ok(RecordName::new(Scope::from_stored(scope), Key::new(key)))
+pub(crate) fn name(row: &impl StoreRow) -> Result<RecordName, StoreError> {
+    let text = |column| row.text(column)?.ok_or(StoreError::corrupt(column));
+    let scope = Scope::from_stored(text("scope")?);
+    Ok(RecordName::new(scope, Key::new(text("key")?)))
 }
 
 /// Returns the number of a state.
@@ -231,12 +158,14 @@ fn moment(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }
 
-fn exact<const N: usize>(bytes: &[u8], column: &'static str) -> Result<[u8; N], StoreError> {
-    bytes.try_into().map_err(|_| StoreError::corrupt(column))
+fn number<T: TryFrom<i64>>(row: &impl StoreRow, column: &'static str) -> Result<T, StoreError> {
+    let number = row.int(column)?.and_then(|number| number.try_into().ok());
+    number.ok_or(StoreError::corrupt(column))
 }
 
-fn number<T: TryFrom<i64>>(value: i64, column: &'static str) -> Result<T, StoreError> {
-    value.try_into().map_err(|_| StoreError::corrupt(column))
+fn exact<const N: usize>(row: &impl StoreRow, column: &'static str) -> Result<[u8; N], StoreError> {
+    let bytes = row.bytes(column)?.and_then(|bytes| bytes.try_into().ok());
+    bytes.ok_or(StoreError::corrupt(column))
 }
 
 // The states, as the column `state` and the statements have them.

@@ -1,6 +1,6 @@
 //! Pages of lists.
 
-use super::columns::NamedColumns;
+use super::columns::{StoreRow, found, name};
 use crate::{
     RecordName, Scope,
     store::{
@@ -34,15 +34,16 @@ pub(crate) fn first_name(
 
 /// Makes a page of the records that were found. A full page has `limit` of them.
 ///
-/// `last` is the name of the last record examined, if the statement examined as many
-/// as it may.
-pub(crate) fn page(
-    found: Vec<NamedColumns>,
-    limit: i64,
-    last: Option<RecordName>,
-) -> Result<Page, StoreError> {
-    let records = found.into_iter().map(NamedColumns::decode);
-    let mut records: Vec<_> = records.collect::<Result<_, _>>()?;
+/// A row with `is_last` has the name of the last record examined, if the statement
+/// examined as many as it may.
+pub(crate) fn page(rows: &[impl StoreRow], limit: i64) -> Result<Page, StoreError> {
+    let (mut records, mut last) = (Vec::new(), None);
+    for row in rows {
+        match row.flag("is_last")? {
+            Some(true) => last = Some(name(row)?),
+            _ => records.push((name(row)?, found(row)?.record)),
+        }
+    }
     records.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
     let next = match records.last() {
         Some((name, _)) if records.len() as i64 >= limit => Some(name.clone()),

@@ -18,16 +18,26 @@ use crate::{
 
 /// The answer to a claim, which lacks a large response.
 #[derive(Clone)]
-pub(crate) enum ClaimAnswer {
-    Claimed(Claimed),
-    Large { record: Record, bytes: usize },
+pub(crate) struct ClaimAnswer {
+    pub(crate) claimed: Claimed,
+    /// The length of the response, if it was left out.
+    pub(crate) omitted: Option<usize>,
+}
+
+impl From<Claimed> for ClaimAnswer {
+    fn from(claimed: Claimed) -> Self {
+        Self {
+            claimed,
+            omitted: None,
+        }
+    }
 }
 
 impl From<Found> for ClaimAnswer {
-    fn from(found: Found) -> Self {
-        match found {
-            Found::Whole(record) => Self::Claimed(Claimed::Occupied(record)),
-            Found::Large { record, bytes } => Self::Large { record, bytes },
+    fn from(Found { record, omitted }: Found) -> Self {
+        Self {
+            claimed: Claimed::Occupied(record),
+            omitted,
         }
     }
 }
@@ -61,12 +71,10 @@ where
             name: name.clone(),
             max_response: SMALL_RESPONSE,
         };
-        match self.small.call(call).await? {
-            None => Ok(None),
-            Some(Found::Large { bytes, .. }) if reads_response => {
-                self.read_large(name, bytes).await
-            }
-            Some(Found::Whole(record) | Found::Large { record, .. }) => Ok(Some(record)),
+        let found = self.small.call(call).await?;
+        match found.as_ref().and_then(|found| found.omitted) {
+            Some(bytes) if reads_response => self.read_large(name, bytes).await,
+            _ => Ok(found.map(|found| found.record)),
         }
     }
 
@@ -77,10 +85,8 @@ where
         claim: &Claim,
         answer: ClaimAnswer,
     ) -> Result<Claimed, StoreError> {
-        let bytes = match answer {
-            ClaimAnswer::Claimed(claimed) => return Ok(claimed),
-            ClaimAnswer::Large { bytes, .. } if claim.reads_response => bytes,
-            ClaimAnswer::Large { record, .. } => return Ok(Claimed::Occupied(record)),
+        let Some(bytes) = answer.omitted.filter(|_| claim.reads_response) else {
+            return Ok(answer.claimed);
         };
         Ok(match self.read_large(name, bytes).await? {
             // An earlier try of this claim has arrived. Only another claim finds
@@ -102,10 +108,12 @@ where
                 max_response,
             };
             match self.large.call(call).await? {
-                None => return Ok(None),
-                Some(Found::Whole(record)) => return Ok(Some(record)),
                 // A later claim has recorded a longer response.
-                Some(Found::Large { bytes, .. }) => max_response = bytes,
+                Some(Found {
+                    omitted: Some(bytes),
+                    ..
+                }) => max_response = bytes,
+                found => return Ok(found.map(|found| found.record)),
             }
         }
     }

@@ -130,7 +130,7 @@ impl WriteCall {
                     None => {
                         let record = StoredRecord::claimed(claim, next, now);
                         let claimed = Claimed::Acquired(record.grant());
-                        (ClaimAnswer::Claimed(claimed), Some(record))
+                        (claimed.into(), Some(record))
                     }
                 };
                 return (Written::Claimed(claimed), record);
@@ -303,8 +303,7 @@ mod tests {
         let omitted = async |calls: &[ReadCall]| {
             let answers = reader.execute(calls).await.unwrap();
             let omitted = answers.into_iter().map(|answer| match answer {
-                Some(Ok(Some(Found::Large { bytes, .. }))) => Some(bytes),
-                Some(Ok(Some(Found::Whole(_)))) => None,
+                Some(Ok(Some(found))) => found.omitted,
                 _ => panic!("a record is missing"),
             });
             omitted.collect::<Vec<_>>()
@@ -316,8 +315,10 @@ mod tests {
         let omitted = async |calls: &[WriteCall]| {
             let answers = store.writer.execute(calls).await.unwrap();
             let omitted = answers.into_iter().map(|answer| match answer {
-                Some(Ok(Written::Claimed(ClaimAnswer::Large { bytes, .. }))) => Some(bytes),
-                Some(Ok(Written::Claimed(ClaimAnswer::Claimed(Claimed::Occupied(_))))) => None,
+                Some(Ok(Written::Claimed(ClaimAnswer {
+                    claimed: Claimed::Occupied(_),
+                    omitted,
+                }))) => omitted,
                 _ => panic!("a record is missing"),
             });
             omitted.collect::<Vec<_>>()

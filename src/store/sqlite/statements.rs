@@ -6,7 +6,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use sqlx::{Error, FromRow as _, Row as _, SqliteConnection, query, query_as, query_scalar};
+use sqlx::{Error, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 use super::error::failure;
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     store::{
         Purged, StoreError, Transitioned,
         admin::{Filter, FilterKind, Page},
-        sql::columns::{LoadedRecord, NamedColumns, RecordColumns, UNKNOWN, name, state_number},
+        sql::columns::{self, LoadedRecord, StoreRow as _, UNKNOWN, state_number},
         sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
         transition::{State, StoredRecord},
     },
@@ -32,8 +32,8 @@ pub(super) async fn load(
     connection: &mut SqliteConnection,
     name: &RecordName,
     max_response: usize,
-) -> Result<Option<RecordColumns>, Error> {
-    query_as(LOAD)
+) -> Result<Option<SqliteRow>, Error> {
+    query(LOAD)
         .bind(name.scope().as_str())
         .bind(name.key().as_str())
         .bind(length(max_response))
@@ -51,8 +51,8 @@ pub(super) async fn load_all(
     let mut loaded: Vec<Loaded> = names.iter().map(|_| Ok(None)).collect();
     if !go_together(names.iter().map(|(name, _)| *name)) {
         for ((name, max_response), loaded) in names.iter().zip(&mut loaded) {
-            let columns = load(connection, name, *max_response).await;
-            *loaded = decode(columns.map_err(failure)?);
+            let row = load(connection, name, *max_response).await;
+            *loaded = decode(row.map_err(failure)?.as_ref());
         }
         return Ok(loaded);
     }
@@ -66,20 +66,18 @@ pub(super) async fn load_all(
         .await
         .map_err(failure)?;
     for row in &rows {
-        let position: i64 = row.try_get("position").map_err(failure)?;
-        let position = usize::try_from(position).ok();
+        let position = row.int("position")?;
+        let position = position.and_then(|position| usize::try_from(position).ok());
         if let Some(loaded) = position.and_then(|position| loaded.get_mut(position)) {
-            *loaded = RecordColumns::from_row(row)
-                .map_err(failure)
-                .and_then(|columns| decode(Some(columns)));
+            *loaded = decode(Some(row));
         }
     }
     Ok(loaded)
 }
 
-/// The moments of loaded columns are relative to 1970.
-pub(super) fn decode(columns: Option<RecordColumns>) -> Loaded {
-    columns.map(|columns| columns.load(0)).transpose()
+/// The moments in a row are relative to 1970.
+pub(super) fn decode(row: Option<&SqliteRow>) -> Loaded {
+    row.map(|row| columns::load(row, 0)).transpose()
 }
 
 /// Inserts a record, or updates the record with its name.
@@ -219,14 +217,7 @@ pub(super) async fn list(
             .bind(MAX_EXAMINED);
     }
     let rows = found.fetch_all(connection).await.map_err(failure)?;
-    let (mut found, mut last) = (Vec::new(), None);
-    for row in &rows {
-        match row.try_get("is_last").map_err(failure)? {
-            true => last = Some(name(row).map_err(failure)?),
-            false => found.push(NamedColumns::from_row(row).map_err(failure)?),
-        }
-    }
-    page(found, limit, last)
+    page(&rows, limit)
 }
 
 /// Removes a record, also one that cannot be decoded.

@@ -84,8 +84,8 @@ impl CommitBackend for SqliteStore {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
         }
         let (name, token) = (operation.name(), operation.token());
-        let columns = load(transaction, name, 0).await.map_err(refused)?;
-        let loaded = decode(columns)
+        let row = load(transaction, name, 0).await.map_err(refused)?;
+        let loaded = decode(row.as_ref())
             .map_err(|error| CommitError::caused(CommitErrorKind::Aborted, error))?;
         let Some(mut record) = loaded.map(|loaded| loaded.record) else {
             return Ok(Transitioned::Superseded);
@@ -112,8 +112,8 @@ impl CommitBackend for SqliteStore {
         // Once this has the write lock, every other transaction has ended.
         detached(async move {
             let read = writer.write(async |on| {
-                let columns = load(on, &name, 0).await.map_err(failure)?;
-                decode(columns)
+                let row = load(on, &name, 0).await.map_err(failure)?;
+                decode(row.as_ref())
             });
             let loaded = read.await?;
             let record = loaded.as_ref().map(|loaded| &loaded.record);
