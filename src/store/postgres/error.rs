@@ -1,12 +1,12 @@
 //! Errors of the server: what they mean for the store, and a remedy.
 
-use std::{borrow::Cow, error, fmt, io, time::Duration};
+use std::{borrow::Cow, io, time::Duration};
 
 use sqlx::{Error, error::DatabaseError, postgres::PgConnectOptions};
 
 use crate::store::{
     StoreError,
-    sql::error::{self as sql_error, postgres_error},
+    sql::error::{self as sql_error, has_class, postgres_error},
     sql::single::RECORD_LOCKED,
 };
 
@@ -17,10 +17,10 @@ pub(super) fn failure(error: Error) -> StoreError {
 /// Returns the error of an attempt to connect.
 pub(super) fn connect_failure(error: Error, options: &PgConnectOptions) -> StoreError {
     match error {
-        Error::Io(cause) => StoreError::unavailable(Unreachable {
-            address: address(options),
-            cause,
-        }),
+        Error::Io(cause) => {
+            let text = format!("cannot connect to {}: {cause}", address(options));
+            StoreError::unavailable(io::Error::new(cause.kind(), text))
+        }
         error => failure(error),
     }
 }
@@ -38,24 +38,6 @@ pub(super) fn address(options: &PgConnectOptions) -> String {
     match options.get_socket() {
         Some(socket) => socket.display().to_string(),
         None => format!("{}:{}", options.get_host(), options.get_port()),
-    }
-}
-
-#[derive(Debug)]
-struct Unreachable {
-    address: String,
-    cause: io::Error,
-}
-
-impl fmt::Display for Unreachable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "cannot connect to {}: {}", self.address, self.cause)
-    }
-}
-
-impl error::Error for Unreachable {
-    fn source(&self) -> Option<&(dyn error::Error + 'static)> {
-        self.cause.source()
     }
 }
 
@@ -90,10 +72,6 @@ fn with_remedy(error: &dyn DatabaseError, code: &str) -> StoreError {
         Some(remedy) => format!("{text}: {remedy}"),
         None => text,
     })
-}
-
-fn has_class(code: &str, classes: &[&str]) -> bool {
-    classes.iter().any(|class| code.starts_with(class))
 }
 
 fn remedy(code: &str, message: &str) -> Option<&'static str> {

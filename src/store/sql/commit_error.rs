@@ -14,6 +14,8 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use sqlx::error::DatabaseError;
 
+#[cfg(feature = "postgres")]
+use super::error::has_class;
 use super::error::without_values;
 #[cfg(feature = "sqlite")]
 use super::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
@@ -514,11 +516,8 @@ impl From<sqlx::Error> for CommitError {
 fn is_unavailable(error: &dyn DatabaseError) -> bool {
     #[cfg(feature = "postgres")]
     if let Some(error) = error.try_downcast_ref::<sqlx::postgres::PgDatabaseError>() {
-        let code = error.code();
         // Connections, resources, and a server that stops or starts.
-        return ["08", "53", "57P01", "57P02", "57P03"]
-            .iter()
-            .any(|class| code.starts_with(class));
+        return has_class(error.code(), &["08", "53", "57P01", "57P02", "57P03"]);
     }
     #[cfg(feature = "sqlite")]
     if let Some(code) = sqlite_code(error) {

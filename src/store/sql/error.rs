@@ -84,7 +84,7 @@ pub(crate) fn postgres_error(error: &dyn DatabaseError) -> String {
     let quotes_none = [
         "08", "25", "26", "28", "3D", "3F", "40", "42", "53", "55", "57",
     ];
-    if quotes_none.iter().any(|class| code.starts_with(class)) {
+    if has_class(&code, &quotes_none) {
         return format!("{} (SQLSTATE {code})", error.message());
     }
     let mut text = format!("SQLSTATE {code}");
@@ -101,6 +101,12 @@ pub(crate) fn postgres_error(error: &dyn DatabaseError) -> String {
         }
     }
     text
+}
+
+/// Returns whether an SQLSTATE begins with one of these.
+#[cfg(feature = "postgres")]
+pub(crate) fn has_class(code: &str, classes: &[&str]) -> bool {
+    classes.iter().any(|class| code.starts_with(class))
 }
 
 /// Returns the message, which names tables, columns and constraints. The message of a
