@@ -3,10 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, Error, FromRow, PgConnection, Row as _,
-    SqlSafeStr as _,
+    AssertSqlSafe, ConnectOptions as _, Connection as _, Error, PgConnection, SqlSafeStr as _,
     migrate::{Migration, MigrationType},
-    postgres::PgRow,
     query, query_as, raw_sql,
 };
 
@@ -15,7 +13,7 @@ use super::{
     error::{connect_failure, failure},
     schema::Schema,
     session::Timeouts,
-    tables::{Tables, row, template},
+    tables::{Tables, template},
 };
 use crate::store::{StoreError, sql::detached};
 
@@ -123,7 +121,7 @@ async fn is_due(
     if found.is_empty() {
         return Ok(true);
     }
-    found.refuse_differences(schema)?;
+    found.refuse_differences()?;
     // The application's migrations made the tables. Without the right to make a ledger,
     // or to read it, nothing can be noted.
     Ok(ledger.may_note && (ledger.may_read || !ledger.exists))
@@ -166,7 +164,6 @@ fn creating(error: StoreError, schema: &Schema) -> StoreError {
     ))
 }
 
-row! {
 /// The ledger, before it is read.
 struct Ledger {
     has_schema: bool,
@@ -175,14 +172,17 @@ struct Ledger {
     /// Whether the migration may be noted, in a new ledger if there is none.
     may_note: bool,
 }
-}
 
 impl Ledger {
     async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
-        query_as(template(schema, LOOK_FOR_LEDGER))
-            .persistent(false)
-            .fetch_one(on)
-            .await
+        let look = query_as(template(schema, LOOK_FOR_LEDGER)).persistent(false);
+        let (has_schema, exists, may_read, may_note) = look.fetch_one(on).await?;
+        Ok(Self {
+            has_schema,
+            exists,
+            may_read,
+            may_note,
+        })
     }
 }
 

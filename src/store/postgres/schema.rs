@@ -133,7 +133,7 @@ macro_rules! statements {
 pub(super) use statements;
 
 /// Quotes a name as an identifier.
-pub(super) fn identifier(name: &str) -> String {
+fn identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
@@ -161,9 +161,9 @@ const UNLOCKED: &str = "
       WHERE scope = $1 AND key = $2
       FOR NO KEY UPDATE SKIP LOCKED)";
 
-pub(super) const RECORDS: &str = "idempotency_records";
-pub(super) const FENCES: &str = "idempotency_fences";
-pub(super) const REMOVALS: &str = "idempotency_removals";
+const RECORDS: &str = "idempotency_records";
+const FENCES: &str = "idempotency_fences";
+const REMOVALS: &str = "idempotency_removals";
 const LEDGER: &str = "_idempotency_migrations";
 
 /// The server truncates longer names.

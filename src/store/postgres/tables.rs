@@ -1,15 +1,8 @@
 //! Checks of the store's tables, and the privileges that a role needs on them.
 
-use sqlx::{
-    AssertSqlSafe, Error, FromRow, PgConnection, Row as _, postgres::PgRow, query_as, query_scalar,
-};
+use sqlx::{AssertSqlSafe, Error, PgConnection, query_scalar};
 
-use super::{
-    PostgresStore,
-    error::failure,
-    schema::{FENCES, RECORDS, REMOVALS, Schema, identifier},
-    session::Session,
-};
+use super::{PostgresStore, error::failure, schema::Schema, session::Session};
 use crate::store::{StoreError, sql::detached};
 
 impl PostgresStore {
@@ -26,7 +19,7 @@ impl PostgresStore {
             let check = async |session: &mut Session<'_>| {
                 let (on, schema) = (&mut *session.connection, &connector.schema);
                 let found = Tables::look(on, schema).await.map_err(failure)?;
-                let differences = found.refuse_differences(schema);
+                let differences = found.refuse_differences();
                 let missing = missing_privileges(on, schema).await.map_err(failure)?;
                 if missing.is_empty() {
                     return differences;
@@ -50,198 +43,43 @@ impl PostgresStore {
     }
 }
 
-/// A row whose columns have the names of the fields.
-macro_rules! row {
-    ($(#[$doc:meta])* struct $name:ident {
-        $($(#[$about:meta])* $field:ident: $kind:ty,)*
-    }) => {
-        $(#[$doc])*
-        struct $name {
-            $($(#[$about])* $field: $kind,)*
-        }
-
-        impl FromRow<'_, PgRow> for $name {
-            fn from_row(row: &PgRow) -> Result<Self, Error> {
-                Ok(Self { $($field: row.try_get(stringify!($field))?,)* })
-            }
-        }
-    };
-}
-pub(super) use row;
-
 /// The relations in the schema that have names of the store's.
 pub(super) struct Tables {
-    relations: Vec<Relation>,
-    columns: Vec<Column>,
-    indexes: Vec<Index>,
-    sequences: Vec<Sequence>,
-    /// Whether a number was drawn from the sequence of removals. `None` if the role may
-    /// not read it.
-    has_drawn: Option<bool>,
-}
-
-row! {
-struct Relation {
-    name: String,
-    kind: String,
-    persistence: String,
-    may_read: bool,
-    hides_rows: bool,
-}
-}
-
-row! {
-struct Column {
-    name: String,
-    kind: String,
-    not_null: bool,
-    collation: Option<String>,
-    has_default: bool,
-}
-}
-
-row! {
-struct Index {
-    columns: Vec<String>,
-    is_unique: bool,
-    is_whole: bool,
-    is_of_unknown: bool,
-}
-}
-
-row! {
-struct Sequence {
-    name: String,
-    kind: String,
-    increment: i64,
-    cycles: bool,
-}
+    exist: bool,
+    /// What differs from what the store needs.
+    differences: Vec<String>,
 }
 
 impl Tables {
     pub(super) async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
-        let relations: Vec<Relation> = all(on, schema, RELATIONS).await?;
-        let removals = relations.iter().find(|found| found.name == REMOVALS);
-        let has_drawn = match removals {
-            Some(removals) if removals.kind == "S" && removals.may_read => {
-                let drawn = query_scalar(template(schema, "SELECT is_called FROM {removals}"));
-                Some(drawn.persistent(false).fetch_one(&mut *on).await?)
-            }
-            _ => None,
-        };
-        Ok(Self {
-            relations,
-            columns: all(on, schema, COLUMNS).await?,
-            indexes: all(on, schema, INDEXES).await?,
-            sequences: all(on, schema, SEQUENCES).await?,
-            has_drawn,
-        })
+        let exist = query_scalar(template(schema, EXIST))
+            .persistent(false)
+            .fetch_one(&mut *on)
+            .await?;
+        let differences = query_scalar(template(schema, DIFFERENCES))
+            .persistent(false)
+            .bind(schema.expand("table {records}"))
+            .bind(schema.expand("sequence {name}."))
+            .fetch_all(on)
+            .await?;
+        Ok(Self { exist, differences })
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.relations.is_empty()
+        !self.exist
     }
 
     /// Fails with all differences from what the store needs.
-    pub(super) fn refuse_differences(&self, schema: &Schema) -> Result<(), StoreError> {
-        let mut differences = self.differences_of_the_table(schema);
-        for name in [FENCES, REMOVALS] {
-            differences.extend(self.difference_of_a_sequence(schema, name));
-        }
-        if differences.is_empty() {
+    pub(super) fn refuse_differences(&self) -> Result<(), StoreError> {
+        if self.differences.is_empty() {
             return Ok(());
         }
-        let remedy = match self.is_empty() {
-            true => "call `PostgresStore::migrate`, or apply `PostgresStore::schema_sql()`",
-            false => "change them to what `PostgresStore::schema_sql()` makes",
+        let remedy = match self.exist {
+            false => "call `PostgresStore::migrate`, or apply `PostgresStore::schema_sql()`",
+            true => "change them to what `PostgresStore::schema_sql()` makes",
         };
-        Err(StoreError::unavailable(format!(
-            "{}: {remedy}",
-            differences.join("; ")
-        )))
-    }
-
-    fn differences_of_the_table(&self, schema: &Schema) -> Vec<String> {
-        let table = schema.expand("table {records}");
-        let Some(records) = self.relations.iter().find(|found| found.name == RECORDS) else {
-            return vec![format!("{table} does not exist")];
-        };
-        if !matches!(&*records.kind, "r" | "p") {
-            return vec![format!("{table} is no table")];
-        }
-        let mut differences = Vec::new();
-        if records.persistence == "u" {
-            differences.push(format!("{table} is UNLOGGED, and empty after a crash"));
-        }
-        if records.hides_rows {
-            differences.push(format!("row-level security hides rows of {table}"));
-        }
-        for (name, kind, not_null) in EXPECTED {
-            let what = format!("column {name} of {table}");
-            let Some(column) = self.columns.iter().find(|column| column.name == name) else {
-                differences.push(format!("{what} does not exist"));
-                continue;
-            };
-            if column.kind != kind {
-                differences.push(format!("{what} is {}, not {kind}", column.kind));
-            } else if column.collation.as_deref().is_some_and(is_linguistic) {
-                differences.push(format!("{what} is not COLLATE \"C\""));
-            }
-            if column.not_null != not_null {
-                let wanted = if not_null {
-                    "is not NOT NULL"
-                } else {
-                    "is NOT NULL"
-                };
-                differences.push(format!("{what} {wanted}"));
-            }
-        }
-        let is_known = |column: &Column| EXPECTED.iter().any(|(name, ..)| column.name == *name);
-        for column in &self.columns {
-            if !is_known(column) && column.not_null && !column.has_default {
-                let name = identifier(&column.name);
-                differences.push(format!(
-                    "column {name} of {table} is NOT NULL without a default"
-                ));
-            }
-        }
-        let is_key = |index: &Index| {
-            index.is_unique && index.columns.len() == 2 && {
-                let has = |name: &str| index.columns.iter().any(|column| column == name);
-                has("scope") && has("key")
-            }
-        };
-        if !self.indexes.iter().any(is_key) {
-            differences.push(format!("{table} has no PRIMARY KEY (scope, key)"));
-        }
-        let leads = |index: &Index| {
-            let first = index.columns.first();
-            index.is_whole && first.is_some_and(|column| column == "expires_at")
-        };
-        if !self.indexes.iter().any(leads) {
-            differences.push(format!("{table} has no index on (expires_at)"));
-        }
-        let lists = |index: &Index| index.is_of_unknown && index.columns == ["scope", "key"];
-        if !self.indexes.iter().any(lists) {
-            differences.push(format!(
-                "{table} has no index on (scope, key) WHERE unknown_since IS NOT NULL"
-            ));
-        }
-        differences
-    }
-
-    fn difference_of_a_sequence(&self, schema: &Schema, name: &str) -> Option<String> {
-        let sequence = format!("sequence {}.{name}", schema.identifier());
-        let Some(found) = self.sequences.iter().find(|found| found.name == name) else {
-            return Some(format!("{sequence} does not exist"));
-        };
-        if found.kind != "bigint" || found.increment < 1 || found.cycles {
-            return Some(format!(
-                "{sequence} is not an ascending bigint without CYCLE"
-            ));
-        }
-        let is_drawn = name != REMOVALS || self.has_drawn != Some(false);
-        (!is_drawn).then(|| format!("{sequence} has drawn no number: call nextval once"))
+        let differences = self.differences.join("; ");
+        Err(StoreError::unavailable(format!("{differences}: {remedy}")))
     }
 }
 
@@ -253,125 +91,144 @@ async fn missing_privileges(on: &mut PgConnection, schema: &Schema) -> Result<Ve
         .await
 }
 
-async fn all<T>(on: &mut PgConnection, schema: &Schema, query: &str) -> Result<Vec<T>, Error>
-where
-    T: for<'r> FromRow<'r, PgRow> + Send + Unpin,
-{
-    query_as(template(schema, query))
-        .persistent(false)
-        .fetch_all(on)
-        .await
-}
-
 pub(super) fn template(schema: &Schema, template: &str) -> AssertSqlSafe<String> {
     AssertSqlSafe(schema.expand(template))
 }
 
-/// Collations that compare by bytes have these names.
-fn is_linguistic(collation: &str) -> bool {
-    !matches!(collation, "C" | "POSIX" | "ucs_basic")
-}
+const EXIST: &str = "
+SELECT EXISTS (
+    SELECT
+    FROM pg_catalog.pg_class AS class
+        JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    WHERE namespace.nspname = {schema}
+      AND class.relname IN ('idempotency_records', 'idempotency_fences', 'idempotency_removals'))";
 
-/// Each column with its type, and whether it is NOT NULL.
-const EXPECTED: [(&str, &str, bool); 14] = [
-    ("scope", "text", true),
-    ("key", "text", true),
-    ("state", "smallint", true),
-    ("attempt", "integer", true),
-    ("takeovers", "integer", true),
-    ("fence", "bigint", true),
-    ("claimed_at", "timestamp with time zone", true),
-    ("lease_until", "timestamp with time zone", true),
-    ("expires_at", "timestamp with time zone", true),
-    ("operation", "bytea", true),
-    ("token", "bytea", true),
-    ("fingerprint", "bytea", true),
-    ("response", "bytea", false),
-    ("unknown_since", "timestamp with time zone", false),
-];
+/// `$1` names the table, and `$2` begins the name of a sequence.
+///
+/// Collations that compare by bytes have three names. The last value of a sequence is
+/// NULL before the first number is drawn.
+const DIFFERENCES: &str = "
+WITH relation AS (
+    SELECT class.oid, class.relname::text AS name, class.relkind AS kind,
+           class.relpersistence AS persistence
+    FROM pg_catalog.pg_class AS class
+        JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+    WHERE namespace.nspname = {schema}
+), records AS (
+    SELECT oid
+    FROM relation
+    WHERE name = 'idempotency_records' AND kind IN ('r', 'p')
+), expected (place, name, kind, not_null) AS (
+    VALUES (1, 'scope', 'text', true),
+           (2, 'key', 'text', true),
+           (3, 'state', 'smallint', true),
+           (4, 'attempt', 'integer', true),
+           (5, 'takeovers', 'integer', true),
+           (6, 'fence', 'bigint', true),
+           (7, 'claimed_at', 'timestamp with time zone', true),
+           (8, 'lease_until', 'timestamp with time zone', true),
+           (9, 'expires_at', 'timestamp with time zone', true),
+           (10, 'operation', 'bytea', true),
+           (11, 'token', 'bytea', true),
+           (12, 'fingerprint', 'bytea', true),
+           (13, 'response', 'bytea', false),
+           (14, 'unknown_since', 'timestamp with time zone', false)
+), found AS (
+    SELECT attribute.attnum AS place, attribute.attname::text AS name,
+           format_type(attribute.atttypid, attribute.atttypmod) AS kind,
+           attribute.attnotnull AS not_null,
+           attribute.atthasdef OR attribute.attidentity <> '' AS has_default,
+           collated.collname AS collation
+    FROM records
+        JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = records.oid
+        LEFT JOIN pg_catalog.pg_collation AS collated ON collated.oid = attribute.attcollation
+    WHERE attribute.attnum > 0 AND NOT attribute.attisdropped
+), indexed AS (
+    SELECT index.indpred IS NULL AS is_whole,
+           index.indisunique AND index.indimmediate AS is_unique,
+           pg_get_expr(index.indpred, index.indrelid) AS predicate,
+           ARRAY(
+               SELECT COALESCE(attribute.attname::text, '')
+               FROM unnest(index.indkey::int2[]) WITH ORDINALITY AS part (number, place)
+                   LEFT JOIN pg_catalog.pg_attribute AS attribute
+                       ON attribute.attrelid = index.indrelid AND attribute.attnum = part.number
+               WHERE part.place <= index.indnkeyatts
+               ORDER BY part.place) AS columns
+    FROM records JOIN pg_catalog.pg_index AS index ON index.indrelid = records.oid
+    WHERE index.indisvalid
+), difference (part, place, text) AS (
+    SELECT 1, 0, CASE
+        WHEN relation.oid IS NULL THEN $1 || ' does not exist'
+        WHEN relation.kind NOT IN ('r', 'p') THEN $1 || ' is no table'
+        WHEN relation.persistence = 'u' THEN $1 || ' is UNLOGGED, and empty after a crash'
+        END
+    FROM (VALUES ('idempotency_records')) AS wanted (name) LEFT JOIN relation USING (name)
+    UNION ALL
+    SELECT 2, 0, 'row-level security hides rows of ' || $1
+    FROM records WHERE row_security_active(oid)
+    UNION ALL
+    SELECT 3, 2 * expected.place, 'column ' || name || ' of ' || $1 || CASE
+        WHEN found.kind IS NULL THEN ' does not exist'
+        WHEN found.kind <> expected.kind THEN format(' is %s, not %s', found.kind, expected.kind)
+        WHEN found.collation NOT IN ('C', 'POSIX', 'ucs_basic') THEN ' is not COLLATE \"C\"'
+        END
+    FROM records CROSS JOIN expected LEFT JOIN found USING (name)
+    UNION ALL
+    SELECT 3, 2 * expected.place + 1, 'column ' || name || ' of ' || $1
+        || CASE WHEN found.not_null THEN ' is NOT NULL' ELSE ' is not NOT NULL' END
+    FROM expected JOIN found USING (name)
+    WHERE found.not_null <> expected.not_null
+    UNION ALL
+    SELECT 4, place, format('column \"%s\" of %s is NOT NULL without a default',
+        replace(name, '\"', '\"\"'), $1)
+    FROM found
+    WHERE not_null AND NOT has_default AND name NOT IN (SELECT name FROM expected)
+    UNION ALL
+    SELECT 5, 0, $1 || ' has no PRIMARY KEY (scope, key)'
+    FROM records
+    WHERE NOT EXISTS (
+        SELECT FROM indexed
+        WHERE is_whole AND is_unique
+          AND columns @> ARRAY['scope', 'key'] AND cardinality(columns) = 2)
+    UNION ALL
+    SELECT 6, 0, $1 || ' has no index on (expires_at)'
+    FROM records
+    WHERE NOT EXISTS (SELECT FROM indexed WHERE is_whole AND columns[1] = 'expires_at')
+    UNION ALL
+    SELECT 7, 0, $1 || ' has no index on (scope, key) WHERE unknown_since IS NOT NULL'
+    FROM records
+    WHERE NOT EXISTS (
+        SELECT FROM indexed
+        WHERE predicate = '(unknown_since IS NOT NULL)' AND columns = ARRAY['scope', 'key'])
+    UNION ALL
+    SELECT 8, wanted.place, $2 || name || CASE
+        WHEN sequence.seqrelid IS NULL THEN ' does not exist'
+        WHEN format_type(sequence.seqtypid, NULL) <> 'bigint'
+            OR sequence.seqincrement < 1 OR sequence.seqcycle
+            THEN ' is not an ascending bigint without CYCLE'
+        WHEN has_table_privilege(sequence.seqrelid, 'SELECT') AND wanted.place = 2
+            AND pg_sequence_last_value(sequence.seqrelid) IS NULL
+            THEN ' has drawn no number: call nextval once'
+        END
+    FROM (VALUES (1, 'idempotency_fences'), (2, 'idempotency_removals')) AS wanted (place, name)
+        LEFT JOIN relation USING (name)
+        LEFT JOIN pg_catalog.pg_sequence AS sequence ON sequence.seqrelid = relation.oid
+)
+SELECT text
+FROM difference
+WHERE text IS NOT NULL
+ORDER BY part, place";
 
-/// A query about relations in the schema.
-macro_rules! relations {
-    ($select:literal, $joins:literal, $which:literal) => {
-        concat!(
-            "SELECT ",
-            $select,
-            "
-FROM pg_catalog.pg_class AS class
-    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace",
-            $joins,
-            "
-WHERE namespace.nspname = {schema} AND ",
-            $which
-        )
-    };
-}
-
-const RELATIONS: &str = relations!(
-    "class.relname::text AS name, class.relkind::text AS kind,
-       class.relpersistence::text AS persistence,
-       has_schema_privilege(namespace.oid, 'USAGE') AND has_table_privilege(class.oid, 'SELECT')
-           AS may_read,
-       class.relkind IN ('r', 'p') AND row_security_active(class.oid) AS hides_rows",
-    "",
-    "class.relname IN ('idempotency_records', 'idempotency_fences', 'idempotency_removals')"
-);
-
-const COLUMNS: &str = relations!(
-    "attribute.attname::text AS name,
-       format_type(attribute.atttypid, attribute.atttypmod) AS kind,
-       attribute.attnotnull AS not_null,
-       collated.collname::text AS collation,
-       attribute.atthasdef OR attribute.attidentity <> '' AS has_default",
-    "
-    JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = class.oid
-    LEFT JOIN pg_catalog.pg_collation AS collated ON collated.oid = attribute.attcollation",
-    "class.relname = 'idempotency_records'
-  AND attribute.attnum > 0 AND NOT attribute.attisdropped
-ORDER BY attribute.attnum"
-);
-
-const INDEXES: &str = relations!(
-    "ARRAY(
-           SELECT COALESCE(attribute.attname::text, '')
-           FROM unnest(index.indkey::int2[]) WITH ORDINALITY AS part (number, place)
-               LEFT JOIN pg_catalog.pg_attribute AS attribute
-                   ON attribute.attrelid = index.indrelid AND attribute.attnum = part.number
-           WHERE part.place <= index.indnkeyatts
-           ORDER BY part.place) AS columns,
-       index.indisvalid AND index.indpred IS NULL AS is_whole,
-       COALESCE(
-           index.indisvalid
-               AND pg_get_expr(index.indpred, index.indrelid) = '(unknown_since IS NOT NULL)',
-           false) AS is_of_unknown,
-       index.indisvalid AND index.indpred IS NULL
-           AND index.indisunique AND index.indimmediate AS is_unique",
-    "
-    JOIN pg_catalog.pg_index AS index ON index.indrelid = class.oid",
-    "class.relname = 'idempotency_records'"
-);
-
-const SEQUENCES: &str = relations!(
-    "class.relname::text AS name,
-       format_type(sequence.seqtypid, NULL) AS kind,
-       sequence.seqincrement AS increment,
-       sequence.seqcycle AS cycles",
-    "
-    JOIN pg_catalog.pg_sequence AS sequence ON sequence.seqrelid = class.oid",
-    "class.relname IN ('idempotency_fences', 'idempotency_removals')"
-);
-
-const MISSING_PRIVILEGES: &str = concat!(
-    "SELECT 'schema ' || quote_ident(namespace.nspname) || ' (USAGE)'
+const MISSING_PRIVILEGES: &str = "
+SELECT 'schema ' || quote_ident(namespace.nspname) || ' (USAGE)'
 FROM pg_catalog.pg_namespace AS namespace
 WHERE namespace.nspname = {schema} AND NOT has_schema_privilege(namespace.oid, 'USAGE')
 UNION ALL
-",
-    relations!(
-        "CASE class.relkind WHEN 'S' THEN 'sequence ' ELSE 'table ' END
+SELECT CASE class.relkind WHEN 'S' THEN 'sequence ' ELSE 'table ' END
        || quote_ident(namespace.nspname) || '.' || class.relname
-       || ' (' || wanted.privilege || ')'",
-        "
+       || ' (' || wanted.privilege || ')'
+FROM pg_catalog.pg_class AS class
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
     JOIN (VALUES ('idempotency_records', 'SELECT'),
                  ('idempotency_records', 'INSERT'),
                  ('idempotency_records', 'UPDATE'),
@@ -379,12 +236,10 @@ UNION ALL
                  ('idempotency_fences', 'USAGE'),
                  ('idempotency_removals', 'USAGE'),
                  ('idempotency_removals', 'SELECT')) AS wanted (name, privilege)
-        ON wanted.name = class.relname",
-        // One that is of another kind is a difference, and has other privileges.
-        "NOT CASE
-      WHEN (class.relkind = 'S') = (wanted.name = 'idempotency_records') THEN true
-      WHEN class.relkind = 'S' THEN has_sequence_privilege(class.oid, wanted.privilege)
-      ELSE has_table_privilege(class.oid, wanted.privilege)
-      END"
-    )
-);
+        ON wanted.name = class.relname
+WHERE namespace.nspname = {schema} AND NOT CASE
+    -- One that is of another kind is a difference, and has other privileges.
+    WHEN (class.relkind = 'S') = (wanted.name = 'idempotency_records') THEN true
+    WHEN class.relkind = 'S' THEN has_sequence_privilege(class.oid, wanted.privilege)
+    ELSE has_table_privilege(class.oid, wanted.privilege)
+    END";
