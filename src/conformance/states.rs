@@ -337,16 +337,38 @@ impl<S: Subject> Trial<S> {
             "{what}: its age counts from the claim, and is {:?}",
             record.age
         );
-        let (Some(lease_left), Some(expires_in)) = (lease_left(record), record.expires_in) else {
+        let Some(lease_left) = lease_left(record) else {
             panic!("{what}: is in progress and live for hours, and was {record:?}");
         };
         assert!(
             Self::close(record.age + lease_left, lease),
             "{what}: lives for its lease from the claim, and for {lease_left:?} more"
         );
+        Self::kept_from_its_claim(record, retention, what);
+    }
+
+    /// Asserts that a record is kept for this time from its claim.
+    pub(super) fn kept_from_its_claim(record: &Record, retention: Duration, what: &str) {
+        let left = record.expires_in.unwrap_or_default();
         assert!(
-            Self::close(record.age + expires_in, retention),
-            "{what}: is kept for its retention from the claim, and for {expires_in:?} more"
+            Self::close(record.age + left, retention),
+            "{what}: is kept for {retention:?} from its claim, and for {left:?} more after {:?}",
+            record.age
+        );
+    }
+
+    /// Asserts that `left`, of the record `after` a call, is `time` from the call.
+    pub(super) fn counts_from_now(
+        before: &Record,
+        after: &Record,
+        left: Option<Duration>,
+        time: Duration,
+        what: &str,
+    ) {
+        let left = left.unwrap_or_else(|| panic!("{what}: {time:?} from now had ended at once"));
+        assert!(
+            after.age + left + Self::grain() >= before.age + time && left <= time + Self::grain(),
+            "{what}: lasts for {time:?} from now, and for {left:?}"
         );
     }
 

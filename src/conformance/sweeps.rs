@@ -33,13 +33,8 @@ impl<S: Subject> Trial<S> {
                         panic!("{what}: a record in progress is never removed");
                     };
                     same_claim(&before, &after, &what);
-                    let left = after.expires_in.unwrap_or_default();
-                    assert!(
-                        status_of(&after) == Status::Unknown
-                            && after.age + left + Self::grain() >= before.age + HOUR
-                            && left <= HOUR + Self::grain(),
-                        "{what}: is unknown for the given retention from now, and was {after:?}"
-                    );
+                    assert_eq!(status_of(&after), Status::Unknown, "{what}");
+                    Self::counts_from_now(&before, &after, after.expires_in, HOUR, &what);
                 }
                 Status::Completed | Status::Unknown | Status::Released | Status::Free
                     if state.expired =>

@@ -27,19 +27,9 @@ impl<S: Subject> Trial<S> {
             let renewed = store.renew(&name, held.token, lease).await;
             applied(good(renewed), "renew by the owner, even if it has lapsed");
             let record = self.record(&name).await;
-            let left = lease_left(&record)
-                .unwrap_or_else(|| panic!("renew: the lease is live, and was {record:?}"));
-            // Renewed after `before` was read, and before `record` was.
-            assert!(
-                record.age + left + Self::grain() >= before.age + lease
-                    && left <= lease + Self::grain(),
-                "renew: leaves {lease:?} from now, and left {left:?}"
-            );
-            let retention = record.expires_in.unwrap_or_default();
-            assert!(
-                Self::close(record.age + retention, HOUR),
-                "renew: the retention counts from the claim still, and left {retention:?}"
-            );
+            let left = lease_left(&record);
+            Self::counts_from_now(&before, &record, left, lease, "renew: the lease");
+            Self::kept_from_its_claim(&record, HOUR, "renew");
         }
         let claim = long_claim(1);
         let taken = held.reclaim(&self.peer, ReclaimAs::Takeover, &claim).await;
@@ -56,13 +46,7 @@ impl<S: Subject> Trial<S> {
             let held = self.hold(&name, HOUR, HOUR * 2).await;
             self.lapse().await;
             self.complete(&held, response(), retention).await;
-            let record = self.record(&name).await;
-            let left = record.expires_in.unwrap_or_default();
-            assert!(
-                Self::close(record.age + left, retention),
-                "complete: is kept for {retention:?} from its claim, and for {left:?} more after {:?}",
-                record.age
-            );
+            Self::kept_from_its_claim(&self.record(&name).await, retention, "complete");
         }
     }
 
@@ -74,13 +58,8 @@ impl<S: Subject> Trial<S> {
         let before = self.record(&name).await;
         self.complete_for(&held, response(), S::SHORT, HOUR).await;
         let record = self.record(&name).await;
-        let left = record.expires_in.unwrap_or_else(|| {
-            panic!("complete: is kept for `at_least` from now, and had expired at once")
-        });
-        assert!(
-            record.age + left + Self::grain() >= before.age + HOUR && left <= HOUR + Self::grain(),
-            "complete: is kept for {HOUR:?} from now, and for {left:?}"
-        );
+        let left = record.expires_in;
+        Self::counts_from_now(&before, &record, left, HOUR, "complete: `at_least`");
     }
 
     /// The record is kept for the longer of its retention and `at_least`.
@@ -88,12 +67,7 @@ impl<S: Subject> Trial<S> {
         let name = name("kept for longer");
         let held = self.hold(&name, HOUR, HOUR * 3).await;
         self.complete_for(&held, response(), HOUR * 3, HOUR).await;
-        let record = self.record(&name).await;
-        let left = record.expires_in.unwrap_or_default();
-        assert!(
-            Self::close(record.age + left, HOUR * 3),
-            "complete: is kept for the longer of both, and for {left:?}"
-        );
+        Self::kept_from_its_claim(&self.record(&name).await, HOUR * 3, "complete");
     }
 
     /// No record expires early because a number did not fit.

@@ -283,11 +283,7 @@ impl<S: Subject> Trial<S> {
             self.release(&held, release).await;
             let after = self.record(&held.name).await;
             same_claim(&before, &after, "release");
-            let expires_in = after.expires_in.unwrap_or_default();
-            assert!(
-                Self::close(after.age + expires_in, HOUR * 2),
-                "release: leaves the retention, and made it {expires_in:?}"
-            );
+            Self::kept_from_its_claim(&after, HOUR * 2, "release");
         }
     }
 }

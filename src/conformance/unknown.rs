@@ -96,15 +96,13 @@ impl<S: Subject> Trial<S> {
         let marked = held.make(Call::MarkLapsed, &self.store).await;
         applied(marked, "mark_unknown of a lapsed record by its fence");
         let record = self.record(&name).await;
-        let expires_in = record
-            .expires_in
-            .unwrap_or_else(|| panic!("mark_unknown: is kept from now, and had expired at once"));
-        // Marked after `before` was read, and before `record` was.
-        let kept = record.age + expires_in;
-        assert!(
-            kept + Self::grain() >= before.age + HOUR * 3
-                && kept <= record.age + HOUR * 3 + Self::grain(),
-            "mark_unknown: is kept for its retention from now, and for {expires_in:?}"
+        let left = record.expires_in;
+        Self::counts_from_now(
+            &before,
+            &record,
+            left,
+            HOUR * 3,
+            "mark_unknown: the retention",
         );
         let purged = good(self.store.purge_expired(10, HOUR).await);
         assert_eq!(
@@ -129,11 +127,7 @@ impl<S: Subject> Trial<S> {
             "complete of an unknown record by its owner",
         );
         let record = self.record(&name).await;
-        let expires_in = record.expires_in.unwrap_or_default();
-        assert!(
-            status_of(&record) == Status::Completed
-                && Self::close(record.age + expires_in, HOUR * 2),
-            "complete: is kept for its retention from the claim, and was {record:?}"
-        );
+        assert_eq!(status_of(&record), Status::Completed, "complete: is kept");
+        Self::kept_from_its_claim(&record, HOUR * 2, "complete");
     }
 }
