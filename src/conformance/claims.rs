@@ -257,8 +257,8 @@ impl<S: Subject> Trial<S> {
     /// The fences of a name grow while callers claim and forget it at the same time.
     pub async fn i2_fences_grow_while_claims_and_removals_race(&self) {
         let name = name("contended");
-        // Whoever holds the name writes its fence down before it lets go, so
-        // the list is in the order of the grants.
+        // An owner notes its fence before it forgets the record, so the list is in
+        // the order of the grants.
         let granted = Arc::new(Mutex::new(Vec::new()));
         let calls = (0..8).map(|turn| {
             let (store, name) = (self.either(turn).clone(), name.clone());

@@ -444,7 +444,7 @@ pub(super) fn status_of(record: &Record) -> Status {
     }
 }
 
-/// Returns the status of what was read under a name.
+/// Returns the status of a record, or `Absent` if there is none.
 pub(super) fn status_in(record: &Option<Record>) -> Status {
     record.as_ref().map_or(Status::Absent, status_of)
 }
