@@ -821,7 +821,7 @@ const SECURITY: &[Fault] = &[
         By(&[
             "rule_75_each_outcome_is_logged_and_counted_once_without_secrets",
             "rule_75_debug_output_shows_no_secret",
-            // Every other test in `tests/contract/logs.rs` checks this too.
+            // Every other test in `tests/contract/logs` checks this too.
             "f110_each_kind_of_failing_store_is_logged",
             "f110_values_in_postgres_errors_are_never_shown",
             "f110_values_in_sqlite_trigger_errors_are_never_shown",
@@ -965,7 +965,7 @@ const LATER: &[Fault] = &[
         110,
         "an error is answered with a 5xx, and its cause is in no log",
         By(&[
-            // All tests of `tests/contract/logs.rs`, among them:
+            // All tests of `tests/contract/logs`, among them:
             "f110_a_missing_table_is_logged_with_its_remedy",
             "f110_missing_privileges_are_logged_with_the_grants",
             "f110_a_dead_database_is_logged",
