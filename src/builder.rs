@@ -527,7 +527,7 @@ pub(crate) fn standard_responses() -> ResponseSettings {
     }
 }
 
-/// Fails with what a setting must be, unless that is so.
+/// Fails with the reason unless the condition of a setting holds.
 macro_rules! ensure {
     ($setting:expr => $holds:expr, $($reason:tt)+) => {
         if !$holds {
@@ -638,7 +638,7 @@ fn link(url: &str) -> Result<HeaderValue, BuildError> {
         .ok_or_else(|| BuildError::new("documentation", format!("must be a URL, got {url:?}")))
 }
 
-/// Far below what the clocks of the stores can add to the present.
+/// Far below the range of the stores' clocks.
 const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 24 * HOUR);
 const HOUR: u64 = 3600;
 const MIB: usize = 1 << 20;

@@ -85,7 +85,7 @@ pub enum Disposition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepFor(pub Duration);
 
-/// What a handler says of its response. `None` leaves it to the layer.
+/// A handler's choices for its response. `None` leaves one to the layer.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HandlerChoice {
     pub(crate) disposition: Option<Disposition>,
@@ -93,7 +93,7 @@ pub(crate) struct HandlerChoice {
 }
 
 impl HandlerChoice {
-    /// Takes what a response says in its extensions.
+    /// Takes the choices from the extensions of a response.
     pub(crate) fn take_from(extensions: &mut Extensions) -> Self {
         Self {
             disposition: extensions.remove::<Disposition>(),
@@ -101,7 +101,7 @@ impl HandlerChoice {
         }
     }
 
-    /// Fills in from `other` what this one leaves open.
+    /// Fills in the choices that this one leaves open from `other`.
     pub(crate) fn or(self, other: Self) -> Self {
         Self {
             disposition: self.disposition.or(other.disposition),
@@ -244,8 +244,8 @@ impl Preset {
     }
 }
 
-/// A redirection or a client error asks for another request; a server error asks for
-/// the same one again.
+/// After a redirection or a client error the client sends another request; after a
+/// server error, the same one.
 fn release_after(status: StatusCode) -> Release {
     match status.is_redirection() || status.is_client_error() {
         true => Release::AnyRequest,

@@ -18,11 +18,10 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
         && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
 }
 
-/// Returns the status that a response stands for: of a gRPC error without a message, the
-/// one that `google.rpc.Code` names for its code, and otherwise its own.
+/// Returns the status of a response. For a gRPC error without a message it is the
+/// one that `google.rpc.Code` assigns to its code.
 ///
-/// CANCELLED, UNKNOWN and DEADLINE_EXCEEDED say that the result is not known, as 504
-/// does.
+/// CANCELLED, UNKNOWN and DEADLINE_EXCEEDED mean an unknown result, as 504 does.
 pub(crate) fn status_of(status: StatusCode, headers: &HeaderMap) -> StatusCode {
     match headers.get(STATUS) {
         Some(code) if status == StatusCode::OK => match code.as_bytes() {

@@ -93,8 +93,8 @@ pub(crate) fn chain(error: &(dyn Error + 'static)) -> String {
 
 /// Logs `message` at WARN with its cause, unless `limit` suppresses it.
 ///
-/// The message names what failed and what follows from it. The remedy stands in
-/// the error's text, in the message, or in `hint`.
+/// The message names the failure and its effect. The remedy is in the error's
+/// text, in the message, or in `hint`.
 pub(crate) fn warn(
     limit: &LogLimit,
     message: &str,
@@ -156,7 +156,7 @@ impl Event<'_> {
     }
 }
 
-/// What to do about a failure of which the store cannot say it.
+/// The remedy of a failure that the store does not know.
 fn remedy(kind: StoreErrorKind) -> Option<&'static str> {
     match kind {
         StoreErrorKind::Full => Some(

@@ -21,12 +21,12 @@ pub enum Outcome {
     Released,
     /// The handler ran, or began to, and its effects are not known.
     Unknown,
-    /// The handler ran and its response goes out as it comes, too large or too
-    /// slow to keep.
+    /// The handler ran and its response was streamed, because it was too large,
+    /// too slow or of a streamed type.
     Streamed,
     /// The handler ran, but its response could not be recorded yet.
     Unrecorded,
-    /// The handler ran without a claim, because the store could not be asked.
+    /// The handler ran without a claim, because the store could not answer.
     Unguarded,
     /// A recorded response was replayed.
     Replayed,
@@ -35,7 +35,7 @@ pub enum Outcome {
     Left,
     /// The inner service failed before it could be called.
     Unready,
-    /// The layer answered in the handler's place.
+    /// The layer answered instead of the handler.
     Refused(RejectionKind),
 }
 
@@ -90,9 +90,9 @@ pub(crate) enum Notice {
     GaveUpWithdrawing(GaveUp),
     /// An outcome that was still unknown has expired, and its key runs again.
     UnknownExpired,
-    /// A live response ended, and a tombstone stands for it.
+    /// A streamed response ended, and a tombstone is recorded for it.
     Tombstone,
-    /// A live response broke off: the outcome is unknown.
+    /// A streamed response broke off: the outcome is unknown.
     StreamBroken,
     /// The handler answered with success, and a transaction that it had begun was
     /// not committed.
@@ -180,7 +180,7 @@ impl Notice {
         }
     }
 
-    /// What an operator has to know, and what to do about it.
+    /// The warning for an operator, and its remedy.
     fn warning(self) -> Option<(&'static str, Option<&'static str>)> {
         Some(match self {
             // The refusal of an unreadable record is a warning with its cause.

@@ -120,10 +120,10 @@ impl fmt::Debug for Reconciler {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Disconnect {
-    /// It runs on to its end, and its response is recorded for the retry.
+    /// The handler runs to its end, and its response is recorded for the retry.
     #[default]
     Finish,
-    /// It is stopped where it stands, and the outcome is unknown.
+    /// The handler is stopped, and the outcome is unknown.
     Cancel,
 }
 

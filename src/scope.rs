@@ -6,10 +6,9 @@ use crate::Key;
 
 /// Whose key it is: the caller, account or tenant that an operation belongs to.
 ///
-/// The same key in two scopes names two operations that know nothing of each
-/// other. Build the scope from *who the caller is* (the account's id), never
-/// from a credential: a token that is refreshed between two tries would run
-/// the operation twice.
+/// The same key in two scopes names two separate operations. Build the scope from
+/// *who the caller is* (the account's id), never from a credential: a token that
+/// is refreshed between two tries would run the operation twice.
 ///
 /// ```
 /// use tower_idempotency::Scope;
@@ -33,7 +32,7 @@ use crate::Key;
 /// endpoints have different texts.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope(
-    /// `None` is the empty text, which needs no memory of its own.
+    /// `None` is the empty text, which allocates nothing.
     Option<Arc<str>>,
 );
 

@@ -56,8 +56,8 @@ fn source<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'stat
     }
 }
 
-/// The text of tower-http's `TimeoutError`. Each major version of tower-http has
-/// a type of its own, and the application's may be another than ours.
+/// The text of tower-http's `TimeoutError`. Its type cannot be used: each major
+/// version of tower-http has another one, and the application chooses the version.
 const BODY_TIMEOUT: &str = "data was not received within the designated timeout";
 
 #[cfg(test)]

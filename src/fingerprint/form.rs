@@ -122,7 +122,7 @@ impl fmt::Debug for Form {
     }
 }
 
-/// The media type of a request that has no more than one.
+/// Returns the media type of a request with exactly one `Content-Type`.
 fn sole_media_type(headers: &HeaderMap) -> Option<MediaType<'_>> {
     let mut lines = headers.get_all(header::CONTENT_TYPE).iter();
     let line = lines.next()?;

@@ -70,8 +70,8 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// Identifies the settings that made a fingerprint: two layers with the same
-/// settings agree on it, whatever process or version they run in.
+/// Identifies the settings of a fingerprint. Two layers with the same settings
+/// have the same scheme, in any process and version.
 ///
 /// The full id is these bytes and the [`Source`] of the target, which may differ
 /// from record to record.
@@ -84,7 +84,7 @@ impl Scheme {
     }
 }
 
-/// Where the bytes of a part stand in a fingerprint.
+/// The position of a part in a fingerprint.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Place(usize);
 
@@ -97,7 +97,7 @@ impl Place {
     pub(super) const AUTHORITY: Self = Self(5);
     pub(super) const BODY: Self = Self(6);
 
-    /// The place of the chosen header with this index; some share one.
+    /// The position of the chosen header with this index; some share one.
     pub(super) fn header(index: usize) -> Self {
         Self(HEADERS_START + index % HEADER_PLACES)
     }

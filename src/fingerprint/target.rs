@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderValue, Uri, header, request};
 /// Where the target of a fingerprint was read.
 ///
 /// Nested routers shorten the path that an inner layer sees. axum's `OriginalUri`
-/// keeps the path that the client sent, for those who can read its type.
+/// keeps the path that the client sent; reading it needs the feature `axum`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
     /// In the request's URI. A router may have shortened it.

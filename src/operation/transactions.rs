@@ -12,7 +12,7 @@ use tokio::sync::watch;
 #[derive(Clone, Copy)]
 pub(crate) struct AsCommitted;
 
-/// How the operation's own transaction ended, whatever the handler makes of it.
+/// The end of the operation's own transaction, whatever the handler returns.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Transacted {
     /// No transaction reached `commit`.

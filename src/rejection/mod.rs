@@ -19,7 +19,8 @@ use crate::{
     log::Warnings,
 };
 
-/// Why the layer answered in the handler's place. A refusal is never recorded.
+/// The reason for a response of the layer instead of the handler's. A refusal is
+/// never recorded.
 ///
 /// Its text names headers, settings and limits, and shows nothing of the key,
 /// the stored request or the stored response.
@@ -353,7 +354,7 @@ impl Rejection {
         }
     }
 
-    /// Logs what an operator has to know, if anything.
+    /// Logs its warning, if it has one.
     pub(crate) fn log(&self, warnings: &Warnings) {
         if let Some(warning) = self.warning {
             warnings.warn(warning, self.cause.as_deref(), self.operation);
@@ -442,8 +443,8 @@ impl Rejection {
             .map_or(&[], |mismatch| &mismatch.compared)
     }
 
-    /// Those of the [`compared`](Self::compared) parts that differ. Nothing else
-    /// is said of the other request.
+    /// Those of the [`compared`](Self::compared) parts that differ. The rejection
+    /// shows no other part of the recorded request.
     #[must_use]
     pub fn differs(&self) -> &[RequestPart] {
         self.mismatch

@@ -62,8 +62,9 @@ impl ResponseSettings {
                 })
     }
 
-    /// Returns what a store keeps of a response: all that is recorded passes here. It
-    /// is a tombstone if the headers are too large or the status is an interim one.
+    /// Returns the completion of a response; every recorded response passes here.
+    /// It is a tombstone if the headers are too large or the status is an interim
+    /// one.
     pub(crate) fn completion(
         &self,
         response: &response::Parts,
@@ -90,7 +91,7 @@ impl ResponseSettings {
         Completion::new(recorded, retention, self.lease)
     }
 
-    /// Returns what a store keeps of a response that a hook supplied.
+    /// Returns the completion of a response that a hook supplied.
     pub(crate) fn completion_of(&self, response: RecordedResponse) -> Completion {
         let Some(whole) = response.into_whole() else {
             return self.tombstone(StatusCode::OK, None);
@@ -101,7 +102,7 @@ impl ResponseSettings {
         self.completion(&parts, &whole.body, Some(&whole.trailers), None)
     }
 
-    /// Returns what a store keeps of a response that was streamed.
+    /// Returns the completion of a response that was streamed.
     pub(crate) fn tombstone(&self, status: StatusCode, keep_for: Option<Duration>) -> Completion {
         let recorded = RecordedResponse::tombstone().encode();
         Completion::new(recorded, self.retention_of(status, keep_for), self.lease)
@@ -115,7 +116,7 @@ impl ResponseSettings {
             .min(LONGEST_RETENTION)
     }
 
-    /// Renders a refusal, and logs what an operator has to know of it.
+    /// Renders a refusal, and logs its warning.
     pub(crate) fn refuse<R: Body<Data = Bytes>>(
         &self,
         rejection: &Rejection,

@@ -1,11 +1,11 @@
-//! Why a store did not do as asked.
+//! The error of a store call.
 
 use std::{error::Error, fmt, sync::Arc};
 
 type Source = Box<dyn Error + Send + Sync>;
 
-/// Why a store did not do as asked. The layer answers 503 and never runs a
-/// handler whose claim ended in one.
+/// The error of a store call. The layer answers 503, and never runs a handler
+/// whose claim failed.
 ///
 /// Its text names the kind and the cause, with a remedy where there is one. The
 /// texts of this crate's stores quote no key, scope, token, response or password.
@@ -35,9 +35,9 @@ pub enum StoreErrorKind {
     Unavailable,
     /// The store did not answer in time.
     TimedOut,
-    /// The store has no room for another record. Nothing was evicted.
+    /// The store is full. It evicted no record.
     Full,
-    /// A row holds what this version cannot read.
+    /// This version cannot read a record.
     Corrupt,
     /// More calls wait for the store than it lets wait. Nothing was sent to it.
     Overloaded,
@@ -55,13 +55,13 @@ impl StoreError {
         Self::new(StoreErrorKind::TimedOut, None)
     }
 
-    /// The store has no room for another record; `limit` says what ran out.
+    /// The store is full; `limit` names the limit that was reached.
     #[must_use]
     pub fn full(limit: &'static str) -> Self {
         Self::new(StoreErrorKind::Full, Some(limit.into()))
     }
 
-    /// A row holds what this version cannot read; `what` names the field.
+    /// This version cannot read a record; `what` names the field.
     #[must_use]
     pub fn corrupt(what: &'static str) -> Self {
         Self::new(StoreErrorKind::Corrupt, Some(what.into()))
@@ -138,7 +138,7 @@ impl StoreError {
         self
     }
 
-    /// What the text says after the kind.
+    /// The text after the kind.
     #[cfg(feature = "postgres")]
     pub(crate) fn cause(&self) -> String {
         self.source

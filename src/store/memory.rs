@@ -132,8 +132,8 @@ impl Inner {
         Fence::from(self.fences.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The shard of a name, and the name's hash, whose other bits choose the
-    /// place in it.
+    /// Returns the shard of a name, and the hash of the name. Other bits of the
+    /// hash choose the place in the shard.
     fn shard(&self, name: &RecordName) -> (&Shard, u64) {
         let hash = self.hasher.hash_one(name);
         (&self.shards[self.place(hash)], hash)
@@ -464,5 +464,5 @@ impl fmt::Debug for MemoryStore {
 /// Enough that a shard which grows delays few calls, and only briefly.
 const SHARDS: usize = 1024;
 
-/// How many records a page of a list looks at, and up to a shard more.
+/// The number of records that one page of a list examines, and up to a shard more.
 const MOST_EXAMINED: usize = 10_000;

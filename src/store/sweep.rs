@@ -212,7 +212,7 @@ impl SweepReport {
 /// Set when the sweeper is to stop.
 type Stop = SetOnce<()>;
 
-/// True if stopped meanwhile.
+/// Returns whether the sweeper was stopped meanwhile.
 async fn pause(stop: &Stop, duration: Duration) -> bool {
     time::timeout(duration, stop.wait()).await.is_ok()
 }

@@ -223,7 +223,7 @@ impl StoredRecord {
         Transitioned::Applied
     }
 
-    /// Does what a sweep does with the record, and returns what that is.
+    /// Sweeps the record, and returns the result.
     ///
     /// Does nothing before [`sweep_after`](Self::sweep_after) has passed.
     pub fn sweep(&mut self, unknown_retention: Duration, now: Duration) -> Swept {

@@ -126,7 +126,7 @@ pub struct Grant {
     pub attempt: u32,
 }
 
-/// In which state, and to what end, a record may be claimed again.
+/// The state in which a record may be claimed again, and the resulting operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReclaimAs {
     /// In progress and its lease has lapsed: the same operation, its next
@@ -198,7 +198,7 @@ pub enum Transition<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Transitioned {
-    /// The record is as asked.
+    /// The record is in the state that the transition asked for.
     Applied,
     /// The guard does not hold: another claim, another state, or no record.
     Superseded,
@@ -254,7 +254,7 @@ pub enum Release {
     AnyRequest,
 }
 
-/// Who says that an outcome is unknown.
+/// The caller that marks an outcome unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkedBy {
     /// The owner, with its token.
@@ -349,8 +349,8 @@ impl Purged {
         }
     }
 
-    /// How many records were touched: less than the limit means that no more
-    /// are due.
+    /// Returns the number of records that were changed. Less than the limit means
+    /// that no more are due.
     #[must_use]
     pub fn touched(&self) -> u64 {
         self.removed + self.marked_unknown

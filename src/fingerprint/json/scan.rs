@@ -60,7 +60,7 @@ struct Current {
     inside: Option<Node>,
 }
 
-/// What becomes of a value once it has been read.
+/// The use of a value's digest.
 #[derive(Clone, Copy)]
 enum Fate {
     Counts,
@@ -136,8 +136,8 @@ impl<'d> Scan<'d> {
         }
     }
 
-    /// Reads a value; of a container with something in it only what comes
-    /// before the first value inside, which is to be read next.
+    /// Reads a value, or only the beginning of a container that is not empty.
+    /// Returns whether a value inside of it comes next.
     fn begins_container(&mut self) -> Result<bool, BodyFault> {
         let byte = self.tokens.next()?;
         match byte {
@@ -190,7 +190,7 @@ impl<'d> Scan<'d> {
             .filter(|watched| watched.depth == depth)
     }
 
-    /// The name of a member and what stands between it and its value.
+    /// Reads the name of a member, up to its value.
     fn name(&mut self) -> Result<(), BodyFault> {
         if self.tokens.next()? != b'"' {
             return Err(NOT_JSON);
@@ -230,7 +230,7 @@ impl<'d> Scan<'d> {
         }
     }
 
-    /// What a pointer says about the value that begins here.
+    /// Returns the fate that the pointers give the value that begins here.
     fn current(&self, child: Option<Node>) -> Current {
         let ends = child.and_then(|child| self.pointers?.ends_at(child));
         let fate = match ends {

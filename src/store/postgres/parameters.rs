@@ -16,7 +16,7 @@ pub(super) fn fence(seen: Fence) -> i64 {
     i64::try_from(seen.get()).unwrap_or(-1)
 }
 
-/// Returns the number by which statements know the kind of a reclaim.
+/// Returns the number of a reclaim's kind in statements.
 pub(super) fn reclaim_as(reclaim_as: ReclaimAs) -> i64 {
     match reclaim_as {
         ReclaimAs::Takeover => 1,

@@ -211,8 +211,8 @@ impl Pool {
         used.unwrap_or_else(|_| Err(busy.unwrap_or_else(|| self.timed_out())))
     }
 
-    /// Returns a connection, and meanwhile in `busy` why the server refuses another
-    /// one.
+    /// Returns a connection. While it waits for one, `busy` holds the server's
+    /// reason to refuse another.
     async fn connection(&self, busy: &mut Option<StoreError>) -> Result<Used, StoreError> {
         // The semaphore is never closed.
         let permit = Arc::clone(&self.permits).acquire_owned().await;

@@ -81,7 +81,7 @@ pub(super) struct Timeouts {
 }
 
 impl Timeouts {
-    /// Returns what begins a transaction with the store's settings.
+    /// Returns the statement that begins a transaction with the store's settings.
     ///
     /// Its role and its `search_path` are those of a new session, because another
     /// client of a pooler may have changed them.
@@ -101,7 +101,7 @@ fn millis(timeout: Duration) -> String {
     timeout.as_millis().min(LONGEST_TIMEOUT).to_string()
 }
 
-/// What the store sets on a connection, whatever the role's defaults are.
+/// The settings of a connection, against any defaults of the role.
 pub(super) struct SessionSettings {
     timeouts: Timeouts,
     sets_plans: bool,

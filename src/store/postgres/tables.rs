@@ -11,8 +11,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached, or with the name of each table, column,
-    /// index, sequence and privilege that is missing or differs, and what to do.
+    /// If the server cannot be reached. If a table, column, index, sequence or
+    /// privilege is missing or differs; the error names each, with a remedy.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
         let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
         detached(async move {
@@ -46,7 +46,7 @@ impl PostgresStore {
 /// The relations in the schema that have names of the store's.
 pub(super) struct Tables {
     exist: bool,
-    /// What differs from what the store needs.
+    /// The differences from the tables that the store needs.
     differences: Vec<String>,
 }
 
@@ -69,7 +69,7 @@ impl Tables {
         !self.exist
     }
 
-    /// Fails with all differences from what the store needs.
+    /// Fails with all differences, if there are any.
     pub(super) fn refuse_differences(&self) -> Result<(), StoreError> {
         if self.differences.is_empty() {
             return Ok(());

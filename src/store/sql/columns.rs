@@ -71,7 +71,7 @@ impl LoadedRecord {
 
 /// Returns the record of a statement whose moments are relative to now.
 pub(crate) fn found(row: &impl StoreRow) -> Result<Found, StoreError> {
-    // Any moment does that leaves room for what lies before it.
+    // Any moment that leaves room for earlier ones.
     let now = i64::MAX / 2;
     let loaded = load(row, now)?;
     Ok(loaded.read(Duration::from_micros(now.unsigned_abs())))

@@ -126,7 +126,7 @@ pub(crate) mod sealed {
     }
 }
 
-/// The response to send, and what the store keeps of it.
+/// The response to send, and its completion for the store.
 pub(crate) type WithCompletion = (Response<Full<Bytes>>, Completion);
 
 /// The database's part in a commit.
@@ -144,11 +144,11 @@ pub(crate) trait CommitBackend: Send + Sync + 'static {
         completion: &Completion,
     ) -> impl Future<Output = Result<Transitioned, CommitError>> + Send;
 
-    /// Returns whether the database said that it did not commit.
+    /// Returns whether the error proves that nothing was committed.
     fn is_abort(error: &sqlx::Error) -> bool;
 
-    /// Returns what the record says of the operation's claim, once no transaction
-    /// can change it any more.
+    /// Returns the state of the operation's claim, once no transaction can change
+    /// it.
     fn claim_status(
         &self,
         operation: &Operation,
@@ -349,7 +349,7 @@ async fn roll_back<DB: Database>(operation: &Operation, transaction: Transaction
     }
 }
 
-/// Reads the response, and returns it with what the store keeps of it; or why it
+/// Reads the response, and returns it with its completion, or the reason why it
 /// cannot be kept.
 async fn collect<B>(response: Response<B>, operation: &Operation) -> Result<WithCompletion, String>
 where
