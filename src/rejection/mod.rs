@@ -456,27 +456,17 @@ impl Rejection {
 /// What a handler answers to a failed transaction.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Rejection {
-    pub(crate) fn no_transaction() -> Self {
-        Self::new(
-            RejectionKind::StoreUnavailable,
-            "The database cannot serve this request now, and nothing of it was committed. Send the same request with the same key again later.",
-        )
-        .retry_after(1)
-    }
+    refusals! {
+        no_transaction: StoreUnavailable
+            "The database cannot serve this request now, and nothing of it was committed. Send the same request with the same key again later."
+            .retry_after(1);
 
-    pub(crate) fn aborted() -> Self {
-        Self::new(
-            RejectionKind::RolledBack,
-            "The transaction of this request was rolled back. Sending the same request again with the same key is safe.",
-        )
-        .retry_after(1)
-    }
+        aborted: RolledBack
+            "The transaction of this request was rolled back. Sending the same request again with the same key is safe."
+            .retry_after(1);
 
-    pub(crate) fn not_committed() -> Self {
-        Self::new(
-            RejectionKind::RolledBack,
-            "The transaction of this request could not be committed and was rolled back.",
-        )
+        not_committed: RolledBack
+            "The transaction of this request could not be committed and was rolled back.";
     }
 }
 

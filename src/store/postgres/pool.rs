@@ -219,19 +219,15 @@ impl Pool {
         let permit = permit.map_err(|_| failure(sqlx::Error::PoolClosed))?;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
-            if let Some(Idle {
-                connection, opened, ..
-            }) = self.take_idle().await?
-            {
-                return Ok(Used {
-                    connection,
-                    opened,
-                    permit,
-                });
-            }
-            match self.wait_for_server(self.connector.connect()).await {
-                Ok(connection) => {
-                    let opened = Instant::now();
+            let found = match self.take_idle().await? {
+                Some(idle) => Ok((idle.connection, idle.opened)),
+                None => {
+                    let connected = self.wait_for_server(self.connector.connect()).await;
+                    connected.map(|connection| (connection, Instant::now()))
+                }
+            };
+            match found {
+                Ok((connection, opened)) => {
                     return Ok(Used {
                         connection,
                         opened,
