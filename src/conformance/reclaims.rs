@@ -42,11 +42,7 @@ impl<S: Subject> Trial<S> {
 
     async fn reclaim_is_guarded(&self, reclaim_as: ReclaimAs) {
         for case in self.cases(State::all()).await {
-            let Case {
-                state,
-                held,
-                former,
-            } = case;
+            let (state, held, former) = (case.state, case.held, case.former);
             let what = format!("reclaim by {reclaim_as:?} of {state:?}");
             let claim = long_claim(3);
             let before = self.peek(&held.name).await;
@@ -217,15 +213,18 @@ impl<S: Subject> Trial<S> {
         );
     }
 
+    /// Makes a record in each state that allows a reclaim, and returns the first one.
+    async fn reclaimable_cases(&self) -> Vec<(Case, ReclaimAs)> {
+        let allowed = |case: &Case| RECLAIMS.into_iter().find(|by| case.state.allows(*by));
+        let cases = self.cases(State::all()).await.into_iter();
+        cases
+            .filter_map(|case| allowed(&case).map(|reclaim_as| (case, reclaim_as)))
+            .collect()
+    }
+
     /// Lease, retention and age count from the new claim.
     pub async fn reclaim_sets_lease_retention_and_age_anew(&self) {
-        for case in self.cases(State::all()).await {
-            let Some(reclaim_as) = RECLAIMS
-                .into_iter()
-                .find(|reclaim_as| case.state.allows(*reclaim_as))
-            else {
-                continue;
-            };
+        for (case, reclaim_as) in self.reclaimable_cases().await {
             let what = format!("reclaim by {reclaim_as:?} of {:?}", case.state);
             let began = Instant::now();
             let claim = Claim::new(fingerprint(4), HOUR * 5, HOUR * 7);
@@ -237,13 +236,7 @@ impl<S: Subject> Trial<S> {
 
     /// Every call with the token or the fence of an earlier claim is refused.
     pub async fn superseded_owner_changes_nothing(&self) {
-        for case in self.cases(State::all()).await {
-            let Some(reclaim_as) = RECLAIMS
-                .into_iter()
-                .find(|reclaim_as| case.state.allows(*reclaim_as))
-            else {
-                continue;
-            };
+        for (case, reclaim_as) in self.reclaimable_cases().await {
             let claim = Claim::new(fingerprint(4), S::SHORT, HOUR);
             self.hold_again(&case.held, reclaim_as, claim).await;
             self.former_owner_changes_nothing(&case.held, &format!("{reclaim_as:?}"))

@@ -261,11 +261,7 @@ impl<S: Subject> Trial<S> {
     /// of the former claim, and with those of the last claim.
     pub(super) async fn guard_holds(&self, call: Call) {
         for case in self.cases(State::all()).await {
-            let Case {
-                state,
-                held,
-                former,
-            } = case;
+            let (state, held, former) = (case.state, case.held, case.former);
             let before = self.peek(&held.name).await;
             let fence = held.grant.fence;
             for (who, token, fence) in [
