@@ -1,54 +1,18 @@
 //! The PostgreSQL store keeps every promise behind a pooler that gives each
 //! transaction another server connection.
 
-use tower_idempotency::{
-    PostgresStore,
-    conformance::Subject,
-    conformance_tests,
-    sqlx::{
-        AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
-        postgres::PgConnectOptions, query,
-    },
-};
+mod databases;
 
-/// A new database on the server that `DATABASE_URL` names, used through the
-/// pooler that `PGBOUNCER_URL` names.
-struct Pooled {
-    server: PgConnectOptions,
-    pooler: PgConnectOptions,
-    database: String,
-}
+use databases::Database;
+use tower_idempotency::{PostgresStore, conformance::Subject, conformance_tests};
+
+/// A new database, used through the pooler.
+struct Pooled(Database);
 
 impl Pooled {
-    fn new() -> Self {
-        let options = |variable| -> PgConnectOptions {
-            std::env::var(variable)
-                .unwrap_or_else(|_| {
-                    panic!("{variable} is not set; ./tests/run starts what it names")
-                })
-                .parse()
-                .unwrap()
-        };
-        Self {
-            server: options("DATABASE_URL"),
-            pooler: options("PGBOUNCER_URL"),
-            database: format!("pooled_{:016x}", rand::random::<u64>()),
-        }
-    }
-
     async fn connect(&self) -> PostgresStore {
-        let options = self.pooler.clone().database(&self.database);
-        let store = PostgresStore::builder(options).pooler_safe();
+        let store = PostgresStore::builder(self.0.pooler_options()).pooler_safe();
         store.connect().await.unwrap()
-    }
-
-    async fn tell(&self, statement: String) {
-        let mut connection: PgConnection = self.server.connect().await.unwrap();
-        query(AssertSqlSafe(statement))
-            .execute(&mut connection)
-            .await
-            .unwrap();
-        connection.close().await.unwrap();
     }
 }
 
@@ -56,9 +20,8 @@ impl Subject for Pooled {
     type Store = PostgresStore;
 
     async fn store(&self) -> PostgresStore {
-        self.tell(format!("CREATE DATABASE {}", self.database))
-            .await;
-        let direct = PostgresStore::builder(self.server.clone().database(&self.database));
+        self.0.create().await;
+        let direct = PostgresStore::builder(self.0.options());
         let direct = direct.connect().await.unwrap();
         direct.migrate().await.unwrap();
         direct.close().await;
@@ -71,12 +34,11 @@ impl Subject for Pooled {
 
     async fn finish(&self, store: PostgresStore) {
         store.close().await;
-        self.tell(format!("DROP DATABASE {} WITH (FORCE)", self.database))
-            .await;
+        self.0.remove().await;
     }
 }
 
 conformance_tests! {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    Pooled::new()
+    Pooled(Database::new())
 }

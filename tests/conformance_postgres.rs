@@ -1,43 +1,18 @@
 //! The PostgreSQL store keeps every promise, with a second pool to the same
 //! database.
 
-use tower_idempotency::{
-    PostgresStore,
-    conformance::Subject,
-    conformance_tests,
-    sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions, query},
-};
+mod databases;
 
-/// A new database on the server that `DATABASE_URL` names.
-struct Postgres {
-    server: PgConnectOptions,
-    database: String,
-}
+use databases::Database;
+use tower_idempotency::{PostgresStore, conformance::Subject, conformance_tests};
+
+/// A new database.
+struct Postgres(Database);
 
 impl Postgres {
-    fn new() -> Self {
-        let server = std::env::var("DATABASE_URL").expect(
-            "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
-             ./tests/run starts one",
-        );
-        Self {
-            server: server.parse().unwrap(),
-            database: format!("conformance_{:016x}", rand::random::<u64>()),
-        }
-    }
-
     async fn connect(&self) -> PostgresStore {
-        let options = self.server.clone().database(&self.database);
-        PostgresStore::builder(options).connect().await.unwrap()
-    }
-
-    async fn tell(&self, statement: String) {
-        let mut connection: PgConnection = self.server.connect().await.unwrap();
-        query(tower_idempotency::sqlx::AssertSqlSafe(statement))
-            .execute(&mut connection)
-            .await
-            .unwrap();
-        connection.close().await.unwrap();
+        let store = PostgresStore::builder(self.0.options());
+        store.connect().await.unwrap()
     }
 }
 
@@ -45,8 +20,7 @@ impl Subject for Postgres {
     type Store = PostgresStore;
 
     async fn store(&self) -> PostgresStore {
-        self.tell(format!("CREATE DATABASE {}", self.database))
-            .await;
+        self.0.create().await;
         let store = self.connect().await;
         store.migrate().await.unwrap();
         store
@@ -58,12 +32,11 @@ impl Subject for Postgres {
 
     async fn finish(&self, store: PostgresStore) {
         store.close().await;
-        self.tell(format!("DROP DATABASE {} WITH (FORCE)", self.database))
-            .await;
+        self.0.remove().await;
     }
 }
 
 conformance_tests! {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-    Postgres::new()
+    Postgres(Database::new())
 }

@@ -4,6 +4,8 @@
 mod api;
 mod client;
 mod crowd;
+#[path = "../databases/mod.rs"]
+mod databases;
 mod faulty;
 mod probe;
 mod server;

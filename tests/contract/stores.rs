@@ -3,13 +3,9 @@
 use std::{path::PathBuf, sync::Mutex, time::Duration};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
-use tower_idempotency::{
-    DynStore, MemoryStore, PostgresStore, SqliteStore,
-    sqlx::{
-        AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
-        postgres::PgConnectOptions, raw_sql,
-    },
-};
+use tower_idempotency::{DynStore, MemoryStore, PostgresStore, SqliteStore};
+
+use crate::databases::Database;
 
 /// The records of one test. Each [`open`](Self::open) is the view of another
 /// process.
@@ -24,7 +20,7 @@ type Closing = BoxFuture<'static, ()>;
 enum Kind {
     Memory(MemoryStore),
     Sqlite(PathBuf),
-    Postgres(Database),
+    Postgres(Box<Database>),
 }
 
 impl Place {
@@ -40,16 +36,19 @@ impl Place {
     }
 
     pub(crate) async fn postgres() -> Self {
-        let database = Database::create().await;
-        let store = PostgresStore::connect(&database.url).await.unwrap();
+        let database = Database::new();
+        database.create().await;
+        let store = PostgresStore::connect(&database.url()).await.unwrap();
         store.migrate().await.unwrap();
         store.close().await;
-        Self::of(Kind::Postgres(database))
+        Self::of(Kind::Postgres(Box::new(database)))
     }
 
     /// A database without the store's tables.
     pub(crate) async fn postgres_without_tables() -> Self {
-        Self::of(Kind::Postgres(Database::create().await))
+        let database = Database::new();
+        database.create().await;
+        Self::of(Kind::Postgres(Box::new(database)))
     }
 
     fn of(kind: Kind) -> Self {
@@ -69,7 +68,7 @@ impl Place {
                 DynStore::new(store)
             }
             Kind::Postgres(database) => {
-                let store = PostgresStore::connect(&database.url).await.unwrap();
+                let store = PostgresStore::connect(&database.url()).await.unwrap();
                 let opened = store.clone();
                 self.closed_with(async move { opened.close().await });
                 DynStore::new(store)
@@ -82,7 +81,7 @@ impl Place {
         match &self.kind {
             Kind::Memory(_) => "memory".to_owned(),
             Kind::Sqlite(path) => format!("sqlite:{}", path.display()),
-            Kind::Postgres(database) => database.url.clone(),
+            Kind::Postgres(database) => database.url(),
         }
     }
 
@@ -105,7 +104,7 @@ impl Place {
                     let _ = std::fs::remove_file(file);
                 }
             }
-            Kind::Postgres(database) => database.drop().await,
+            Kind::Postgres(database) => database.remove().await,
         }
     }
 }
@@ -168,41 +167,6 @@ pub(crate) async fn check(place: Place, rule: impl AsyncFnOnce(&Place)) {
         Ok(in_time) => in_time.expect("a rule that hangs is a rule that fails"),
         Err(panic) => std::panic::resume_unwind(panic),
     }
-}
-
-/// The database of one test.
-struct Database {
-    server: String,
-    name: String,
-    url: String,
-}
-
-impl Database {
-    async fn create() -> Self {
-        let server = std::env::var("DATABASE_URL").expect(
-            "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
-             ./tests/run starts one",
-        );
-        let name = format!("contract_{:016x}", rand::random::<u64>());
-        run(&server, format!("CREATE DATABASE {name}")).await;
-        let options: PgConnectOptions = server.parse().unwrap();
-        let url = options.database(&name).to_url_lossy().to_string();
-        Self { server, name, url }
-    }
-
-    async fn drop(self) {
-        let statement = format!("DROP DATABASE {} WITH (FORCE)", self.name);
-        run(&self.server, statement).await;
-    }
-}
-
-pub(crate) async fn run(server: &str, statement: String) {
-    let mut connection = PgConnection::connect(server).await.unwrap();
-    raw_sql(AssertSqlSafe(statement))
-        .execute(&mut connection)
-        .await
-        .unwrap();
-    connection.close().await.unwrap();
 }
 
 const LONGEST_TEST: Duration = Duration::from_secs(120);

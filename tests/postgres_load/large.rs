@@ -13,7 +13,13 @@ use tower_idempotency::{
     store::{Claimed, RecordState, Transitioned},
 };
 
-use crate::{HOUR, claimed, hour, name, proxy::Proxy, response, run, store, until, with_database};
+use crate::{
+    HOUR, claimed,
+    databases::{run, with_database},
+    hour, name,
+    proxy::Proxy,
+    response, store, until,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f104_slow_large_replays_delay_no_other_scope() {

@@ -9,7 +9,13 @@ use tower_idempotency::{
     store::{RecordState, Transitioned},
 };
 
-use crate::{claimed, name, options, proxy::Proxy, response, store, until, with_database};
+use crate::{
+    claimed,
+    databases::{options, with_database},
+    name,
+    proxy::Proxy,
+    response, store, until,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn f103_an_outcome_tried_many_times_in_an_outage_waits_once() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::timeout;
 use tower_idempotency::{
     PostgresStore, RecordName, Store,
-    sqlx::{Connection as _, PgConnection, Row as _, query},
+    sqlx::{Connection as _, PgConnection, Row as _, query, query_scalar},
     store::{
         MarkedBy, Transitioned,
         admin::{Filter, Page},
@@ -13,7 +13,11 @@ use tower_idempotency::{
 };
 
 use crate::{
-    HOUR, claimed, name, options, proxy::Proxy, response, run, store, until, with_database,
+    HOUR, claimed,
+    databases::{options, run, with_database},
+    name,
+    proxy::Proxy,
+    response, store, until,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -167,12 +171,24 @@ async fn with_large_table(test: impl AsyncFnOnce(String)) {
 
 /// The number of rows that a store read, as the server counts.
 async fn read_by(url: &str, calls: impl AsyncFnOnce(PostgresStore)) -> i64 {
+    let mut connection = PgConnection::connect(url).await.unwrap();
+    // A backend reports its last counts when it ends.
+    until(async || {
+        let others: i64 = query_scalar(
+            "SELECT count(*) FROM pg_stat_activity
+             WHERE datname = current_database() AND backend_type = 'client backend'
+               AND application_name <> 'tower-idempotency' AND pid <> pg_backend_pid()",
+        )
+        .fetch_one(&mut connection)
+        .await
+        .unwrap();
+        others == 0
+    })
+    .await;
     run(url, "SELECT pg_stat_reset()").await;
     let store = store(options(url)).await;
     calls(store.clone()).await;
-    // A backend reports its last counts when it ends.
     store.close().await;
-    let mut connection = PgConnection::connect(url).await.unwrap();
     let mut read = 0;
     until(async || {
         let row = query(

@@ -12,7 +12,11 @@ use tower_idempotency::{
     },
 };
 
-use crate::{HOUR, claimed, hour, name, options, response, store, until, with_database};
+use crate::{
+    HOUR, claimed,
+    databases::{options, with_database},
+    hour, name, response, store, until,
+};
 
 /// All calls that an owner, a retry or an operator may make for a locked record.
 fn ask_everything(

@@ -1,63 +1,28 @@
 //! The PostgreSQL store under load: outcomes behind a stalled network, large
 //! responses, locked rows, and large tables.
 
+#[path = "../databases/mod.rs"]
+mod databases;
 mod large;
 mod late;
 mod lists;
 mod locked;
 mod proxy;
 
-use std::{
-    panic::{AssertUnwindSafe, resume_unwind},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::FutureExt as _;
 use tower_idempotency::{
     Fingerprint, Key, PostgresStore, RecordName, Scope, Store,
-    sqlx::{
-        AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
-        postgres::PgConnectOptions, raw_sql,
-    },
+    sqlx::postgres::PgConnectOptions,
     store::{Claim, Claimed, Completion, Grant},
 };
-
-/// Runs a test against a new database, and drops the database after it.
-pub(crate) async fn with_database(test: impl AsyncFnOnce(String)) {
-    let server = std::env::var("DATABASE_URL").expect(
-        "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
-         ./tests/run starts one",
-    );
-    let database = format!("idempotency_{:016x}", rand::random::<u64>());
-    run(&server, &format!("CREATE DATABASE {database}")).await;
-    let url = options(&server).database(&database);
-    let url = url.to_url_lossy().to_string();
-    let outcome = AssertUnwindSafe(test(url)).catch_unwind().await;
-    run(&server, &format!("DROP DATABASE {database} WITH (FORCE)")).await;
-    if let Err(panic) = outcome {
-        resume_unwind(panic);
-    }
-}
-
-pub(crate) fn options(url: &str) -> PgConnectOptions {
-    url.parse().unwrap()
-}
 
 /// A store with the defaults, and its tables.
 pub(crate) async fn store(options: PgConnectOptions) -> PostgresStore {
     let store = PostgresStore::builder(options).connect().await.unwrap();
     store.migrate().await.unwrap();
     store
-}
-
-pub(crate) async fn run(url: &str, statements: &str) {
-    let mut connection = PgConnection::connect(url).await.unwrap();
-    raw_sql(AssertSqlSafe(statements.to_owned()))
-        .execute(&mut connection)
-        .await
-        .unwrap();
-    connection.close().await.unwrap();
 }
 
 pub(crate) fn name(scope: &'static str, key: &str) -> RecordName {

@@ -13,7 +13,7 @@ use tokio::{
 };
 use tower_idempotency::sqlx::postgres::PgConnectOptions;
 
-use crate::options;
+use crate::databases::options;
 
 /// Stands between a store and its server.
 pub(crate) struct Proxy {

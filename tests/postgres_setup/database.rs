@@ -10,10 +10,13 @@ use tower_idempotency::{
     Fingerprint, Key, PostgresStore, RecordName, Scope, StoreError,
     sqlx::{
         AssertSqlSafe, ConnectOptions as _, Connection as _, Decode, PgConnection, Postgres, Type,
-        postgres::PgConnectOptions, query_scalar, raw_sql,
+        postgres::PgConnectOptions, query_scalar,
     },
     store::{Claim, Claimed, Completion, PostgresStoreBuilder},
 };
+
+use crate::databases;
+pub(crate) use crate::databases::run_on;
 
 /// The addresses of a new database: direct and through the pooler.
 pub(crate) struct Database {
@@ -55,29 +58,15 @@ impl Database {
 
 /// Runs a test against a new database, and drops the database after it.
 pub(crate) async fn with_database(test: impl AsyncFnOnce(&Database)) {
-    let options = |variable| -> PgConnectOptions {
-        std::env::var(variable)
-            .unwrap_or_else(|_| panic!("{variable} is not set; ./tests/run starts what it names"))
-            .parse()
-            .unwrap()
-    };
-    let (server, pooler) = (options("DATABASE_URL"), options("PGBOUNCER_URL"));
-    let name = format!("idempotency_{:016x}", rand::random::<u64>());
-    let database = Database {
-        options: server.clone().database(&name),
-        pooler: pooler.database(&name),
-    };
-    let mut connection: PgConnection = server.connect().await.unwrap();
-    run_on(&mut connection, &format!("CREATE DATABASE {name}")).await;
-    let outcome = AssertUnwindSafe(test(&database)).catch_unwind().await;
-    run_on(
-        &mut connection,
-        &format!("DROP DATABASE {name} WITH (FORCE)"),
-    )
-    .await;
-    if let Err(panic) = outcome {
-        resume_unwind(panic);
-    }
+    databases::Database::new()
+        .around(async |created| {
+            let database = Database {
+                options: created.options(),
+                pooler: created.pooler_options(),
+            };
+            test(&database).await;
+        })
+        .await;
 }
 
 /// Runs a test with a new role, and drops the role after it.
@@ -90,13 +79,6 @@ pub(crate) async fn with_role(database: &Database, test: impl AsyncFnOnce(String
     if let Err(panic) = outcome {
         resume_unwind(panic);
     }
-}
-
-pub(crate) async fn run_on(connection: &mut PgConnection, statements: &str) {
-    raw_sql(AssertSqlSafe(statements.to_owned()))
-        .execute(connection)
-        .await
-        .unwrap();
 }
 
 pub(crate) fn told(error: &StoreError) -> String {

@@ -3,6 +3,8 @@
 
 mod availability;
 mod database;
+#[path = "../databases/mod.rs"]
+mod databases;
 mod errors;
 mod log;
 mod poolers;

@@ -12,7 +12,8 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{HOUR, acquired, applied, done, hour, name},
-    hex, options, run, with_database, with_store,
+    databases::{options, run, with_database},
+    hex, with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]

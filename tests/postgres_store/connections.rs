@@ -14,7 +14,8 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{acquired, hour, name},
-    hex, options, run, told, with_database, with_store,
+    databases::{options, run, with_database},
+    hex, told, with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]

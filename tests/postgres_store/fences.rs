@@ -11,7 +11,8 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{HOUR, acquired, applied, expiring, fingerprint, hour, name, past, reclaimed},
-    run, with_store,
+    databases::run,
+    with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]

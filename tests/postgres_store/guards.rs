@@ -7,7 +7,8 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{guards, reference::Compared},
-    options, run, with_database, with_store,
+    databases::{options, run, with_database},
+    with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]

@@ -11,7 +11,8 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{HOUR, acquired, applied, done, hour, name},
-    run, with_store,
+    databases::run,
+    with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]

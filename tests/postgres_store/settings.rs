@@ -7,7 +7,7 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{acquired, done, hour, name},
-    options, run, with_database,
+    databases::{options, run, with_database},
 };
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,8 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{acquired, applied, done, hour, name},
-    run, told, with_database, with_store,
+    databases::{run, with_database},
+    told, with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]

@@ -9,10 +9,9 @@ use tower_idempotency::{
 
 use crate::{
     commit::respond,
+    databases::{run, with_database},
     service::{Service, status},
-    shop::{
-        PostgresShop, Shop, SqliteShop, options, ordered, with_database, with_postgres, with_sqlite,
-    },
+    shop::{PostgresShop, Shop, SqliteShop, options, ordered, with_postgres, with_sqlite},
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -82,8 +81,8 @@ async fn f35_a_transaction_on_another_postgres_database_is_refused() {
     with_postgres(async |shop| {
         with_database(async |elsewhere| {
             for tables in ["", MIGRATION] {
-                crate::shop::execute(&elsewhere, "CREATE TABLE IF NOT EXISTS notes (n int)").await;
-                crate::shop::execute(&elsewhere, tables).await;
+                run(&elsewhere, "CREATE TABLE IF NOT EXISTS notes (n int)").await;
+                run(&elsewhere, tables).await;
                 let key = if tables.is_empty() { "without" } else { "with" };
                 let pool = PgPool::connect_lazy_with(options(&elsewhere));
                 let other = pool.clone();

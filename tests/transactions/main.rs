@@ -6,6 +6,8 @@
 
 mod answer;
 mod commit;
+#[path = "../databases/mod.rs"]
+mod databases;
 mod disconnect;
 mod failures;
 mod fence;

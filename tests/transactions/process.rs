@@ -12,7 +12,10 @@ use std::{
 
 use tower_idempotency::sqlx::ConnectOptions as _;
 
-use crate::shop::{options, with_database, with_sqlite};
+use crate::{
+    databases::with_database,
+    shop::{options, with_sqlite},
+};
 
 /// One process of the playground.
 struct Playground {

@@ -13,14 +13,15 @@ use tower_idempotency::{
     CommitError, Committed, Key, Operation, PostgresStore, PostgresTransaction, RecordName, Scope,
     SqliteStore, SqliteTransaction, Store,
     sqlx::{
-        self, AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, PgPool,
-        SqliteConnection,
+        self, ConnectOptions as _, PgConnection, PgPool, SqliteConnection,
         postgres::{PgConnectOptions, PgSslMode},
         query, query_as, raw_sql,
         sqlite::SqliteConnectOptions,
     },
     store::{Record, RecordState},
 };
+
+use crate::databases::{run, with_database};
 
 /// The common part of both databases.
 pub(crate) trait Shop: Clone + Send + Sync + 'static {
@@ -159,7 +160,7 @@ impl Shop for PostgresShop {
 impl PostgresShop {
     /// Runs statements on a new connection, directly to the server.
     pub(crate) async fn execute(&self, statements: &str) {
-        execute(&self.url, statements).await;
+        run(&self.url, statements).await;
     }
 
     /// The same shop with another address of its records.
@@ -256,11 +257,11 @@ pub(crate) async fn with_postgres(test: impl AsyncFnOnce(PostgresShop)) {
             .await
             .unwrap();
         store.migrate().await.unwrap();
-        execute(&url, POSTGRES_SHOP).await;
+        run(&url, POSTGRES_SHOP).await;
         let pool = PgPool::connect_lazy_with(options(&url));
         let shop = PostgresShop { url, pool, store };
         test(shop.clone()).await;
-        execute(&shop.url, MARKS_EXACTLY_THE_UNKNOWN).await;
+        run(&shop.url, MARKS_EXACTLY_THE_UNKNOWN).await;
         shop.store.close().await;
         shop.pool.close().await;
     })
@@ -273,21 +274,6 @@ DO $$ BEGIN
     ASSERT NOT EXISTS (
         SELECT FROM idempotency_records WHERE (state = 3) <> (unknown_since IS NOT NULL));
 END $$";
-
-pub(crate) async fn with_database(test: impl AsyncFnOnce(String)) {
-    let server = std::env::var("DATABASE_URL").expect(
-        "DATABASE_URL names no PostgreSQL server on which these tests may create databases; \
-         ./tests/run starts one",
-    );
-    let database = format!("idempotency_{:016x}", rand::random::<u64>());
-    execute(&server, &format!("CREATE DATABASE {database}")).await;
-    let url = options(&server).database(&database).to_url_lossy();
-    let outcome = AssertUnwindSafe(test(url.to_string())).catch_unwind().await;
-    execute(&server, &format!("DROP DATABASE {database} WITH (FORCE)")).await;
-    if let Err(panic) = outcome {
-        resume_unwind(panic);
-    }
-}
 
 /// Opens a shop in a new SQLite file.
 pub(crate) async fn with_sqlite(test: impl AsyncFnOnce(SqliteShop)) {
@@ -316,15 +302,6 @@ pub(crate) async fn with_sqlite(test: impl AsyncFnOnce(SqliteShop)) {
 pub(crate) fn options(url: &str) -> PgConnectOptions {
     let options: PgConnectOptions = url.parse().unwrap();
     options.ssl_mode(PgSslMode::Disable)
-}
-
-pub(crate) async fn execute(url: &str, statements: &str) {
-    let mut connection = PgConnection::connect_with(&options(url)).await.unwrap();
-    raw_sql(AssertSqlSafe(statements.to_owned()))
-        .execute(&mut connection)
-        .await
-        .unwrap();
-    connection.close().await.unwrap();
 }
 
 /// A response with every part that is kept, and one that is not.

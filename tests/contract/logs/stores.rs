@@ -16,9 +16,10 @@ use tower_idempotency::{
 use super::{CLAIM_FAILED, HOUR, Log, Says, answering, broken, claimed, name, secret};
 use crate::{
     api::{Api, required},
+    databases::run,
     faulty::{Call, Fault, Faulty, corrupt, full, overloaded},
     probe::{Gate, Probe},
-    stores::{Place, check, memory, run},
+    stores::{Place, check, memory},
 };
 
 #[tokio::test]
@@ -43,7 +44,7 @@ async fn f110_missing_privileges_are_logged_with_the_grants() {
     check(Place::postgres().await, async |place| {
         let log = Log::listen();
         let role = format!("contract_{:016x}", rand::random::<u64>());
-        run(&place.address(), format!("CREATE ROLE {role} LOGIN")).await;
+        run(&place.address(), &format!("CREATE ROLE {role} LOGIN")).await;
         let options: PgConnectOptions = place.address().parse().unwrap();
         let store = PostgresStore::builder(options.username(&role))
             .connect()
@@ -52,7 +53,7 @@ async fn f110_missing_privileges_are_logged_with_the_grants() {
         let api = Api::new(required(DynStore::new(store.clone())), &Probe::counting());
         let refused = api.send(secret("K")).await;
         store.close().await;
-        run(&place.address(), format!("DROP ROLE {role}")).await;
+        run(&place.address(), &format!("DROP ROLE {role}")).await;
         refused.assert_problem(503, "store-unavailable");
         log.only(CLAIM_FAILED)
             .says("kind", "unavailable")
