@@ -94,10 +94,10 @@ impl Store for MapStore {
         Ok(record.and_then(|record| record.reclaim(seen, reclaim_as, claim, next, now)))
     }
 
-    async fn transition(&self, name: &RecordName, to: Transition<'_>) -> Result<Transitioned> {
+    async fn transition(&self, name: &RecordName, to: Transition) -> Result<Transitioned> {
         let (mut table, now) = self.lock();
         let record = table.records.get_mut(name);
-        Ok(record.map_or(Transitioned::Superseded, |record| record.apply(to, now)))
+        Ok(record.map_or(Transitioned::Superseded, |record| record.apply(&to, now)))
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>> {

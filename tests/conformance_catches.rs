@@ -15,8 +15,8 @@ use tower_idempotency::{
     Fence, Key, MemoryStore, RecordName, Scope, Store, StoreError, Token,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Completion, Grant, MarkedBy, Purged, ReclaimAs, Record, RecordState,
-        Release, Transition, Transitioned,
+        Claim, Claimed, Completion, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs,
+        Record, RecordState, Release, Transition, Transitioned,
         admin::{Count, Filter, Page, Resolution},
     },
 };
@@ -171,10 +171,9 @@ impl Broken {
                 completion.at_least = completion.retention;
             }
             Defect::CompletesInTwoSteps => {
-                let owner = MarkedBy::Owner(token);
                 let _ = self
                     .inner()
-                    .mark_unknown(name, owner, completion.retention)
+                    .mark_unknown(name, token, completion.retention)
                     .await?;
                 tokio::task::yield_now().await;
             }
@@ -204,19 +203,20 @@ impl Broken {
         Ok(settlement)
     }
 
-    async fn marks(
+    async fn marks_lapsed(
         &self,
         name: &RecordName,
-        mut marked_by: MarkedBy,
+        seen: Fence,
         retention: Duration,
     ) -> Result<Transitioned, StoreError> {
-        if let (MarkedBy::Lapsed(fence), Some(record)) = (marked_by, self.seen(name).await)
+        if let Some(record) = self.seen(name).await
             && self.has(Defect::MarksLiveLeasesUnknown)
-            && record.fence == fence
+            && record.fence == seen
         {
-            marked_by = MarkedBy::Owner(record.token);
+            let token = record.token;
+            return self.inner().mark_unknown(name, token, retention).await;
         }
-        self.inner().mark_unknown(name, marked_by, retention).await
+        self.inner().mark_lapsed(name, seen, retention).await
     }
 
     async fn resolves(
@@ -319,24 +319,30 @@ impl Store for Broken {
     async fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> Result<Transitioned, StoreError> {
         let name = &self.named(name);
         match transition {
-            Transition::Renew { token, lease } => self.renews(name, token, lease).await,
-            Transition::Complete { token, completion } => {
-                self.completes(name, token, completion.clone()).await
+            Transition::Owner(token, transition) => match transition {
+                OwnerTransition::Renew { lease } => self.renews(name, token, lease).await,
+                OwnerTransition::Complete(completion) => {
+                    self.completes(name, token, completion).await
+                }
+                OwnerTransition::Release(release) => self.releases(name, token, release).await,
+                OwnerTransition::MarkUnknown { retention } => {
+                    self.inner().mark_unknown(name, token, retention).await
+                }
+            },
+            Transition::Fenced(seen, FencedTransition::MarkLapsed { retention }) => {
+                self.marks_lapsed(name, seen, retention).await
             }
-            Transition::Release { token, release } => self.releases(name, token, release).await,
-            Transition::MarkUnknown {
-                marked_by,
-                retention,
-            } => self.marks(name, marked_by, retention).await,
-            Transition::Resolve {
+            Transition::Fenced(
                 seen,
-                resolution,
-                at_least,
-            } => self.resolves(name, seen, resolution, at_least).await,
+                FencedTransition::Resolve {
+                    resolution,
+                    at_least,
+                },
+            ) => self.resolves(name, seen, &resolution, at_least).await,
         }
     }
 

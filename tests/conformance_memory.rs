@@ -113,7 +113,7 @@ mod late {
         async fn transition(
             &self,
             name: &RecordName,
-            transition: Transition<'_>,
+            transition: Transition,
         ) -> Result<Transitioned, StoreError> {
             late(self.0.transition(name, transition)).await
         }

@@ -620,7 +620,7 @@ impl Store for Yielding {
     async fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> Result<Transitioned, StoreError> {
         self.far_away(self.records.transition(name, transition))
             .await

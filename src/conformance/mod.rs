@@ -139,7 +139,7 @@ use self::states::{Call, applied};
 use crate::{
     Fence, Fingerprint, Key, RecordName, Scope, Store, StoreError, Token,
     store::{
-        Claim, Claimed, Completion, Grant, MarkedBy, ReclaimAs, Record, Release, Transitioned,
+        Claim, Claimed, Completion, Grant, ReclaimAs, Record, Release, Transitioned,
         admin::Resolution,
     },
 };
@@ -304,9 +304,8 @@ impl<S: Subject> Trial<S> {
 
     /// Marks a record unknown as its owner.
     async fn mark_unknown(&self, held: &Held, retention: Duration) {
-        let owner = MarkedBy::Owner(held.token);
-        let marked = self.store.mark_unknown(&held.name, owner, retention).await;
-        applied(good(marked), "mark_unknown by the owner");
+        let marked = self.store.mark_unknown(&held.name, held.token, retention);
+        applied(good(marked.await), "mark_unknown by the owner");
     }
 
     /// Resolves an unknown record.

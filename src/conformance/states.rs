@@ -9,7 +9,7 @@ use super::{HOUR, Held, Subject, Trial, beyond, fingerprint, good, name, respons
 use crate::{
     Fence, RecordName, Store, Token,
     store::{
-        Claim, Completion, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
+        Claim, Completion, ReclaimAs, Record, RecordState, Release, Transitioned,
         admin::{RecordedResponse, Resolution},
     },
 };
@@ -151,14 +151,8 @@ impl Call {
             }
             Self::ReleaseForSame => store.release(name, token, Release::SameRequest).await,
             Self::ReleaseForAny => store.release(name, token, Release::AnyRequest).await,
-            Self::MarkByOwner => {
-                let owner = MarkedBy::Owner(token);
-                store.mark_unknown(name, owner, HOUR * 3).await
-            }
-            Self::MarkLapsed => {
-                let marked_by = MarkedBy::Lapsed(fence);
-                store.mark_unknown(name, marked_by, HOUR * 3).await
-            }
+            Self::MarkByOwner => store.mark_unknown(name, token, HOUR * 3).await,
+            Self::MarkLapsed => store.mark_lapsed(name, fence, HOUR * 3).await,
             Self::ResolveHappened => {
                 store
                     .resolve(name, fence, &happened(b"another response"), HOUR)

@@ -15,7 +15,7 @@ use crate::{
     Fence, RecordName, Recovery, Store, StoreError, StoreErrorKind,
     backoff::jittered,
     outcome::Notice,
-    store::{Claimed, Grant, MarkedBy, ReclaimAs, Record, RecordState, Transitioned},
+    store::{Claimed, Grant, ReclaimAs, Record, RecordState, Transitioned},
 };
 
 /// How an attempt to claim a key ended.
@@ -355,8 +355,7 @@ async fn mark_lapsed<S: Store>(
     seen: Fence,
 ) -> Result<Transitioned, StoreError> {
     let retention = shared.config.unknown_retention;
-    let lapsed = MarkedBy::Lapsed(seen);
-    shared.store.mark_unknown(name, lapsed, retention).await
+    shared.store.mark_lapsed(name, seen, retention).await
 }
 
 async fn renew<S: Store>(

@@ -5,8 +5,12 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, Method, StatusCode, request};
 
 use crate::{
-    Disconnect, Dispositions, KeySyntax, Recovery, Scope, StoreFailure, fingerprint::Fingerprinter,
-    log::Warnings, policy::Requirement, response::ResponseSettings, store::Record,
+    Disconnect, Dispositions, KeySyntax, Recovery, Scope, StoreFailure,
+    fingerprint::Fingerprinter,
+    log::Warnings,
+    policy::Requirement,
+    response::ResponseSettings,
+    store::{OwnerTransition, Record},
 };
 
 pub(crate) type ScopeFn = Arc<dyn Fn(&request::Parts) -> Option<Scope> + Send + Sync>;
@@ -52,6 +56,12 @@ impl Config {
 
     pub(crate) fn warnings(&self) -> &Warnings {
         &self.responses.warnings
+    }
+
+    pub(crate) fn mark_unknown(&self) -> OwnerTransition {
+        OwnerTransition::MarkUnknown {
+            retention: self.unknown_retention,
+        }
     }
 
     /// Whether the operation of a record may start once more after an unknown outcome.

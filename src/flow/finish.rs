@@ -15,7 +15,7 @@ use http_body::Body;
 use super::{
     heartbeat::Heartbeat,
     limits::Permit,
-    owned::{OwnedClaim, Transition},
+    owned::OwnedClaim,
     reply::{Reply, ServiceResult},
     spawn,
 };
@@ -31,7 +31,7 @@ use crate::{
     operation::{AsCommitted, Transacted},
     outcome::Notice,
     response::{ResponseSettings, correct_length, declared_length},
-    store::{Release, Transitioned},
+    store::{OwnerTransition, Release, Transitioned},
 };
 
 /// A running request, until its outcome is recorded.
@@ -56,7 +56,7 @@ impl From<Box<dyn Any + Send>> for Panicked {
 
 /// A finished run: its transition is recorded, and then the client gets the result.
 struct Finished<R: Body, E> {
-    transition: Transition,
+    transition: OwnerTransition,
     result: ServiceResult<R, E>,
     outcome: Outcome,
     /// Says why the outcome is unknown, unless a warning has said so before.
@@ -131,7 +131,7 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
     let mut reply = Reply::new(result, outcome, run.claim.id());
     if let Err(error) = ended {
         run.claim.warn_late(&error);
-        if let Transition::Complete(_) = transition {
+        if let OwnerTransition::Complete(_) = transition {
             reply = reply.unrecorded();
         }
         spawn(run.record_late(transition));
@@ -166,7 +166,7 @@ impl<S: Store> Run<S> {
             }
             (_, Ok(Err(error))) => {
                 operation.log_failure();
-                Next::Record(Finished::unknown(Err(error), Some(INNER_FAILED)))
+                Next::Record(self.unknown(Err(error), Some(INNER_FAILED)))
             }
             (_, Err(Panicked)) => {
                 operation.log_failure();
@@ -210,7 +210,7 @@ impl<S: Store> Run<S> {
             }
             Disposition::Unknown => {
                 let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                Next::Record(Finished::unknown(Ok(response), Some(ANSWERED_UNKNOWN)))
+                Next::Record(self.unknown(Ok(response), Some(ANSWERED_UNKNOWN)))
             }
             // Recording its response would promise work that is not there (I5). The
             // handler may have done its work in another way, or its transaction may
@@ -229,7 +229,20 @@ impl<S: Store> Run<S> {
 
     /// The outcome is unknown, and the client is refused.
     fn refuse_unknown<R: SentBody, E>(&self, rejection: Rejection) -> Next<R, E> {
-        Next::Record(Finished::unknown(Ok(self.refuse(rejection)), None))
+        Next::Record(self.unknown(Ok(self.refuse(rejection)), None))
+    }
+
+    fn unknown<R: SentBody, E>(
+        &self,
+        result: ServiceResult<R, E>,
+        warning: Option<&'static str>,
+    ) -> Finished<R, E> {
+        Finished {
+            transition: self.claim.shared.config.mark_unknown(),
+            result,
+            outcome: Outcome::Unknown,
+            warning,
+        }
     }
 
     /// Returns the answer in the handler's place.
@@ -244,7 +257,7 @@ impl<S: Store> Run<S> {
     }
 
     /// Records the transition late. Heartbeats keep the lease meanwhile.
-    async fn record_late(self, transition: Transition) {
+    async fn record_late(self, transition: OwnerTransition) {
         self.claim.record_late(&transition, self.permit).await;
         drop(self.heartbeat);
     }
@@ -253,19 +266,10 @@ impl<S: Store> Run<S> {
 impl<R: Body, E> Finished<R, E> {
     fn released(release: Release, response: Response<ResponseBody<R>>) -> Self {
         Self {
-            transition: Transition::Release(release),
+            transition: OwnerTransition::Release(release),
             result: Ok(response),
             outcome: Outcome::Released,
             warning: None,
-        }
-    }
-
-    fn unknown(result: ServiceResult<R, E>, warning: Option<&'static str>) -> Self {
-        Self {
-            transition: Transition::MarkUnknown,
-            result,
-            outcome: Outcome::Unknown,
-            warning,
         }
     }
 }
@@ -291,7 +295,7 @@ async fn collect_response<S: Store, R: SentBody, E>(
     let collected = collect(body.as_mut(), settings.max_body, settings.body_timeout);
     let Ok(collected) = AssertUnwindSafe(collected).catch_unwind().await else {
         let response = run.refuse(Rejection::handler_panicked());
-        return Ok(Finished::unknown(Ok(response), None));
+        return Ok(run.unknown(Ok(response), None));
     };
     let Collected {
         data,
@@ -306,7 +310,7 @@ async fn collect_response<S: Store, R: SentBody, E>(
             correct_length(&mut parts, Some(data.len() as u64));
             let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
             Ok(Finished {
-                transition: Transition::Complete(completion),
+                transition: OwnerTransition::Complete(completion),
                 result: Ok(response),
                 outcome: Outcome::Recorded,
                 warning: None,
@@ -314,7 +318,7 @@ async fn collect_response<S: Store, R: SentBody, E>(
         }
         Some(ReadEnd::Broken(error)) => {
             let response = Response::from_parts(parts, ResponseBody::broken(data, error));
-            Ok(Finished::unknown(Ok(response), Some(BROKE_OFF)))
+            Ok(run.unknown(Ok(response), Some(BROKE_OFF)))
         }
         Some(ReadEnd::TooLarge) | None => Err(streamed(parts, data, body)),
     }
@@ -336,9 +340,9 @@ fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> Reply
         let (transition, notice) = match ended.await {
             Ok(()) => {
                 let tombstone = run.settings().tombstone(status, keep_for);
-                (Transition::Complete(tombstone), Notice::Tombstone)
+                (OwnerTransition::Complete(tombstone), Notice::Tombstone)
             }
-            Err(_) => (Transition::MarkUnknown, Notice::StreamBroken),
+            Err(_) => (run.claim.shared.config.mark_unknown(), Notice::StreamBroken),
         };
         notice.tell(&run.settings().warnings, run.claim.id());
         record_in_background(run, transition).await;
@@ -425,12 +429,13 @@ pub(super) async fn finish_cancelled<S: Store, R: SentBody, E>(run: Run<S>) -> R
     run.settings()
         .warnings
         .warn(CANCELLED, None, run.claim.id());
-    record_in_background(run, Transition::MarkUnknown).await;
+    let mark_unknown = run.claim.shared.config.mark_unknown();
+    record_in_background(run, mark_unknown).await;
     reply
 }
 
 /// Records the outcome of a run whose client was answered or has left.
-async fn record_in_background<S: Store>(run: Run<S>, transition: Transition) {
+async fn record_in_background<S: Store>(run: Run<S>, transition: OwnerTransition) {
     match run.claim.end(&transition).await {
         Ok(Transitioned::Applied) => {}
         Ok(Transitioned::Superseded) => {

@@ -16,20 +16,13 @@ use crate::{
     backoff::Backoff,
     outcome::{GaveUp, Notice},
     rejection::RequestHead,
-    store::{Completion, MarkedBy, RecordState, Release, Transitioned},
+    store::{OwnerTransition, RecordState, Transitioned},
 };
 
 pub(super) struct OwnedClaim<S> {
     pub(super) shared: Arc<Shared<S>>,
     pub(super) operation: Operation,
     fingerprint: Fingerprint,
-}
-
-/// How a run ends for its record.
-pub(super) enum Transition {
-    Complete(Completion),
-    Release(Release),
-    MarkUnknown,
 }
 
 impl<S: Store> OwnedClaim<S> {
@@ -59,33 +52,21 @@ impl<S: Store> OwnedClaim<S> {
     }
 
     /// Applies the transition once, within the store timeout, and wakes the waiters.
-    pub(super) async fn end(&self, transition: &Transition) -> Result<Transitioned, StoreError> {
-        let shared = &*self.shared;
-        let (store, name, token) = (&shared.store, self.operation.name(), self.operation.token());
-        let ended = match transition {
-            Transition::Complete(completion) => {
-                shared.call(store.complete(name, token, completion)).await
-            }
-            Transition::Release(release) => shared.call(store.release(name, token, *release)).await,
-            Transition::MarkUnknown => {
-                let retention = shared.config.unknown_retention;
-                let owner = MarkedBy::Owner(token);
-                shared
-                    .call(store.mark_unknown(name, owner, retention))
-                    .await
-            }
-        };
-        shared.waiters.wake(name);
-        ended
+    pub(super) async fn end(
+        &self,
+        transition: &OwnerTransition,
+    ) -> Result<Transitioned, StoreError> {
+        let (name, token) = (self.operation.name(), self.operation.token());
+        self.shared.end(name, token, transition.clone()).await
     }
 
     /// Applies the transition in the background, with pauses that grow, until the store
     /// answers or `late_recording_timeout` has passed. Until then the outcome is unknown
     /// to others. `permit` is that of the running request.
-    pub(super) async fn record_late(&self, transition: &Transition, permit: Permit) {
+    pub(super) async fn record_late(&self, transition: &OwnerTransition, permit: Permit) {
         let bytes = match transition {
-            Transition::Complete(completion) => completion.response.len(),
-            Transition::Release(_) | Transition::MarkUnknown => 0,
+            OwnerTransition::Complete(completion) => completion.response.len(),
+            _ => 0,
         };
         let shared = &*self.shared;
         let warnings = shared.config.warnings();

@@ -5,17 +5,12 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use futures_util::FutureExt as _;
 use tokio::time::{self, Instant};
 
-use super::{
-    claim::Granted,
-    owned::{OwnedClaim, Transition},
-    request::KeyedRequest,
-    shared::Shared,
-};
+use super::{claim::Granted, owned::OwnedClaim, request::KeyedRequest, shared::Shared};
 use crate::{
     Operation, Store, StoreError,
     policy::Reconciler,
     rejection::RequestHead,
-    store::{Claim, ReclaimAs, Transitioned, admin::Resolution},
+    store::{Claim, OwnerTransition, ReclaimAs, Transitioned, admin::Resolution},
 };
 
 /// What a hook's answer means for the request that asked.
@@ -43,12 +38,14 @@ pub(super) async fn reconcile<S: Store>(
     let answer = ask(shared, reconciler, &owned.operation).await;
     if let Some(Resolution::Happened(response)) = answer {
         let completion = config.responses.completion_of(response);
-        return Ok(match owned.end(&Transition::Complete(completion)).await? {
-            Transitioned::Applied => Reconciliation::Happened,
-            Transitioned::Superseded => Reconciliation::Unknown,
-        });
+        return Ok(
+            match owned.end(&OwnerTransition::Complete(completion)).await? {
+                Transitioned::Applied => Reconciliation::Happened,
+                Transitioned::Superseded => Reconciliation::Unknown,
+            },
+        );
     }
-    let ended = owned.end(&Transition::MarkUnknown).await?;
+    let ended = owned.end(&config.mark_unknown()).await?;
     drop(heartbeat);
     let runs = matches!(answer, Some(Resolution::DidNotHappen)) && may_run && !request.is_stale();
     if ended == Transitioned::Superseded || !runs {

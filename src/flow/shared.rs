@@ -18,7 +18,10 @@ use super::{
     store_call,
     waiters::Waiters,
 };
-use crate::{Rejection, Store, StoreError};
+use crate::{
+    RecordName, Rejection, Store, StoreError, Token,
+    store::{OwnerTransition, Transition, Transitioned},
+};
 
 pub(crate) struct Shared<S> {
     pub(crate) store: Arc<S>,
@@ -75,6 +78,19 @@ impl<S: Store> Shared<S> {
         call: impl Future<Output = Result<T, StoreError>>,
     ) -> impl Future<Output = Result<T, StoreError>> {
         store_call::bounded(self.config.store_timeout(), call)
+    }
+
+    /// Ends a claim in its owner's place, and wakes the waiters.
+    pub(crate) async fn end(
+        &self,
+        name: &RecordName,
+        token: Token,
+        transition: OwnerTransition,
+    ) -> Result<Transitioned, StoreError> {
+        let transition = Transition::Owner(token, transition);
+        let ended = self.call(self.store.transition(name, transition)).await;
+        self.waiters.wake(name);
+        ended
     }
 }
 

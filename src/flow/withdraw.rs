@@ -8,13 +8,13 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{self, Instant};
 
-use super::{limits::Permit, shared::Shared};
+use super::{config::Config, limits::Permit, shared::Shared};
 use crate::{
     Fence, RecordName, Store, StoreError, StoreErrorKind,
     backoff::Backoff,
     outcome::{GaveUp, Notice},
     store::{
-        Claim, Claimed, MarkedBy, ReclaimAs, Record, RecordState, Release, Transitioned,
+        Claim, Claimed, OwnerTransition, ReclaimAs, Record, RecordState, Release, Transitioned,
         admin::Resolution,
     },
 };
@@ -39,13 +39,6 @@ pub(super) struct Withdrawal<S> {
     pub(super) name: RecordName,
     pub(super) claim: Claim,
     pub(super) hold: Hold,
-}
-
-/// How a record gets back to its state before the claim.
-enum Undo {
-    Release(Release),
-    /// The outcome was unknown, and still is.
-    MarkUnknown,
 }
 
 impl<S: Store> Withdrawal<S> {
@@ -186,37 +179,29 @@ impl<S: Store> Withdrawal<S> {
     }
 
     async fn undo(&self) -> Result<Transitioned, StoreError> {
-        let store = &self.shared.store;
-        let (name, token) = (&self.name, self.claim.token);
-        let undone = match self.hold.undo() {
-            Undo::Release(release) => self.shared.call(store.release(name, token, release)).await,
-            Undo::MarkUnknown => {
-                let retention = self.shared.config.unknown_retention;
-                let owner = MarkedBy::Owner(token);
-                self.shared
-                    .call(store.mark_unknown(name, owner, retention))
-                    .await
-            }
-        };
-        self.shared.waiters.wake(name);
-        undone
+        let undo = self.hold.undo(&self.shared.config);
+        self.shared.end(&self.name, self.claim.token, undo).await
     }
 }
 
 impl Hold {
-    fn undo(self) -> Undo {
-        match self {
-            Self::Claim => Undo::Release(Release::AnyRequest),
+    /// Returns the transition that brings a record back to its state before the claim.
+    fn undo(self, config: &Config) -> OwnerTransition {
+        OwnerTransition::Release(match self {
+            Self::Claim => Release::AnyRequest,
             Self::Reclaim {
                 reclaim_as,
                 released,
                 ..
             } => match reclaim_as {
-                ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Reconcile => Undo::MarkUnknown,
-                ReclaimAs::Retry => Undo::Release(released.unwrap_or(Release::SameRequest)),
-                ReclaimAs::Replace | ReclaimAs::Expired => Undo::Release(Release::AnyRequest),
+                // The outcome was unknown, and still is.
+                ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Reconcile => {
+                    return config.mark_unknown();
+                }
+                ReclaimAs::Retry => released.unwrap_or(Release::SameRequest),
+                ReclaimAs::Replace | ReclaimAs::Expired => Release::AnyRequest,
             },
-        }
+        })
     }
 }
 

@@ -33,14 +33,14 @@
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), StoreError> {
-//! # use tower_idempotency::{Fingerprint, Key, RecordName, Scope, store::{Claim, MarkedBy}};
+//! # use tower_idempotency::{Fingerprint, Key, RecordName, Scope, store::Claim};
 //! # let hour = Duration::from_secs(3600);
 //! let store = MemoryStore::new();
 //! # for key in ["a", "b"] {
 //! #     let name = RecordName::new(Scope::single_tenant(), Key::new(key));
 //! #     let claim = Claim::new(Fingerprint::from_bytes([0; Fingerprint::LENGTH]), hour, hour);
 //! #     store.claim(&name, &claim).await?;
-//! #     let marked = store.mark_unknown(&name, MarkedBy::Owner(claim.token), hour).await?;
+//! #     let marked = store.mark_unknown(&name, claim.token, hour).await?;
 //! #     assert_eq!(marked, Transitioned::Applied);
 //! # }
 //! // … two requests with unknown outcomes later, an alert:

@@ -59,7 +59,7 @@ macro_rules! methods {
                 reclaim_as: ReclaimAs,
                 claim: &$life Claim
             ) -> Option<Grant>;
-            fn transition(name: &$life RecordName, transition: Transition<$life>) -> Transitioned;
+            fn transition(name: &$life RecordName, transition: Transition) -> Transitioned;
             fn read(name: &$life RecordName) -> Option<Record>;
             fn list(filter: &$life Filter, after: Option<&$life RecordName>, limit: u32) -> Page;
             fn count(filter: &$life Filter, limit: u32) -> Count;

@@ -321,7 +321,7 @@ impl Store for MemoryStore {
     async fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> Result<Transitioned, StoreError> {
         let inner = &*self.inner;
         let (shard, hash) = inner.shard(name);
@@ -332,7 +332,7 @@ impl Store for MemoryStore {
             };
             let record = &mut slot.entry.record;
             let mut next = record.clone();
-            let transitioned = next.apply(transition, inner.now());
+            let transitioned = next.apply(&transition, inner.now());
             // A repeated or superseded call needs no room, and is answered by a full
             // store too.
             let more = next.response_len() - record.response_len();

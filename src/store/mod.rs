@@ -32,8 +32,8 @@ pub use self::{
     memory::MemoryStore,
     sweep::{SweepReport, Sweeper, SweeperHandle},
     types::{
-        Claim, Claimed, Completion, Fence, Grant, MarkedBy, Purged, ReclaimAs, Record, RecordState,
-        Release, Token, Transition, Transitioned,
+        Claim, Claimed, Completion, Fence, FencedTransition, Grant, OwnerTransition, Purged,
+        ReclaimAs, Record, RecordState, Release, Token, Transition, Transitioned,
     },
 };
 use crate::RecordName;
@@ -109,7 +109,7 @@ pub trait Store: Send + Sync + 'static {
     fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
 
     /// Returns the current record, expired or not, or `None` if there is none.
@@ -168,7 +168,10 @@ pub trait Store: Send + Sync + 'static {
         token: Token,
         lease: Duration,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
-        self.transition(name, Transition::Renew { token, lease })
+        self.transition(
+            name,
+            Transition::Owner(token, OwnerTransition::Renew { lease }),
+        )
     }
 
     /// Records the response of the claim with this token, if that is the last claim and is
@@ -182,7 +185,8 @@ pub trait Store: Send + Sync + 'static {
         token: Token,
         completion: &Completion,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
-        self.transition(name, Transition::Complete { token, completion })
+        let complete = OwnerTransition::Complete(completion.clone());
+        self.transition(name, Transition::Owner(token, complete))
     }
 
     /// Releases the claim in progress with this token, so that a retry runs. The record
@@ -197,24 +201,38 @@ pub trait Store: Send + Sync + 'static {
         token: Token,
         release: Release,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
-        self.transition(name, Transition::Release { token, release })
+        self.transition(
+            name,
+            Transition::Owner(token, OwnerTransition::Release(release)),
+        )
     }
 
-    /// Marks a record in progress as unknown, for `retention` from now.
+    /// Marks the claim in progress with this token as unknown, for `retention` from now.
     ///
-    /// Its owner may do so at any time, and others once its lease has lapsed. Marking again
-    /// returns [`Transitioned::Applied`] and changes nothing.
+    /// Marking again returns [`Transitioned::Applied`] and changes nothing.
     fn mark_unknown(
         &self,
         name: &RecordName,
-        marked_by: MarkedBy,
+        token: Token,
         retention: Duration,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
-        let mark = Transition::MarkUnknown {
-            marked_by,
-            retention,
-        };
-        self.transition(name, mark)
+        let mark = OwnerTransition::MarkUnknown { retention };
+        self.transition(name, Transition::Owner(token, mark))
+    }
+
+    /// Marks a record in progress that still has the fence `seen` as unknown, for
+    /// `retention` from now, if its lease has lapsed.
+    ///
+    /// Any caller may do so. Marking again returns [`Transitioned::Applied`] and changes
+    /// nothing.
+    fn mark_lapsed(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        retention: Duration,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        let mark = FencedTransition::MarkLapsed { retention };
+        self.transition(name, Transition::Fenced(seen, mark))
     }
 
     /// Resolves an unknown record that still has the fence `seen`, expired or not, and
@@ -235,12 +253,12 @@ pub trait Store: Send + Sync + 'static {
         resolution: &Resolution,
         at_least: Duration,
     ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
-        let resolve = Transition::Resolve {
-            seen,
+        let resolution = Box::new(resolution.clone());
+        let resolve = FencedTransition::Resolve {
             resolution,
             at_least,
         };
-        self.transition(name, resolve)
+        self.transition(name, Transition::Fenced(seen, resolve))
     }
 
     /// Counts the records that `filter` chooses, up to `limit`: a number to alert on.

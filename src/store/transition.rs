@@ -14,7 +14,10 @@
 //! use std::time::Duration;
 //! use tower_idempotency::{
 //!     Fence, Fingerprint,
-//!     store::{Claim, Completion, RecordState, Transition, Transitioned, transition::StoredRecord},
+//!     store::{
+//!         Claim, Completion, OwnerTransition, RecordState, Transition, Transitioned,
+//!         transition::StoredRecord,
+//!     },
 //! };
 //!
 //! let hour = Duration::from_secs(3600);
@@ -23,8 +26,8 @@
 //! let mut record = StoredRecord::claimed(&claim, Fence::from(1), now);
 //!
 //! let completion = Completion::new("the encoded response".into(), hour, hour);
-//! let complete = Transition::Complete { token: claim.token, completion: &completion };
-//! assert_eq!(record.apply(complete, now), Transitioned::Applied);
+//! let complete = Transition::Owner(claim.token, OwnerTransition::Complete(completion));
+//! assert_eq!(record.apply(&complete, now), Transitioned::Applied);
 //! assert!(matches!(record.read(now).state, RecordState::Completed { .. }));
 //! ```
 
@@ -33,8 +36,8 @@ use std::{array, fmt, time::Duration};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::{
-    Claim, Grant, MarkedBy, ReclaimAs, Record, RecordState, Release, StoreError, Transition,
-    Transitioned, admin::Resolution,
+    Claim, FencedTransition, Grant, OwnerTransition, ReclaimAs, Record, RecordState, Release,
+    StoreError, Transition, Transitioned, admin::Resolution,
 };
 use crate::{Fence, Fingerprint, OperationId, Token};
 
@@ -143,36 +146,31 @@ impl StoredRecord {
     /// or fence is another, or if the state of the record does not allow the transition.
     /// If the transition was made before, returns [`Applied`](Transitioned::Applied) and
     /// changes nothing.
-    pub fn apply(&mut self, transition: Transition<'_>, now: Duration) -> Transitioned {
-        let is_last_claim = match transition {
-            Transition::Renew { token, .. }
-            | Transition::Complete { token, .. }
-            | Transition::Release { token, .. }
-            | Transition::MarkUnknown {
-                marked_by: MarkedBy::Owner(token),
-                ..
-            } => self.token == token,
-            Transition::MarkUnknown {
-                marked_by: MarkedBy::Lapsed(seen),
-                ..
-            }
-            | Transition::Resolve { seen, .. } => self.fence == seen,
-        };
-        if !is_last_claim {
+    pub fn apply(&mut self, transition: &Transition, now: Duration) -> Transitioned {
+        match transition {
+            Transition::Owner(token, transition) => self.apply_owner(*token, transition, now),
+            Transition::Fenced(seen, transition) => self.apply_fenced(*seen, transition, now),
+        }
+    }
+
+    pub(crate) fn apply_owner(
+        &mut self,
+        token: Token,
+        transition: &OwnerTransition,
+        now: Duration,
+    ) -> Transitioned {
+        if self.token != token {
             return Transitioned::Superseded;
         }
         match (transition, &self.state) {
-            (Transition::Complete { .. }, State::Completed { .. })
-            | (Transition::Release { .. }, State::Released(_))
-            | (Transition::MarkUnknown { .. }, State::Unknown) => {}
-            (Transition::Renew { lease, .. }, State::InProgress { .. }) => {
-                let lease_until = now.saturating_add(lease);
+            (OwnerTransition::Complete(_), State::Completed { .. })
+            | (OwnerTransition::Release(_), State::Released(_))
+            | (OwnerTransition::MarkUnknown { .. }, State::Unknown) => {}
+            (OwnerTransition::Renew { lease }, State::InProgress { .. }) => {
+                let lease_until = now.saturating_add(*lease);
                 self.state = State::InProgress { lease_until };
             }
-            (
-                Transition::Complete { completion, .. },
-                State::InProgress { .. } | State::Unknown,
-            ) => {
+            (OwnerTransition::Complete(completion), State::InProgress { .. } | State::Unknown) => {
                 self.expires_at = self
                     .claimed_at
                     .saturating_add(completion.retention)
@@ -180,33 +178,47 @@ impl StoredRecord {
                 let response = completion.response.clone();
                 self.state = State::Completed { response };
             }
-            (Transition::Release { release, .. }, State::InProgress { .. }) => {
+            (OwnerTransition::Release(release), State::InProgress { .. }) => {
                 self.state = State::Released(match self.takeovers {
-                    0 => release,
+                    0 => *release,
                     // A run before may have had its effect: another request
                     // would repeat it under keys of its own.
                     _ => Release::SameRequest,
                 });
             }
-            (
-                Transition::MarkUnknown {
-                    marked_by,
-                    retention,
-                },
-                State::InProgress { .. },
-            ) if matches!(marked_by, MarkedBy::Owner(_)) || self.has_lapsed(now) => {
-                self.mark_unknown(retention, now);
+            (OwnerTransition::MarkUnknown { retention }, State::InProgress { .. }) => {
+                self.mark_unknown(*retention, now);
+            }
+            _ => return Transitioned::Superseded,
+        }
+        Transitioned::Applied
+    }
+
+    pub(crate) fn apply_fenced(
+        &mut self,
+        seen: Fence,
+        transition: &FencedTransition,
+        now: Duration,
+    ) -> Transitioned {
+        if self.fence != seen {
+            return Transitioned::Superseded;
+        }
+        match (transition, &self.state) {
+            (FencedTransition::MarkLapsed { .. }, State::Unknown) => {}
+            (FencedTransition::MarkLapsed { retention }, State::InProgress { .. })
+                if self.has_lapsed(now) =>
+            {
+                self.mark_unknown(*retention, now);
             }
             (
-                Transition::Resolve {
+                FencedTransition::Resolve {
                     resolution,
                     at_least,
-                    ..
                 },
                 State::Unknown,
             ) => {
-                self.expires_at = self.expires_at.max(now.saturating_add(at_least));
-                match resolution {
+                self.expires_at = self.expires_at.max(now.saturating_add(*at_least));
+                match &**resolution {
                     Resolution::Happened(response) => {
                         self.token = NO_OWNER;
                         let response = response.encode();
@@ -432,8 +444,6 @@ const ENCODED_LEN: usize = 2 + 2 * 4 + 8 + 3 * 12 + 2 * 16 + Fingerprint::LENGTH
 
 #[cfg(test)]
 mod tests {
-    use std::sync::LazyLock;
-
     use super::*;
     use crate::store::{Completion, admin::RecordedResponse};
 
@@ -442,17 +452,9 @@ mod tests {
     const NOW: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_secs(1);
     const HOUR: Duration = Duration::from_secs(3600);
-    static LATE: Completion = Completion {
-        response: Bytes::from_static(b"late"),
-        retention: HOUR,
-        at_least: HOUR,
-    };
-    static FOUND: LazyLock<Resolution> =
-        LazyLock::new(|| Resolution::Happened(RecordedResponse::tombstone()));
-
     #[derive(Clone, Copy)]
     enum Call {
-        Apply(fn(&Claim, Fence) -> Transition<'static>),
+        Apply(fn(&Claim, Fence) -> Transition),
         Reclaim(ReclaimAs),
         Sweep,
     }
@@ -462,17 +464,11 @@ mod tests {
         let calls: [(&str, Call); 15] = [
             (
                 "`Renew`",
-                Call::Apply(|claim, _| Transition::Renew {
-                    token: claim.token,
-                    lease: HOUR,
-                }),
+                Call::Apply(|claim, _| by_owner(claim, OwnerTransition::Renew { lease: HOUR })),
             ),
             (
                 "`Complete`",
-                Call::Apply(|claim, _| Transition::Complete {
-                    token: claim.token,
-                    completion: &LATE,
-                }),
+                Call::Apply(|claim, _| complete(claim, "late", HOUR, HOUR)),
             ),
             (
                 "`Release(SameRequest)`",
@@ -483,28 +479,26 @@ mod tests {
                 Call::Apply(|claim, _| release(claim, Release::AnyRequest)),
             ),
             (
-                "`MarkUnknown(Owner)`",
-                Call::Apply(|claim, _| mark(MarkedBy::Owner(claim.token), HOUR)),
+                "`MarkUnknown`",
+                Call::Apply(|claim, _| mark_unknown(claim, HOUR)),
             ),
             (
-                "`MarkUnknown(Lapsed)`",
-                Call::Apply(|_, seen| mark(MarkedBy::Lapsed(seen), HOUR)),
+                "`MarkLapsed`",
+                Call::Apply(|_, seen| {
+                    let retention = HOUR;
+                    Transition::Fenced(seen, FencedTransition::MarkLapsed { retention })
+                }),
             ),
             (
                 "`Resolve(Happened)`",
-                Call::Apply(|_, seen| Transition::Resolve {
-                    seen,
-                    resolution: &FOUND,
-                    at_least: HOUR,
+                Call::Apply(|_, seen| {
+                    let response = RecordedResponse::tombstone();
+                    resolve(seen, Resolution::Happened(response))
                 }),
             ),
             (
                 "`Resolve(DidNotHappen)`",
-                Call::Apply(|_, seen| Transition::Resolve {
-                    seen,
-                    resolution: &Resolution::DidNotHappen,
-                    at_least: HOUR,
-                }),
+                Call::Apply(|_, seen| resolve(seen, Resolution::DidNotHappen)),
             ),
             ("`Takeover`", Call::Reclaim(ReclaimAs::Takeover)),
             ("`Rerun`", Call::Reclaim(ReclaimAs::Rerun)),
@@ -544,9 +538,9 @@ mod tests {
         let applied = match call {
             Call::Apply(transition) => {
                 let stranger = new_claim(HOUR, HOUR);
-                let refused = after.apply(transition(&stranger, strange), NOW);
+                let refused = after.apply(&transition(&stranger, strange), NOW);
                 assert_eq!((refused, &after), (Transitioned::Superseded, &before));
-                after.apply(transition(&claim, seen), NOW) == Transitioned::Applied
+                after.apply(&transition(&claim, seen), NOW) == Transitioned::Applied
             }
             Call::Reclaim(reclaim_as) => {
                 let claim = new_claim(HOUR, HOUR);
@@ -585,18 +579,14 @@ mod tests {
         let lease = if state == "lapsed" { SHORT } else { HOUR };
         let claim = new_claim(lease, retention);
         let mut record = StoredRecord::claimed(&claim, Fence::from(7), Duration::ZERO);
-        let completion = Completion::new("kept".into(), retention, Duration::ZERO);
         let transition = match state {
-            "completed" => Transition::Complete {
-                token: claim.token,
-                completion: &completion,
-            },
-            "unknown" => mark(MarkedBy::Owner(claim.token), retention),
+            "completed" => complete(&claim, "kept", retention, Duration::ZERO),
+            "unknown" => mark_unknown(&claim, retention),
             "released" => release(&claim, Release::SameRequest),
             "free" => release(&claim, Release::AnyRequest),
             _ => return (claim, record),
         };
-        let applied = record.apply(transition, Duration::ZERO);
+        let applied = record.apply(&transition, Duration::ZERO);
         assert_eq!(applied, Transitioned::Applied);
         (claim, record)
     }
@@ -606,18 +596,34 @@ mod tests {
         Claim::new(fingerprint, lease, retention)
     }
 
-    fn release(claim: &Claim, release: Release) -> Transition<'static> {
-        Transition::Release {
-            token: claim.token,
-            release,
-        }
+    fn by_owner(claim: &Claim, transition: OwnerTransition) -> Transition {
+        Transition::Owner(claim.token, transition)
     }
 
-    fn mark(marked_by: MarkedBy, retention: Duration) -> Transition<'static> {
-        Transition::MarkUnknown {
-            marked_by,
-            retention,
-        }
+    fn complete(
+        claim: &Claim,
+        response: &'static str,
+        retention: Duration,
+        at_least: Duration,
+    ) -> Transition {
+        let completion = Completion::new(response.into(), retention, at_least);
+        by_owner(claim, OwnerTransition::Complete(completion))
+    }
+
+    fn release(claim: &Claim, release: Release) -> Transition {
+        by_owner(claim, OwnerTransition::Release(release))
+    }
+
+    fn mark_unknown(claim: &Claim, retention: Duration) -> Transition {
+        by_owner(claim, OwnerTransition::MarkUnknown { retention })
+    }
+
+    fn resolve(seen: Fence, resolution: Resolution) -> Transition {
+        let resolve = FencedTransition::Resolve {
+            resolution: Box::new(resolution),
+            at_least: HOUR,
+        };
+        Transition::Fenced(seen, resolve)
     }
 
     #[test]
@@ -648,12 +654,8 @@ mod tests {
         assert_eq!(record.to_bytes(), golden);
         assert_eq!(StoredRecord::from_bytes(golden.into()).unwrap(), record);
 
-        let completion = Completion::new("kept".into(), HOUR, Duration::ZERO);
-        let complete = Transition::Complete {
-            token: claim.token,
-            completion: &completion,
-        };
-        assert_eq!(record.apply(complete, NOW), Transitioned::Applied);
+        let complete = complete(&claim, "kept", HOUR, Duration::ZERO);
+        assert_eq!(record.apply(&complete, NOW), Transitioned::Applied);
         let mut golden = head("02", "110e00000000000002000000", &"00".repeat(12));
         golden.extend(b"kept");
         assert_eq!(record.to_bytes(), golden);
@@ -686,19 +688,12 @@ mod tests {
         let claim = new_claim(for_ever, for_ever);
         let now = Duration::from_secs(1);
         let mut record = StoredRecord::claimed(&claim, Fence::from(1), now);
-        let completion = Completion::new(Bytes::new(), for_ever, for_ever);
         for transition in [
-            Transition::Renew {
-                token: claim.token,
-                lease: for_ever,
-            },
-            mark(MarkedBy::Owner(claim.token), for_ever),
-            Transition::Complete {
-                token: claim.token,
-                completion: &completion,
-            },
+            by_owner(&claim, OwnerTransition::Renew { lease: for_ever }),
+            mark_unknown(&claim, for_ever),
+            complete(&claim, "", for_ever, for_ever),
         ] {
-            assert_eq!(record.apply(transition, now), Transitioned::Applied);
+            assert_eq!(record.apply(&transition, now), Transitioned::Applied);
         }
         assert!(record.read(now).expires_in.is_some());
     }

@@ -146,52 +146,78 @@ pub enum ReclaimAs {
     Expired,
 }
 
-/// A change of the record of the last claim, made by [`Store::transition`].
+/// A change of the record of the last claim, with its guard.
 ///
-/// The methods of [`Store`] named like the variants say what each one promises.
-/// Exhaustive on purpose: a store that does not know one of them must not compile.
-///
-/// [`Store`]: super::Store
-/// [`Store::transition`]: super::Store::transition
-#[derive(Clone, Copy, Debug)]
-pub enum Transition<'a> {
+/// The methods of [`Store`](super::Store) that are named like the variants say what each
+/// transition promises. Exhaustive on purpose: a store that does not know one of them must
+/// not compile.
+#[derive(Clone, Debug)]
+pub enum Transition {
+    /// By the owner of the claim with this token.
+    Owner(Token, OwnerTransition),
+    /// By a caller that saw the record with this fence.
+    Fenced(Fence, FencedTransition),
+}
+
+/// A transition that a claim's owner makes.
+#[derive(Clone, Debug)]
+pub enum OwnerTransition {
     /// See [`Store::renew`](super::Store::renew).
     Renew {
-        /// The token of the claim.
-        token: Token,
         /// How long the lease lasts from now.
         lease: Duration,
     },
     /// See [`Store::complete`](super::Store::complete).
-    Complete {
-        /// The token of the claim.
-        token: Token,
-        /// The response, and its retention.
-        completion: &'a Completion,
-    },
+    Complete(Completion),
     /// See [`Store::release`](super::Store::release).
-    Release {
-        /// The token of the claim.
-        token: Token,
-        /// For whom the key is free.
-        release: Release,
-    },
+    Release(Release),
     /// See [`Store::mark_unknown`](super::Store::mark_unknown).
     MarkUnknown {
-        /// The owner, or a caller that saw the lease lapse.
-        marked_by: MarkedBy,
+        /// How long the record is kept from now.
+        retention: Duration,
+    },
+}
+
+/// A transition that others than the claim's owner make.
+#[derive(Clone, Debug)]
+pub enum FencedTransition {
+    /// See [`Store::mark_lapsed`](super::Store::mark_lapsed).
+    MarkLapsed {
         /// How long the record is kept from now.
         retention: Duration,
     },
     /// See [`Store::resolve`](super::Store::resolve).
     Resolve {
-        /// The fence of the claim.
-        seen: Fence,
-        /// The outcome.
-        resolution: &'a Resolution,
+        /// The outcome. Boxed, so that other transitions are small.
+        resolution: Box<Resolution>,
         /// How long the record is kept from now at least.
         at_least: Duration,
     },
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl OwnerTransition {
+    /// Returns the length of the response that it carries.
+    pub(crate) fn response_len(&self) -> usize {
+        match self {
+            Self::Complete(completion) => completion.response.len(),
+            _ => 0,
+        }
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl FencedTransition {
+    /// Returns the length of the body that it carries.
+    pub(crate) fn response_len(&self) -> usize {
+        match self {
+            Self::Resolve { resolution, .. } => match &**resolution {
+                Resolution::Happened(response) => response.body_len(),
+                Resolution::DidNotHappen => 0,
+            },
+            Self::MarkLapsed { .. } => 0,
+        }
+    }
 }
 
 /// Whether a transition was applied. To overlook a lost claim is a bug.
@@ -252,15 +278,6 @@ pub enum Release {
     SameRequest,
     /// For any request.
     AnyRequest,
-}
-
-/// The caller that marks an outcome unknown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MarkedBy {
-    /// The owner, with its token.
-    Owner(Token),
-    /// A caller that saw the record with this fence and a lapsed lease.
-    Lapsed(Fence),
 }
 
 /// A record as the store saw it at one moment. Stores make one with a literal, or

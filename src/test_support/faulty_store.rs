@@ -14,7 +14,8 @@ use super::Gate;
 use crate::{
     Fence, RecordName, Store, StoreError,
     store::{
-        Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+        Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
+        Transition, Transitioned,
         admin::{Filter, Page},
     },
 };
@@ -53,7 +54,7 @@ pub struct FaultyStore<S> {
     plan: Arc<Mutex<Plan>>,
 }
 
-/// The kinds of calls to a [`Store`]; a [`Transition`] counts as its variant.
+/// The kinds of calls to a [`Store`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreCall {
@@ -61,15 +62,15 @@ pub enum StoreCall {
     Claim,
     /// [`Store::reclaim`].
     Reclaim,
-    /// [`Transition::Renew`].
+    /// [`Store::renew`].
     Renew,
-    /// [`Transition::Complete`].
+    /// [`Store::complete`].
     Complete,
-    /// [`Transition::Release`].
+    /// [`Store::release`].
     Release,
-    /// [`Transition::MarkUnknown`].
+    /// [`Store::mark_unknown`] and [`Store::mark_lapsed`].
     MarkUnknown,
-    /// [`Transition::Resolve`].
+    /// [`Store::resolve`].
     Resolve,
     /// [`Store::read`].
     Read,
@@ -285,14 +286,15 @@ impl<S: Store> Store for FaultyStore<S> {
     async fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> Result<Transitioned, StoreError> {
-        let call = match transition {
-            Transition::Renew { .. } => StoreCall::Renew,
-            Transition::Complete { .. } => StoreCall::Complete,
-            Transition::Release { .. } => StoreCall::Release,
-            Transition::MarkUnknown { .. } => StoreCall::MarkUnknown,
-            Transition::Resolve { .. } => StoreCall::Resolve,
+        let call = match &transition {
+            Transition::Owner(_, OwnerTransition::Renew { .. }) => StoreCall::Renew,
+            Transition::Owner(_, OwnerTransition::Complete(_)) => StoreCall::Complete,
+            Transition::Owner(_, OwnerTransition::Release(_)) => StoreCall::Release,
+            Transition::Owner(_, OwnerTransition::MarkUnknown { .. })
+            | Transition::Fenced(_, FencedTransition::MarkLapsed { .. }) => StoreCall::MarkUnknown,
+            Transition::Fenced(_, FencedTransition::Resolve { .. }) => StoreCall::Resolve,
         };
         self.call(call, self.inner.transition(name, transition))
             .await

@@ -9,7 +9,7 @@ use futures_util::future::join_all;
 use tower_idempotency::{
     Fence, Store, Token,
     store::{
-        Claim, Claimed, Completion, MarkedBy, ReclaimAs, RecordState, Release,
+        Claim, Claimed, Completion, ReclaimAs, RecordState, Release,
         admin::{Filter, Resolution},
     },
 };
@@ -48,8 +48,7 @@ pub(crate) async fn each_transition_checks_its_own_guard(store: &impl Store) {
     superseded(store.renew(&taken_over, other, HOUR).await);
     superseded(store.complete(&taken_over, other, &done()).await);
     superseded(store.release(&taken_over, other, Release::AnyRequest).await);
-    let lapsed = MarkedBy::Lapsed(first.fence);
-    superseded(store.mark_unknown(&taken_over, lapsed, HOUR).await);
+    superseded(store.mark_lapsed(&taken_over, first.fence, HOUR).await);
     let resolution = Resolution::DidNotHappen;
     let resolved = store.resolve(&taken_over, first.fence, &resolution, HOUR);
     superseded(resolved.await);
@@ -77,13 +76,11 @@ pub(crate) async fn each_transition_checks_its_own_guard(store: &impl Store) {
     // Taken over: nothing of the first owner counts.
     superseded(store.renew(&taken_over, live.token, HOUR).await);
     superseded(store.complete(&taken_over, live.token, &done()).await);
-    let first_owner = MarkedBy::Owner(live.token);
-    superseded(store.mark_unknown(&taken_over, first_owner, HOUR).await);
+    superseded(store.mark_unknown(&taken_over, live.token, HOUR).await);
 
     // Unknown, by one who saw the lease lapse; the owner may still complete.
     let token = second_claim.token;
-    let lapsed = MarkedBy::Lapsed(second.fence);
-    applied(store.mark_unknown(&taken_over, lapsed, HOUR).await);
+    applied(store.mark_lapsed(&taken_over, second.fence, HOUR).await);
     superseded(store.renew(&taken_over, token, HOUR).await);
     superseded(
         store
@@ -160,8 +157,7 @@ pub(crate) async fn a_repeated_call_returns_the_lost_answer(store: &impl Store) 
     let (unknown, claim) = (name("s", "unknown"), hour());
     acquired(store.claim(&unknown, &claim).await);
     for retention in [HOUR, Duration::ZERO] {
-        let owner = MarkedBy::Owner(claim.token);
-        applied(store.mark_unknown(&unknown, owner, retention).await);
+        applied(store.mark_unknown(&unknown, claim.token, retention).await);
     }
     let record = store.read(&unknown).await.unwrap().unwrap();
     assert!(record.expires_in.is_some());

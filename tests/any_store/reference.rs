@@ -8,8 +8,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tower_idempotency::{
     Fence, Fingerprint, MemoryStore, OperationId, RecordName, Store, Token,
     store::{
-        Claim, Claimed, Completion, MarkedBy, Purged, ReclaimAs, Record, RecordState, Release,
-        Transitioned,
+        Claim, Claimed, Completion, Purged, ReclaimAs, Record, RecordState, Release, Transitioned,
         admin::{Filter, RecordedResponse, Resolution},
     },
 };
@@ -291,14 +290,8 @@ async fn ask(
         Call::Renew(by, lease) => store.renew(name, by.token, *lease).await,
         Call::Complete(by, completion) => store.complete(name, by.token, completion).await,
         Call::Release(by, release) => store.release(name, by.token, *release).await,
-        Call::MarkByOwner(by, retention) => {
-            let owner = MarkedBy::Owner(by.token);
-            store.mark_unknown(name, owner, *retention).await
-        }
-        Call::MarkLapsed(by, retention) => {
-            let lapsed = MarkedBy::Lapsed(fence(by));
-            store.mark_unknown(name, lapsed, *retention).await
-        }
+        Call::MarkByOwner(by, retention) => store.mark_unknown(name, by.token, *retention).await,
+        Call::MarkLapsed(by, retention) => store.mark_lapsed(name, fence(by), *retention).await,
         Call::Resolve(by, resolution) => {
             let at_least = Duration::from_millis(400);
             store.resolve(name, fence(by), resolution, at_least).await

@@ -17,7 +17,7 @@ use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
     DynStore, MemoryStore, Reconciler, Recovery, Scope, Store as _, StoreErrorKind,
     store::{
-        Claim, Completion, MarkedBy, RecordState, Release, Transitioned,
+        Claim, Completion, RecordState, Release, Transitioned,
         admin::{RecordedResponse, Resolution},
     },
 };
@@ -491,8 +491,7 @@ async fn f108_only_expired_records_give_way() {
     claim("K", 10 * minute).await.unwrap();
     claim("L", minute).await.unwrap();
     let token = claim("M", minute).await.unwrap();
-    let owner = MarkedBy::Owner(token);
-    let marked = store.mark_unknown(&named("M"), owner, 10 * minute).await;
+    let marked = store.mark_unknown(&named("M"), token, 10 * minute).await;
     assert_eq!(marked.unwrap(), Transitioned::Applied);
     tokio::time::sleep(5 * minute).await;
     let full = claim("N", minute).await.unwrap_err();

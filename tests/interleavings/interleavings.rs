@@ -79,8 +79,8 @@ use tower_idempotency::{Fence, Fingerprint, Key, RecordName, Scope, Store, Store
 use self::{
     memory::MemoryStore,
     store::{
-        Claim, Claimed, Completion, Grant, MarkedBy, Purged, ReclaimAs, Record, RecordState,
-        Release, Transition, Transitioned,
+        Claim, Claimed, Completion, Grant, Purged, ReclaimAs, Record, RecordState, Release,
+        Transition, Transitioned,
         admin::{self, Filter},
         transition,
     },
@@ -159,8 +159,7 @@ fn i4_a_completion_racing_a_release_and_a_mark_stays_whole() {
         };
         let marking = {
             let store = store.clone();
-            let lapsed = MarkedBy::Lapsed(fence);
-            thread::spawn(move || now(store.mark_unknown(&name(), lapsed, HOUR)))
+            thread::spawn(move || now(store.mark_lapsed(&name(), fence, HOUR)))
         };
         let releasing = {
             let store = store.clone();

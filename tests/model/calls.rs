@@ -1,9 +1,9 @@
 //! The calls of a layer, and the guards that a bug breaks in them.
 
 use tower_idempotency::{
-    Fence,
+    Fence, Token,
     store::{
-        Completion, MarkedBy, Release, Transition, Transitioned,
+        Completion, FencedTransition, OwnerTransition, Release, Transition, Transitioned,
         admin::Resolution,
         transition::{StoredRecord, Swept},
     },
@@ -14,7 +14,7 @@ use crate::{
     steps::Way,
     world::{
         ATTEMPTS, Actor, Ending, LATER, LEASE, Late, Plan, RETENTION, UNKNOWN, ViewState, World,
-        claim_of, moment, named, response, view,
+        claim_of, moment, named, resolved, response, view,
     },
 };
 
@@ -198,11 +198,9 @@ impl Protocol {
         if self.has(Bug::RenewsForAnyToken) {
             by = row.read(now).token;
         }
-        let renew = Transition::Renew {
-            token: by,
-            lease: moment(LEASE),
-        };
-        let renewed = row.apply(renew, now);
+        let lease = moment(LEASE);
+        let renew = Transition::Owner(by, OwnerTransition::Renew { lease });
+        let renewed = row.apply(&renew, now);
         if renewed == Transitioned::Applied {
             world.ghost.lease_until = world.now + LEASE;
         }
@@ -225,7 +223,7 @@ impl Protocol {
                 let Some(row) = &mut world.row else {
                     return Transitioned::Superseded;
                 };
-                let settled = row.apply(marked(MarkedBy::Owner(named(token))), now);
+                let settled = row.apply(&marked_by_owner(named(token)), now);
                 world.applied_for(token, settled)
             }
         }
@@ -248,11 +246,8 @@ impl Protocol {
             *row = StoredRecord::claimed(&claim_of(token, other), row.grant().fence, now);
         }
         let completion = Completion::new(response(token), moment(RETENTION), moment(0));
-        let complete = Transition::Complete {
-            token: by,
-            completion: &completion,
-        };
-        let settled = row.apply(complete, now);
+        let complete = Transition::Owner(by, OwnerTransition::Complete(completion));
+        let settled = row.apply(&complete, now);
         let kept = view(row, now);
         // A repeated completion commits nothing.
         let first = matches!(before.state, ViewState::InProgress(_) | ViewState::Unknown);
@@ -276,14 +271,12 @@ impl Protocol {
         }
         let unknown = before.state == ViewState::Unknown && before.token == token;
         let settled = if unknown && self.has(Bug::ReleasesUnknown) {
-            let resolve = Transition::Resolve {
-                seen: row.grant().fence,
-                resolution: &Resolution::DidNotHappen,
-                at_least: moment(1),
-            };
-            row.apply(resolve, now)
+            row.apply(&resolved(row.grant().fence, Resolution::DidNotHappen), now)
         } else {
-            row.apply(Transition::Release { token: by, release }, now)
+            row.apply(
+                &Transition::Owner(by, OwnerTransition::Release(release)),
+                now,
+            )
         };
         world.applied_for(token, settled)
     }
@@ -292,11 +285,15 @@ impl Protocol {
         let now = world.now();
         let Some(row) = &mut world.row else { return };
         let leased = matches!(view(row, now).state, ViewState::InProgress(_));
-        let mut marked_by = MarkedBy::Lapsed(Fence::from(fence));
+        let retention = moment(UNKNOWN);
+        let mut mark = Transition::Fenced(
+            Fence::from(fence),
+            FencedTransition::MarkLapsed { retention },
+        );
         if self.has(Bug::MarksLive) && row.grant().fence.get() == fence {
-            marked_by = MarkedBy::Owner(row.read(now).token);
+            mark = marked_by_owner(row.read(now).token);
         }
-        let marked = row.apply(marked(marked_by), now);
+        let marked = row.apply(&mark, now);
         if leased && marked == Transitioned::Applied {
             world.demand(world.ghost.lease_until < world.now, Broken::I3);
         }
@@ -323,9 +320,7 @@ impl Protocol {
     }
 }
 
-fn marked(marked_by: MarkedBy) -> Transition<'static> {
-    Transition::MarkUnknown {
-        marked_by,
-        retention: moment(UNKNOWN),
-    }
+fn marked_by_owner(token: Token) -> Transition {
+    let retention = moment(UNKNOWN);
+    Transition::Owner(token, OwnerTransition::MarkUnknown { retention })
 }

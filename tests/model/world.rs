@@ -10,7 +10,7 @@ use bytes::Bytes;
 use tower_idempotency::{
     Fence, Fingerprint, OperationId, Token,
     store::{
-        Claim, ReclaimAs, RecordState, Release, Transition, Transitioned,
+        Claim, FencedTransition, ReclaimAs, RecordState, Release, Transition, Transitioned,
         admin::{RecordedResponse, Resolution},
         transition::{StoredRecord, Swept},
     },
@@ -253,12 +253,7 @@ impl World {
         } else {
             Resolution::DidNotHappen
         };
-        let resolve = Transition::Resolve {
-            seen: row.grant().fence,
-            resolution: &resolution,
-            at_least: moment(1),
-        };
-        let _ = row.apply(resolve, now);
+        let _ = row.apply(&resolved(row.grant().fence, resolution), now);
     }
 
     /// Records a grant, and judges it.
@@ -443,3 +438,11 @@ pub(crate) const LATER: u8 = 100;
 pub(crate) const ATTEMPTS: u32 = 3;
 pub(crate) const EPOCHS: usize = 8;
 pub(crate) static RESPONSES: [u8; 9] = [0, 1, 2, 3, 4, 5, 6, 7, 8];
+
+pub(crate) fn resolved(seen: Fence, resolution: Resolution) -> Transition {
+    let resolve = FencedTransition::Resolve {
+        resolution: Box::new(resolution),
+        at_least: moment(1),
+    };
+    Transition::Fenced(seen, resolve)
+}

@@ -7,7 +7,7 @@ use tower_idempotency::{
     PostgresStore, RecordName, Store,
     sqlx::{Connection as _, PgConnection, Row as _, query, query_scalar},
     store::{
-        MarkedBy, Transitioned,
+        Transitioned,
         admin::{Filter, Page},
     },
 };
@@ -208,8 +208,7 @@ async fn read_by(url: &str, calls: impl AsyncFnOnce(PostgresStore)) -> i64 {
 
 async fn unknown(store: &PostgresStore, name: &RecordName) {
     let (claim, _) = claimed(store, name).await;
-    let owner = MarkedBy::Owner(claim.token);
-    let marked = store.mark_unknown(name, owner, HOUR).await;
+    let marked = store.mark_unknown(name, claim.token, HOUR).await;
     assert_eq!(marked.unwrap(), Transitioned::Applied);
 }
 

@@ -7,7 +7,7 @@ use tower_idempotency::{
     PostgresStore, RecordName, Store, StoreError, StoreErrorKind,
     sqlx::{Connection as _, PgConnection, raw_sql},
     store::{
-        Claimed, Grant, MarkedBy, ReclaimAs, Release, Transitioned,
+        Claimed, Grant, ReclaimAs, Release, Transitioned,
         admin::{Filter, Resolution},
     },
 };
@@ -77,8 +77,7 @@ async fn f106_locked_records_of_strangers_delay_no_other_scope() {
         assert_eq!(done.unwrap(), Transitioned::Applied);
         let unknown = name("other", "unknown");
         let (claim, grant) = claimed(&store, &unknown).await;
-        let owner = MarkedBy::Owner(claim.token);
-        let marked = store.mark_unknown(&unknown, owner, HOUR).await;
+        let marked = store.mark_unknown(&unknown, claim.token, HOUR).await;
         assert_eq!(marked.unwrap(), Transitioned::Applied);
 
         let mut stranger = PgConnection::connect(&url).await.unwrap();

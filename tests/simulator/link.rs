@@ -7,7 +7,8 @@ use tokio_util::sync::CancellationToken;
 use tower_idempotency::{
     Fence, MemoryStore, RecordName, Store, StoreError,
     store::{
-        Claim, Claimed, Grant, MarkedBy, Purged, ReclaimAs, Record, Transition, Transitioned,
+        Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
+        Transition, Transitioned,
         admin::{Filter, Page},
     },
 };
@@ -176,11 +177,11 @@ impl Store for Link {
     async fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> Result<Transitioned, StoreError> {
         let world = &self.world;
         match transition {
-            Transition::Renew { token, lease } => {
+            Transition::Owner(token, OwnerTransition::Renew { lease }) => {
                 let call = Call::Renew {
                     token: world.token(token),
                     lease,
@@ -190,7 +191,7 @@ impl Store for Link {
                 })
                 .await
             }
-            Transition::Complete { token, completion } => {
+            Transition::Owner(token, OwnerTransition::Complete(completion)) => {
                 let call = Call::Complete {
                     token: world.token(token),
                     response: digest(&completion.response),
@@ -198,13 +199,12 @@ impl Store for Link {
                     at_least: completion.at_least,
                     again: world.tries_again(token),
                 };
-                let completion = completion.clone();
                 self.settling(name, call, move |records, name| async move {
                     records.complete(&name, token, &completion).await
                 })
                 .await
             }
-            Transition::Release { token, release } => {
+            Transition::Owner(token, OwnerTransition::Release(release)) => {
                 let call = Call::Release {
                     token: world.token(token),
                     release,
@@ -214,26 +214,29 @@ impl Store for Link {
                 })
                 .await
             }
-            Transition::MarkUnknown {
-                marked_by,
-                retention,
-            } => {
-                let call = match marked_by {
-                    MarkedBy::Owner(token) => Call::MarkByOwner {
-                        token: world.token(token),
-                        retention,
-                    },
-                    MarkedBy::Lapsed(seen) => Call::MarkLapsed {
-                        seen: seen.get(),
-                        retention,
-                    },
+            Transition::Owner(token, OwnerTransition::MarkUnknown { retention }) => {
+                let call = Call::MarkByOwner {
+                    token: world.token(token),
+                    retention,
                 };
                 self.settling(name, call, move |records, name| async move {
-                    records.mark_unknown(&name, marked_by, retention).await
+                    records.mark_unknown(&name, token, retention).await
                 })
                 .await
             }
-            Transition::Resolve { .. } => unreachable!("a layer resolves nothing"),
+            Transition::Fenced(seen, FencedTransition::MarkLapsed { retention }) => {
+                let call = Call::MarkLapsed {
+                    seen: seen.get(),
+                    retention,
+                };
+                self.settling(name, call, move |records, name| async move {
+                    records.mark_lapsed(&name, seen, retention).await
+                })
+                .await
+            }
+            Transition::Fenced(_, FencedTransition::Resolve { .. }) => {
+                unreachable!("a layer resolves nothing")
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //! Each is one statement with its guard in the `WHERE` clause. None waits for a lock:
 //! if it changes nothing, a second statement reads the record to find out why.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use sqlx::SqlStr;
 
@@ -18,12 +18,12 @@ use super::{
 use crate::{
     Fence, RecordName,
     store::{
-        Claim, Grant, MarkedBy, ReclaimAs, StoreError, Transition, Transitioned,
+        Claim, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
         admin::Resolution,
         sql::calls::Call,
         sql::columns::{COMPLETED, RELEASED_SAME_REQUEST, grant},
         sql::single::{Attempt, Single},
-        transition::NO_OWNER,
+        transition::{NO_OWNER, StoredRecord},
     },
 };
 
@@ -36,19 +36,12 @@ pub(super) struct Fenced {
 pub(super) struct FencedCall {
     pub(super) name: RecordName,
     pub(super) seen: Fence,
-    pub(super) transition: FencedTransition,
+    pub(super) change: FencedChange,
 }
 
-pub(super) enum FencedTransition {
+pub(super) enum FencedChange {
     Reclaim(ReclaimAs, Claim),
-    /// Marks a claim as unknown whose lease has lapsed.
-    MarkLapsed {
-        retention: Duration,
-    },
-    Resolve {
-        resolution: Resolution,
-        at_least: Duration,
-    },
+    Transition(FencedTransition),
     Forget,
 }
 
@@ -65,12 +58,9 @@ impl Call for FencedCall {
     }
 
     fn bytes(&self) -> usize {
-        let response = match &self.transition {
-            FencedTransition::Resolve {
-                resolution: Resolution::Happened(response),
-                ..
-            } => response.body_len(),
-            _ => 0,
+        let response = match &self.change {
+            FencedChange::Transition(transition) => transition.response_len(),
+            FencedChange::Reclaim(..) | FencedChange::Forget => 0,
         };
         self.name.bytes() + response
     }
@@ -105,8 +95,8 @@ impl Fenced {
             let query = session.query_record(statement, &call.name);
             query.bind(parameters::fence(call.seen))
         };
-        let is_applied = match &call.transition {
-            FencedTransition::Reclaim(reclaim_as, claim) => {
+        let is_applied = match &call.change {
+            FencedChange::Reclaim(reclaim_as, claim) => {
                 let reclaim = query(session, &self.sql.reclaim)
                     .bind(parameters::reclaim_as(*reclaim_as))
                     .bind(claim.operation.as_bytes().as_slice())
@@ -122,15 +112,15 @@ impl Fenced {
                 }
                 false
             }
-            FencedTransition::MarkLapsed { retention } => {
+            FencedChange::Transition(FencedTransition::MarkLapsed { retention }) => {
                 let mark = query(session, &self.sql.mark_lapsed);
                 session.changes(mark.bind(micros(*retention))).await?
             }
-            FencedTransition::Resolve {
+            FencedChange::Transition(FencedTransition::Resolve {
                 resolution,
                 at_least,
-            } => {
-                let (state, response) = match resolution {
+            }) => {
+                let (state, response) = match &**resolution {
                     Resolution::Happened(response) => (COMPLETED, Some(response.encode())),
                     Resolution::DidNotHappen => (RELEASED_SAME_REQUEST, None),
                 };
@@ -141,7 +131,7 @@ impl Fenced {
                     .bind(NO_OWNER.as_bytes().as_slice());
                 session.changes(resolve).await?
             }
-            FencedTransition::Forget => session.changes(query(session, &self.sql.forget)).await?,
+            FencedChange::Forget => session.changes(query(session, &self.sql.forget)).await?,
         };
         let answer = match is_applied {
             true => Attempt::Made(Transitioned::Applied),
@@ -158,38 +148,27 @@ impl Fenced {
     async fn not_applied(
         &self,
         session: &mut Session<'_>,
-        FencedCall {
-            name,
-            seen,
-            transition,
-        }: &FencedCall,
+        FencedCall { name, seen, change }: &FencedCall,
     ) -> Result<Attempt<Transitioned>, StoreError> {
-        let seen = *seen;
         let superseded = Attempt::Made(Transitioned::Superseded);
         let Some((mut record, now)) = reads::load(session, &self.reads, name).await? else {
             return Ok(superseded);
         };
-        let transition = match transition {
-            FencedTransition::Reclaim(reclaim_as, claim) => {
-                let reclaimed = record.reclaim(seen, *reclaim_as, claim, seen, now);
-                return Ok(reclaimed.map_or(superseded, |_| Attempt::Locked));
+        let is_allowed = match change {
+            FencedChange::Reclaim(reclaim_as, claim) => {
+                let reclaimed = record.reclaim(*seen, *reclaim_as, claim, *seen, now);
+                reclaimed.is_some()
             }
-            FencedTransition::Forget if record.fence == seen => return Ok(Attempt::Locked),
-            FencedTransition::Forget => return Ok(superseded),
-            FencedTransition::MarkLapsed { retention } => Transition::MarkUnknown {
-                marked_by: MarkedBy::Lapsed(seen),
-                retention: *retention,
-            },
-            FencedTransition::Resolve {
-                resolution,
-                at_least,
-            } => Transition::Resolve {
-                seen,
-                resolution,
-                at_least: *at_least,
-            },
+            FencedChange::Forget => record.fence == *seen,
+            FencedChange::Transition(transition) => {
+                let apply = |record: &mut StoredRecord| record.apply_fenced(*seen, transition, now);
+                return Ok(not_applied(&record, apply));
+            }
         };
-        Ok(not_applied(&record, transition, now))
+        Ok(match is_allowed {
+            true => Attempt::Locked,
+            false => superseded,
+        })
     }
 }
 

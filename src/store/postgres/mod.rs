@@ -24,18 +24,18 @@ use self::{
     admin::Admin,
     claims::Claims,
     connector::Connector,
-    fenced::{Fenced, FencedAnswer, FencedCall, FencedTransition},
+    fenced::{Fenced, FencedAnswer, FencedCall, FencedChange},
     pool::Pool,
     reads::RecordReads,
     transaction::HandlerTransactions,
     transitions::Transitions,
 };
 use super::{
-    Claim, Claimed, Grant, MarkedBy, Purged, ReclaimAs, Record, Store, StoreError, Transition,
-    Transitioned,
+    Claim, Claimed, Grant, OwnerTransition, Purged, ReclaimAs, Record, Store, StoreError,
+    Transition, Transitioned,
     admin::{Filter, Page},
     sql::batcher::Batcher,
-    sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
+    sql::calls::{ClaimCall, TransitionCall},
     sql::detached,
     sql::reads::Reads,
     sql::single::SingleCalls,
@@ -188,15 +188,11 @@ impl PostgresStore {
         &self,
         name: &RecordName,
         seen: Fence,
-        transition: FencedTransition,
+        change: FencedChange,
     ) -> Result<FencedAnswer, StoreError> {
         self.inner.pool.check()?;
         let name = name.clone();
-        let call = FencedCall {
-            name,
-            seen,
-            transition,
-        };
+        let call = FencedCall { name, seen, change };
         self.inner.fenced.call(call).await
     }
 }
@@ -228,7 +224,7 @@ impl Store for PostgresStore {
         reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
-        let reclaim = FencedTransition::Reclaim(reclaim_as, *claim);
+        let reclaim = FencedChange::Reclaim(reclaim_as, *claim);
         let answer = self.by_fence(name, seen, reclaim).await?;
         Ok(answer.grant)
     }
@@ -236,38 +232,15 @@ impl Store for PostgresStore {
     async fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> Result<Transitioned, StoreError> {
-        let (token, transition) = match transition {
-            Transition::Renew { token, lease } => (token, OwnerTransition::Renew { lease }),
-            Transition::Complete { token, completion } => {
-                (token, OwnerTransition::Complete(completion.clone()))
+        match transition {
+            Transition::Owner(token, transition) => self.by_owner(name, token, transition).await,
+            Transition::Fenced(seen, transition) => {
+                let change = FencedChange::Transition(transition);
+                Ok(self.by_fence(name, seen, change).await?.transitioned)
             }
-            Transition::Release { token, release } => (token, OwnerTransition::Release(release)),
-            Transition::MarkUnknown {
-                marked_by: MarkedBy::Owner(token),
-                retention,
-            } => (token, OwnerTransition::MarkUnknown { retention }),
-            Transition::MarkUnknown {
-                marked_by: MarkedBy::Lapsed(seen),
-                retention,
-            } => {
-                let mark = FencedTransition::MarkLapsed { retention };
-                return Ok(self.by_fence(name, seen, mark).await?.transitioned);
-            }
-            Transition::Resolve {
-                seen,
-                resolution,
-                at_least,
-            } => {
-                let resolve = FencedTransition::Resolve {
-                    resolution: resolution.clone(),
-                    at_least,
-                };
-                return Ok(self.by_fence(name, seen, resolve).await?.transitioned);
-            }
-        };
-        self.by_owner(name, token, transition).await
+        }
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -294,7 +267,7 @@ impl Store for PostgresStore {
     }
 
     async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        let answer = self.by_fence(name, seen, FencedTransition::Forget).await?;
+        let answer = self.by_fence(name, seen, FencedChange::Forget).await?;
         Ok(answer.transitioned)
     }
 

@@ -14,9 +14,9 @@ use super::{
     session::{Session, column},
 };
 use crate::store::{
-    StoreError, Transition, Transitioned,
+    OwnerTransition, StoreError, Transitioned,
     sql::batcher::{Answers, Batch},
-    sql::calls::{OwnerTransition, TransitionCall},
+    sql::calls::TransitionCall,
     sql::columns::{COMPLETED, IN_PROGRESS, UNKNOWN, released},
     sql::single::{Attempt, Single},
     transition::StoredRecord,
@@ -102,7 +102,9 @@ impl Transitions {
         }
         let loaded = reads::load(session, &self.reads, &call.name).await?;
         Ok(match loaded {
-            Some((record, now)) => not_applied(&record, call.transition(), now),
+            Some((record, now)) => not_applied(&record, |record| {
+                record.apply_owner(call.token, &call.transition, now)
+            }),
             None => Attempt::Made(Transitioned::Superseded),
         })
     }
@@ -133,11 +135,10 @@ impl Transitions {
 /// transaction had locked the record.
 pub(super) fn not_applied(
     record: &StoredRecord,
-    transition: Transition<'_>,
-    now: Duration,
+    apply: impl FnOnce(&mut StoredRecord) -> Transitioned,
 ) -> Attempt<Transitioned> {
     let mut after = record.clone();
-    match after.apply(transition, now) {
+    match apply(&mut after) {
         answer if after == *record => Attempt::Made(answer),
         _ => Attempt::Locked,
     }
@@ -156,21 +157,26 @@ struct Parameters<'c> {
 
 impl<'c> Parameters<'c> {
     fn of(transition: &'c OwnerTransition) -> Self {
-        let (state, duration, at_least) = match transition {
-            OwnerTransition::Renew { lease } => (IN_PROGRESS, micros(*lease), 0),
+        let (state, response, duration, at_least) = match transition {
+            OwnerTransition::Renew { lease } => (IN_PROGRESS, None, *lease, Duration::ZERO),
             OwnerTransition::Complete(completion) => (
                 COMPLETED,
-                micros(completion.retention),
-                micros(completion.at_least),
+                Some(&*completion.response),
+                completion.retention,
+                completion.at_least,
             ),
-            OwnerTransition::Release(release) => (released(*release), 0, 0),
-            OwnerTransition::MarkUnknown { retention } => (UNKNOWN, micros(*retention), 0),
+            OwnerTransition::Release(release) => {
+                (released(*release), None, Duration::ZERO, Duration::ZERO)
+            }
+            OwnerTransition::MarkUnknown { retention } => {
+                (UNKNOWN, None, *retention, Duration::ZERO)
+            }
         };
         Self {
             state,
-            response: transition.response(),
-            duration,
-            at_least,
+            response,
+            duration: micros(duration),
+            at_least: micros(at_least),
         }
     }
 }

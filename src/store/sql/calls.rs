@@ -2,14 +2,13 @@
 
 use std::{
     mem::{self, Discriminant},
-    time::Duration,
 };
 
 use tokio::sync::oneshot;
 
 use crate::{
     RecordName, StoreError, Token,
-    store::{Claim, Completion, MarkedBy, Release, Transition},
+    store::{Claim, OwnerTransition},
 };
 
 /// A call that may share a batch with others.
@@ -129,14 +128,6 @@ pub(crate) struct TransitionCall {
     pub(crate) transition: OwnerTransition,
 }
 
-/// The transitions of a claim by its owner.
-pub(crate) enum OwnerTransition {
-    Renew { lease: Duration },
-    Complete(Completion),
-    Release(Release),
-    MarkUnknown { retention: Duration },
-}
-
 impl Call for TransitionCall {
     fn name(&self) -> &RecordName {
         &self.name
@@ -152,7 +143,7 @@ impl Call for TransitionCall {
     }
 
     fn bytes(&self) -> usize {
-        self.name.bytes() + self.transition.response().map_or(0, <[u8]>::len)
+        self.name.bytes() + self.transition.response_len()
     }
 
     /// The next heartbeat follows a dropped renewal.
@@ -161,39 +152,11 @@ impl Call for TransitionCall {
     }
 }
 
+#[cfg(feature = "postgres")]
 impl TransitionCall {
-    pub(crate) fn transition(&self) -> Transition<'_> {
-        let token = self.token;
-        match &self.transition {
-            OwnerTransition::Renew { lease } => Transition::Renew {
-                token,
-                lease: *lease,
-            },
-            OwnerTransition::Complete(completion) => Transition::Complete { token, completion },
-            OwnerTransition::Release(release) => Transition::Release {
-                token,
-                release: *release,
-            },
-            OwnerTransition::MarkUnknown { retention } => Transition::MarkUnknown {
-                marked_by: MarkedBy::Owner(token),
-                retention: *retention,
-            },
-        }
-    }
-
     /// Returns whether the call would delay the others of its batch.
-    #[cfg(feature = "postgres")]
     pub(crate) fn is_large(&self) -> bool {
-        self.transition.response().map_or(0, <[u8]>::len) > SMALL_RESPONSE
-    }
-}
-
-impl OwnerTransition {
-    pub(crate) fn response(&self) -> Option<&[u8]> {
-        match self {
-            Self::Complete(completion) => Some(&completion.response),
-            _ => None,
-        }
+        self.transition.response_len() > SMALL_RESPONSE
     }
 }
 

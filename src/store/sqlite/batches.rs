@@ -12,8 +12,7 @@ use super::{
 use crate::{
     Fence, RecordName,
     store::{
-        Claimed, Grant, MarkedBy, ReclaimAs, StoreError, Transition, Transitioned,
-        admin::Resolution,
+        Claimed, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
         sql::batcher::{Answers, Batch},
         sql::calls::{Call, ClaimCall, Identity, ReadCall, SMALL_RESPONSE, TransitionCall},
         sql::columns::{Found, LoadedRecord},
@@ -31,17 +30,11 @@ pub(super) enum WriteCall {
         seen: Fence,
         reclaim_as: ReclaimAs,
     },
-    Transition(TransitionCall),
-    MarkLapsed {
+    Owner(TransitionCall),
+    Fenced {
         name: RecordName,
         seen: Fence,
-        retention: Duration,
-    },
-    Resolve {
-        name: RecordName,
-        seen: Fence,
-        resolution: Resolution,
-        at_least: Duration,
+        transition: FencedTransition,
     },
 }
 
@@ -57,14 +50,14 @@ impl Call for WriteCall {
     fn name(&self) -> &RecordName {
         match self {
             Self::Claim(call) | Self::Reclaim { call, .. } => call.name(),
-            Self::Transition(call) => call.name(),
-            Self::MarkLapsed { name, .. } | Self::Resolve { name, .. } => name,
+            Self::Owner(call) => call.name(),
+            Self::Fenced { name, .. } => name,
         }
     }
 
     fn identity(&self) -> Option<Identity> {
         match self {
-            Self::Transition(call) => call.identity(),
+            Self::Owner(call) => call.identity(),
             _ => None,
         }
     }
@@ -75,7 +68,7 @@ impl Call for WriteCall {
 
     fn is_droppable(&self) -> bool {
         match self {
-            Self::Transition(call) => call.is_droppable(),
+            Self::Owner(call) => call.is_droppable(),
             _ => true,
         }
     }
@@ -89,11 +82,8 @@ impl WriteCall {
 
     fn response_len(&self) -> usize {
         match self {
-            Self::Transition(call) => call.transition.response().map_or(0, <[u8]>::len),
-            Self::Resolve {
-                resolution: Resolution::Happened(response),
-                ..
-            } => response.body_len(),
+            Self::Owner(call) => call.transition.response_len(),
+            Self::Fenced { transition, .. } => transition.response_len(),
             _ => 0,
         }
     }
@@ -123,7 +113,7 @@ impl WriteCall {
         next: Fence,
         now: Duration,
     ) -> (Written, Option<StoredRecord>) {
-        let transition = match self {
+        match self {
             Self::Claim(ClaimCall { claim, .. }) => {
                 let (claimed, record) = match loaded {
                     Some(loaded) => (loaded.read(now).into(), None),
@@ -133,7 +123,7 @@ impl WriteCall {
                         (claimed.into(), Some(record))
                     }
                 };
-                return (Written::Claimed(claimed), record);
+                (Written::Claimed(claimed), record)
             }
             Self::Reclaim {
                 call: ClaimCall { claim, .. },
@@ -144,37 +134,33 @@ impl WriteCall {
                 let grant = record
                     .as_mut()
                     .and_then(|record| record.reclaim(*seen, *reclaim_as, claim, next, now));
-                return (
-                    Written::Reclaimed(grant),
-                    record.filter(|_| grant.is_some()),
-                );
+                let record = record.filter(|_| grant.is_some());
+                (Written::Reclaimed(grant), record)
             }
-            Self::Transition(call) => call.transition(),
-            Self::MarkLapsed {
-                seen, retention, ..
-            } => Transition::MarkUnknown {
-                marked_by: MarkedBy::Lapsed(*seen),
-                retention: *retention,
-            },
-            Self::Resolve {
+            Self::Owner(call) => transition(loaded, |record| {
+                record.apply_owner(call.token, &call.transition, now)
+            }),
+            Self::Fenced {
                 seen,
-                resolution,
-                at_least,
+                transition: fenced,
                 ..
-            } => Transition::Resolve {
-                seen: *seen,
-                resolution,
-                at_least: *at_least,
-            },
-        };
-        let Some(LoadedRecord { record, .. }) = loaded else {
-            return (Written::Transitioned(Transitioned::Superseded), None);
-        };
-        let mut changed = record.clone();
-        let transitioned = changed.apply(transition, now);
-        let changed = (changed != record).then_some(changed);
-        (Written::Transitioned(transitioned), changed)
+            } => transition(loaded, |record| record.apply_fenced(*seen, fenced, now)),
+        }
     }
+}
+
+/// Returns the answer, and the record if `apply` changes it.
+fn transition(
+    loaded: Option<LoadedRecord>,
+    apply: impl FnOnce(&mut StoredRecord) -> Transitioned,
+) -> (Written, Option<StoredRecord>) {
+    let Some(LoadedRecord { record, .. }) = loaded else {
+        return (Written::Transitioned(Transitioned::Superseded), None);
+    };
+    let mut changed = record.clone();
+    let transitioned = apply(&mut changed);
+    let changed = (changed != record).then_some(changed);
+    (Written::Transitioned(transitioned), changed)
 }
 
 impl Batch for Writer {

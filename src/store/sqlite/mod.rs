@@ -23,11 +23,10 @@ use self::{
     writer::Writer,
 };
 use super::{
-    Claim, Claimed, Grant, MarkedBy, Purged, ReclaimAs, Record, Store, StoreError, Transition,
-    Transitioned,
+    Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
     admin::{Filter, Page},
     sql::batcher::{Batcher, ConcurrentBatches},
-    sql::calls::{ClaimCall, OwnerTransition, TransitionCall},
+    sql::calls::{ClaimCall, TransitionCall},
     sql::detached,
     sql::reads::Reads,
     sql::single::Limits,
@@ -227,47 +226,19 @@ impl Store for SqliteStore {
     async fn transition(
         &self,
         name: &RecordName,
-        transition: Transition<'_>,
+        transition: Transition,
     ) -> Result<Transitioned, StoreError> {
         let name = name.clone();
-        let by_owner = |name, token, transition| {
-            WriteCall::Transition(TransitionCall {
+        let call = match transition {
+            Transition::Owner(token, transition) => WriteCall::Owner(TransitionCall {
                 name,
                 token,
                 transition,
-            })
-        };
-        let call = match transition {
-            Transition::Renew { token, lease } => {
-                by_owner(name, token, OwnerTransition::Renew { lease })
-            }
-            Transition::Complete { token, completion } => {
-                by_owner(name, token, OwnerTransition::Complete(completion.clone()))
-            }
-            Transition::Release { token, release } => {
-                by_owner(name, token, OwnerTransition::Release(release))
-            }
-            Transition::MarkUnknown {
-                marked_by: MarkedBy::Owner(token),
-                retention,
-            } => by_owner(name, token, OwnerTransition::MarkUnknown { retention }),
-            Transition::MarkUnknown {
-                marked_by: MarkedBy::Lapsed(seen),
-                retention,
-            } => WriteCall::MarkLapsed {
+            }),
+            Transition::Fenced(seen, transition) => WriteCall::Fenced {
                 name,
                 seen,
-                retention,
-            },
-            Transition::Resolve {
-                seen,
-                resolution,
-                at_least,
-            } => WriteCall::Resolve {
-                name,
-                seen,
-                resolution: resolution.clone(),
-                at_least,
+                transition,
             },
         };
         match self.write(call).await? {

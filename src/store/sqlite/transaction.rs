@@ -11,7 +11,7 @@ use super::{
 use crate::{
     Operation, StoreError, Token,
     store::{
-        Completion, Transition, Transitioned,
+        Completion, OwnerTransition, Transitioned,
         sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
         sql::commit_error::{CommitError, CommitErrorKind},
         sql::detached,
@@ -95,7 +95,8 @@ impl CommitBackend for SqliteStore {
         if status(Some(&record), token) != ClaimStatus::Open {
             return Ok(Transitioned::Superseded);
         }
-        let transitioned = record.apply(Transition::Complete { token, completion }, now());
+        let complete = OwnerTransition::Complete(completion.clone());
+        let transitioned = record.apply_owner(token, &complete, now());
         let stored = store(transaction, name, &record).await;
         stored.map_err(refused)?;
         Ok(transitioned)
