@@ -452,10 +452,13 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// # Errors
     ///
-    /// A [`BuildError`] names the first setting that is not possible, its limit and its
-    /// value. Not possible are a zero, overflowing or contradictory duration, a safe
-    /// method, and a limit of zero. Neither are a lease shorter than three heartbeats and
-    /// a window of UUIDv7 keys longer than a retention.
+    /// A [`BuildError`] names the first setting that is refused, its limit and its value:
+    ///
+    /// - a duration that is zero, overflows or contradicts another;
+    /// - a limit of zero;
+    /// - a safe method;
+    /// - a lease shorter than three heartbeats;
+    /// - a window of UUIDv7 keys longer than a retention.
     pub fn build(self) -> Result<IdempotencyLayer<S>, BuildError> {
         let mut config = self.config;
         let documentation = self.documentation.as_deref().map(link).transpose()?;

@@ -66,7 +66,7 @@ impl<B> RequestBody<B> {
 #[cfg(feature = "axum")]
 impl<B> RequestBody<B>
 where
-    B: Body<Data = Bytes, Error: Into<error::BoxError>> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     /// Returns axum's body. One that is axum's already, and streamed, is not boxed again.
     pub(crate) fn into_axum(self) -> axum::body::Body {
@@ -194,7 +194,7 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
 #[cfg(feature = "axum")]
 impl<B> ResponseBody<B>
 where
-    B: Body<Data = Bytes, Error: Into<error::BoxError> + Send> + Send + 'static,
+    B: Body<Data = Bytes, Error: Into<BoxError> + Send> + Send + 'static,
 {
     /// As [`RequestBody::into_axum`].
     pub(crate) fn into_axum(self) -> axum::body::Body {

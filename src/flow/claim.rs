@@ -12,7 +12,7 @@ use super::{
     withdraw::Hold,
 };
 use crate::{
-    Fence, RecordName, Recovery, Store, StoreError, StoreErrorKind,
+    RecordName, Recovery, Store, StoreError, StoreErrorKind,
     backoff::jittered,
     outcome::Notice,
     store::{Claimed, Grant, ReclaimAs, Record, RecordState, Transitioned},
@@ -264,7 +264,9 @@ async fn mark_unknown<S: Store>(
     name: &RecordName,
     record: &Record,
 ) -> Option<Answered> {
-    match mark_lapsed(shared, name, record.fence).await {
+    let retention = shared.config.unknown_retention;
+    let marked = shared.store.mark_lapsed(name, record.fence, retention);
+    match marked.await {
         Ok(Transitioned::Superseded) => return None,
         Ok(Transitioned::Applied) if matches!(shared.config.recovery, Recovery::Reconcile(_)) => {
             return None;
@@ -293,7 +295,7 @@ async fn claim_nothing<S: Store>(
     let since = Instant::now();
     let is_body_invalid = matches!(ineligible, Ineligible::BodyInvalid(_));
     for _ in 0..ROUNDS {
-        let record = match shared.call(shared.store.read(&request.name)).await {
+        let record = match shared.call(|store| store.read(&request.name)).await {
             Ok(Some(record)) => record,
             Ok(None) => return ClaimResult::Ineligible(ineligible),
             // Such a body is refused with or without a record.
@@ -318,7 +320,10 @@ async fn claim_nothing<S: Store>(
             Decision::Answer(answer) => answer,
             Decision::Reclaim(ReclaimAs::Rerun | ReclaimAs::Reconcile) => Answer::Unknown,
             Decision::Reclaim(ReclaimAs::Takeover) | Decision::MarkUnknown => {
-                match mark_lapsed(shared, &request.name, record.fence).await {
+                let retention = shared.config.unknown_retention;
+                let (name, seen) = (&request.name, record.fence);
+                let mark = shared.call(|store| store.mark_lapsed(name, seen, retention));
+                match mark.await {
                     Ok(Transitioned::Superseded) => continue,
                     Ok(Transitioned::Applied) | Err(_) => Answer::Unknown,
                 }
@@ -337,7 +342,7 @@ pub(super) async fn look_up<S: Store>(
     shared: &Shared<S>,
     request: &KeyedRequest,
 ) -> Result<Option<Answered>, StoreError> {
-    let record = shared.call(shared.store.read(&request.name)).await?;
+    let record = shared.call(|store| store.read(&request.name)).await?;
     Ok(
         record.and_then(|record| match decide(request, &shared.config, &record) {
             Decision::Answer(answer) => Some(Answered {
@@ -349,21 +354,12 @@ pub(super) async fn look_up<S: Store>(
     )
 }
 
-async fn mark_lapsed<S: Store>(
-    shared: &Shared<S>,
-    name: &RecordName,
-    seen: Fence,
-) -> Result<Transitioned, StoreError> {
-    let retention = shared.config.unknown_retention;
-    shared.store.mark_lapsed(name, seen, retention).await
-}
-
 async fn renew<S: Store>(
     shared: &Shared<S>,
     KeyedRequest { name, claim, .. }: &KeyedRequest,
 ) -> Result<Transitioned, StoreError> {
     shared
-        .call(shared.store.renew(name, claim.token, claim.lease))
+        .call(|store| store.renew(name, claim.token, claim.lease))
         .await
 }
 

@@ -99,7 +99,10 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
     called: Called<R, E>,
 ) -> Reply<R, E> {
     let transacted = run.claim.operation.transacted().await;
-    let finished = match run.next(transacted, called) {
+    // Even a size hint of the response's body may panic.
+    let next = catch_unwind(AssertUnwindSafe(|| run.next(transacted, called)));
+    let next = next.unwrap_or_else(|_| run.refuse_unknown(Rejection::handler_panicked()));
+    let finished = match next {
         Next::Record(finished) => finished,
         Next::Collect {
             parts,

@@ -207,8 +207,8 @@ async fn watch<S: Store>(heartbeats: Weak<Heartbeats<S>>, runtime: runtime::Id) 
 /// Renews a lease until it is superseded, or until `max_run_time` has passed.
 ///
 /// If the store may see the lease lapsed, because no renewal succeeded in time, the
-/// operation's `lease_lost` resolves. The renewals continue: a lapsed lease that no other request has
-/// taken over is still its owner's.
+/// operation's `lease_lost` resolves. The renewals continue: a lapsed lease that no other
+/// request has taken over is still its owner's.
 async fn renew<S: Store>(heartbeats: Arc<Heartbeats<S>>, operation: Operation) {
     let HeartbeatSettings {
         lease: length,
@@ -236,7 +236,7 @@ async fn renew<S: Store>(heartbeats: Arc<Heartbeats<S>>, operation: Operation) {
         if asked >= until && !lease.is_lost() && !lapse(&operation, warnings).await {
             return;
         }
-        let renewed = catch_panic(heartbeats.store.renew(name, token, length));
+        let renewed = catch_panic(async { heartbeats.store.renew(name, token, length).await });
         let mut renewed = pin!(time::timeout(store_timeout, renewed));
         // A renewal that hangs does not hide the end of the lease.
         let lapses = async {

@@ -230,10 +230,15 @@ where
     type Output = ServiceResult<R, E>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // A panic of the layer itself is this request's alone.
+        // A panic of the request's body, or of the layer itself, is this request's alone.
         let polled = catch_unwind(AssertUnwindSafe(|| self.as_mut().poll_stage(cx)));
-        let polled = polled
-            .unwrap_or_else(|_| Poll::Ready(self.as_mut().refuse(&Rejection::task_panicked())));
+        let polled = polled.unwrap_or_else(|_| {
+            let rejection = match self.stage {
+                Stage::Reading { .. } => Rejection::body_panicked(),
+                Stage::Answering { .. } => Rejection::task_panicked(),
+            };
+            Poll::Ready(self.as_mut().refuse(&rejection))
+        });
         *self.project().is_answered = polled.is_ready();
         polled
     }
@@ -250,7 +255,7 @@ where
         let mut this = self.as_mut().project();
         if let StageProj::Reading { body, reading } = this.stage.as_mut().project() {
             let Some(Reading { read, .. }) = reading else {
-                panic!("`ResponseFuture` polled after its answer");
+                unreachable!("`ResponseFuture` polls no request that was answered");
             };
             let is_read = ready!(read.poll_read(body, cx, &this.shared.config));
             let reading = reading.take();
@@ -268,7 +273,7 @@ where
         }
         match this.stage.project() {
             StageProj::Answering { answer } => answer.poll(cx),
-            StageProj::Reading { .. } => panic!("`ResponseFuture` polled after its answer"),
+            StageProj::Reading { .. } => unreachable!("the body has been read"),
         }
     }
 

@@ -117,7 +117,7 @@ impl<S: Store> OwnedClaim<S> {
     pub(super) async fn superseding(&self) -> Result<Option<Answered>, StoreError> {
         let shared = &*self.shared;
         let record = shared
-            .call(shared.store.read(self.operation.name()))
+            .call(|store| store.read(self.operation.name()))
             .await?;
         Ok(record
             .filter(|record| record.fingerprint == self.fingerprint)

@@ -59,11 +59,10 @@ pub(super) async fn reconcile<S: Store>(
         config.responses.retention,
     );
     let since = Instant::now();
+    let seen = granted.grant.fence;
     let reclaimed =
-        shared
-            .store
-            .reclaim(&request.name, granted.grant.fence, ReclaimAs::Rerun, &claim);
-    Ok(match shared.call(reclaimed).await? {
+        shared.call(|store| store.reclaim(&request.name, seen, ReclaimAs::Rerun, &claim));
+    Ok(match reclaimed.await? {
         Some(grant) => Reconciliation::Run(claim, Granted { grant, since }),
         None => Reconciliation::Unknown,
     })

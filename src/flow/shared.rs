@@ -72,11 +72,16 @@ impl<S: Store> Shared<S> {
         }
     }
 
-    /// Runs one call to the store for up to the store timeout.
-    pub(crate) fn call<T>(
-        &self,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> impl Future<Output = Result<T, StoreError>> {
+    /// Runs one call to the store for up to the store timeout. A panic of the store is an
+    /// error, also one before its future is returned.
+    pub(crate) fn call<'s, T, F>(
+        &'s self,
+        call: impl FnOnce(&'s S) -> F,
+    ) -> impl Future<Output = Result<T, StoreError>>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let call = async { call(&self.store).await };
         store_call::bounded(self.config.store_timeout(), call)
     }
 
@@ -88,7 +93,7 @@ impl<S: Store> Shared<S> {
         transition: OwnerTransition,
     ) -> Result<Transitioned, StoreError> {
         let transition = Transition::Owner(token, transition);
-        let ended = self.call(self.store.transition(name, transition)).await;
+        let ended = self.call(|store| store.transition(name, transition)).await;
         self.waiters.wake(name);
         ended
     }

@@ -98,7 +98,7 @@ impl<S: Store> Withdrawal<S> {
                 reclaim_as: ReclaimAs::Takeover | ReclaimAs::Rerun | ReclaimAs::Reconcile,
                 ..
             } => {
-                let record = self.shared.call(self.shared.store.read(&self.name)).await?;
+                let record = self.read().await?;
                 return Ok(record.is_none_or(|record| record.fence != seen));
             }
             Hold::Reclaim {
@@ -119,7 +119,7 @@ impl<S: Store> Withdrawal<S> {
         Ok(
             match self
                 .shared
-                .call(self.shared.store.claim(&self.name, &self.claim))
+                .call(|store| store.claim(&self.name, &self.claim))
                 .await
             {
                 Ok(Claimed::Acquired(_)) => match self.undo().await? {
@@ -136,15 +136,16 @@ impl<S: Store> Withdrawal<S> {
     }
 
     async fn reclaim_again(&self, seen: Fence, reclaim_as: ReclaimAs) -> Result<Again, StoreError> {
-        let store = &self.shared.store;
-        let reclaimed = store.reclaim(&self.name, seen, reclaim_as, &self.claim);
-        if self.shared.call(reclaimed).await?.is_some() {
+        let reclaimed = self
+            .shared
+            .call(|store| store.reclaim(&self.name, seen, reclaim_as, &self.claim));
+        if reclaimed.await?.is_some() {
             return Ok(match self.undo().await? {
                 Transitioned::Applied => Again::Over,
                 Transitioned::Superseded => Again::Pending,
             });
         }
-        Ok(match self.shared.call(store.read(&self.name)).await? {
+        Ok(match self.read().await? {
             // It has expired meanwhile: an earlier attempt may still be on its way.
             Some(record) if record.fence == seen => Again::Pending,
             Some(record) => self.found(record),
@@ -167,15 +168,20 @@ impl<S: Store> Withdrawal<S> {
             // Its lease has lapsed. An outcome that was unknown before stays unknown.
             RecordState::Unknown if record.takeovers == 0 => {
                 let (resolution, at_least) = (Resolution::DidNotHappen, Duration::ZERO);
-                let store = &self.shared.store;
-                let resolving = store.resolve(&self.name, record.fence, &resolution, at_least);
-                let resolved = self.shared.call(resolving).await?;
+                let resolving = self
+                    .shared
+                    .call(|store| store.resolve(&self.name, record.fence, &resolution, at_least));
+                let resolved = resolving.await?;
                 self.shared.waiters.wake(&self.name);
                 resolved
             }
             _ => Transitioned::Applied,
         };
         Ok(undone == Transitioned::Applied)
+    }
+
+    async fn read(&self) -> Result<Option<Record>, StoreError> {
+        self.shared.call(|store| store.read(&self.name)).await
     }
 
     async fn undo(&self) -> Result<Transitioned, StoreError> {

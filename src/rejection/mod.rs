@@ -294,6 +294,15 @@ impl Rejection {
         )
     }
 
+    /// While its body is read, a request has claimed nothing.
+    pub(crate) fn body_panicked() -> Self {
+        Self::new(
+            RejectionKind::CallbackPanicked,
+            "The service failed before this request ran. Nothing ran, and the key is unused.",
+        )
+        .warning("body of a request panicked, request refused with 500: nothing ran")
+    }
+
     /// Before the run nothing is claimed.
     pub(crate) fn callback_panicked(callback: Callback) -> Self {
         Self::new(

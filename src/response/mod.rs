@@ -144,7 +144,8 @@ fn essence_is(value: &HeaderValue, media_type: &HeaderValue) -> bool {
         .eq_ignore_ascii_case(media_type.as_bytes())
 }
 
-/// hyper sends a wrong `Content-Length` of a handler unchanged, and the connection breaks. A 304 describes another response's length.
+/// hyper sends a wrong `Content-Length` of a handler unchanged, and the connection breaks.
+/// A 304 describes another response's length.
 pub(crate) fn correct_length(parts: &mut response::Parts, length: Option<u64>) {
     let Some(length) = length else {
         return;

@@ -290,8 +290,8 @@ pub struct Record {
     pub fence: Fence,
     /// Which try of the operation the last claim was.
     pub attempt: u32,
-    /// How many claims in a row began while the outcome of the one before was unknown: by [`Takeover`](ReclaimAs::Takeover) or
-    /// [`Rerun`](ReclaimAs::Rerun). A [`Retry`](ReclaimAs::Retry) leaves one of
+    /// How many claims in a row began while the outcome of the one before was unknown: by
+    /// [`Takeover`](ReclaimAs::Takeover) or [`Rerun`](ReclaimAs::Rerun). A [`Retry`](ReclaimAs::Retry) leaves one of
     /// them, so that the record still tells that an outcome is unknown; only
     /// [`DidNotHappen`](Resolution::DidNotHappen) leaves none.
     pub takeovers: u32,

@@ -2,16 +2,20 @@
 //! others no permit, no memory and no key.
 
 use std::{
+    convert::Infallible,
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use axum::body::Body;
 use bytes::Bytes;
 use http::Method;
+use http_body_util::BodyExt;
 use tokio::time::{Instant, timeout};
 use tower::{Layer as _, ServiceBuilder, ServiceExt as _};
 use tower_idempotency::{
@@ -410,20 +414,63 @@ async fn rule_49_a_panic_after_the_run_leaves_the_outcome_unknown() {
     assert_eq!(probe.runs(), 1);
 }
 
+/// Panics when its length is asked for.
+struct Lengthless;
+
+impl http_body::Body for Lengthless {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Infallible>>> {
+        Poll::Ready(None)
+    }
+
+    fn size_hint(&self) -> http_body::SizeHint {
+        panic!("as the test wants it")
+    }
+}
+
 #[tokio::test]
 async fn rule_49_a_panicking_body_leaves_the_outcome_unknown() {
+    let bodies: [fn() -> Body; 2] = [
+        || {
+            Body::new(BodyExt::map_frame(Body::from("paid"), |_| {
+                panic!("as the test wants it")
+            }))
+        },
+        || Body::new(Lengthless),
+    ];
+    for body in bodies {
+        let store = DynStore::new(MemoryStore::new());
+        let probe = Probe::answering(move |run| run.created().map(|_| body()));
+        let api = Api::new(required(store.clone()), &probe);
+        api.send(keyed("K"))
+            .await
+            .assert_problem(500, "handler-panicked");
+        let state = record(&store, "K").await.unwrap().state;
+        assert!(matches!(state, RecordState::Unknown), "{state:?}");
+    }
+}
+
+#[tokio::test]
+async fn rule_49_a_panicking_request_body_claims_nothing() {
     let store = DynStore::new(MemoryStore::new());
-    let probe = Probe::answering(|run| {
-        let (parts, body) = run.created().into_parts();
-        let body = http_body_util::BodyExt::map_frame(body, |_| panic!("as the test wants it"));
-        http::Response::from_parts(parts, Body::new(body))
-    });
-    let api = Api::new(required(store.clone()), &probe);
-    api.send(keyed("K"))
+    let probe = Probe::counting();
+    let service = required(store.clone())
+        .build()
+        .unwrap()
+        .layer(probe.clone());
+    let request = keyed("K")
+        .0
+        .map(|body| Body::new(BodyExt::map_frame(body, |_| panic!("as the test wants it"))));
+    Answer::of(service.oneshot(request).await.unwrap())
         .await
-        .assert_problem(500, "handler-panicked");
-    let state = record(&store, "K").await.unwrap().state;
-    assert!(matches!(state, RecordState::Unknown), "{state:?}");
+        .assert_problem(500, "callback-panicked");
+    assert!(record(&store, "K").await.is_none());
+    assert_eq!(probe.runs(), 0);
 }
 
 #[tokio::test]

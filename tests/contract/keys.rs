@@ -290,6 +290,21 @@ async fn rule_58_a_stale_key_never_runs_while_the_store_fails() {
     assert_eq!((unguarded.status.as_u16(), probe.runs()), (201, 1));
 }
 
+#[tokio::test(start_paused = true)]
+async fn rule_58_a_stale_key_is_answered_while_marking_hangs() {
+    let faulty = Faulty::new(MemoryStore::new());
+    let store = DynStore::new(faulty.clone());
+    let key = made_ago(HALF_AN_HOUR, 1);
+    claimed_elsewhere(&store, &key, Duration::ZERO, HOUR).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    faulty.inject(Call::MarkUnknown, .., Fault::Hang);
+    let api = Api::new(narrow(&store), &Probe::counting());
+    let asked = tokio::time::timeout(HALF_AN_HOUR, api.send(keyed(&key))).await;
+    asked
+        .expect("the request hangs")
+        .assert_problem(409, "outcome-unknown");
+}
+
 #[tokio::test]
 async fn rule_77_a_window_longer_than_a_retention_is_refused() {
     let with =

@@ -1,8 +1,6 @@
 //! The calls that a store batches, and the replies to their callers.
 
-use std::{
-    mem::{self, Discriminant},
-};
+use std::mem::{self, Discriminant};
 
 use tokio::sync::oneshot;
 

@@ -1,15 +1,21 @@
-//! Functions of the application that panic.
+//! Functions of the application, and stores, that panic.
 
-use std::future::pending;
+use std::{
+    future::{pending, ready},
+    time::Duration,
+};
 
 use axum::body::Body;
 use http::{HeaderValue, Response};
 use http_body_util::BodyExt as _;
 use tower::Layer as _;
 use tower_idempotency::{
-    Dispositions, DynStore, Fingerprinting, IdempotencyBuilder, IdempotencyLayer, KeySyntax,
-    Reconciler, Recovery,
-    store::admin::{RecordedResponse, Resolution},
+    Dispositions, DynStore, Fence, Fingerprinting, IdempotencyBuilder, IdempotencyLayer, KeySyntax,
+    MemoryStore, Reconciler, RecordName, Recovery, Store, StoreError,
+    store::{
+        Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+        admin::{Filter, Page, RecordedResponse, Resolution},
+    },
 };
 
 use super::{Log, Says, broken, secret};
@@ -154,4 +160,70 @@ async fn f110_a_reconciler_that_fails_is_logged() {
             .assert_problem(409, "outcome-unknown");
         log.only(message).names_an_operation();
     }
+}
+
+/// A store whose transitions panic before they return a future.
+struct Hasty(MemoryStore);
+
+impl Store for Hasty {
+    async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
+        self.0.claim(name, claim).await
+    }
+
+    async fn reclaim(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+        reclaim_as: ReclaimAs,
+        claim: &Claim,
+    ) -> Result<Option<Grant>, StoreError> {
+        self.0.reclaim(name, seen, reclaim_as, claim).await
+    }
+
+    fn transition(
+        &self,
+        _: &RecordName,
+        _: Transition,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        if self.0.is_empty() {
+            return ready(Ok(Transitioned::Superseded));
+        }
+        panic!("s3cr3t")
+    }
+
+    async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
+        self.0.read(name).await
+    }
+
+    async fn list(
+        &self,
+        filter: &Filter,
+        after: Option<&RecordName>,
+        limit: u32,
+    ) -> Result<Page, StoreError> {
+        self.0.list(filter, after, limit).await
+    }
+
+    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
+        self.0.forget(name, seen).await
+    }
+
+    async fn purge_expired(&self, limit: u32, retention: Duration) -> Result<Purged, StoreError> {
+        self.0.purge_expired(limit, retention).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn f110_a_panic_before_the_future_is_an_error_too() {
+    let log = Log::listen();
+    let probe = Probe::running(|run| async move {
+        run.operation().lease_lost().await;
+        Ok(run.created())
+    });
+    let api = Api::new(required(DynStore::new(Hasty(MemoryStore::new()))), &probe);
+    let answer = tokio::time::timeout(Duration::from_secs(60), api.send(secret("K"))).await;
+    let answer = answer.expect("`lease_lost()` did not resolve");
+    answer.assert_live(201);
+    assert_eq!(answer.header("idempotent-recorded"), Some("false"));
+    log.only("lease lapsed without a renewal");
 }
