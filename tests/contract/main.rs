@@ -27,6 +27,7 @@ mod keys;
 mod leases;
 mod life;
 mod logs;
+mod mismatches;
 mod operator;
 // Not every test binary uses all of it.
 #[allow(dead_code)]
