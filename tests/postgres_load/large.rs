@@ -16,7 +16,7 @@ use tower_idempotency::{
 use crate::{
     HOUR, claimed,
     databases::{run, with_database},
-    hour, name,
+    hour, migrated, name,
     proxy::Proxy,
     response, store, until,
 };
@@ -26,12 +26,10 @@ async fn f104_slow_large_replays_delay_no_other_scope() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
         // Longer than this test takes.
-        let store = PostgresStore::builder(proxy.options(&url))
-            .statement_timeout(Duration::from_secs(120))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(proxy.options(&url)).statement_timeout(Duration::from_secs(120)),
+        )
+        .await;
         let first = name("large", "0");
         let (claim, _) = claimed(&store, &first).await;
         let completed = store.complete(&first, claim.token, &response(LARGE)).await;
@@ -134,12 +132,10 @@ async fn f104_a_withdrawal_reads_no_large_response() {
 async fn f104_slow_large_outcomes_delay_no_heartbeat() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
-        let store = PostgresStore::builder(proxy.options(&url))
-            .statement_timeout(Duration::from_secs(120))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(proxy.options(&url)).statement_timeout(Duration::from_secs(120)),
+        )
+        .await;
         let running = name("other", "running");
         let (owner, _) = claimed(&store, &running).await;
         let mut held = Vec::new();

@@ -15,7 +15,7 @@ use tower_idempotency::{
 use crate::{
     HOUR, claimed,
     databases::{options, run, with_database},
-    name,
+    migrated, name,
     proxy::Proxy,
     response, store, until,
 };
@@ -103,13 +103,12 @@ async fn a_sweep_reads_only_records_that_have_expired() {
 async fn a_slow_list_delays_no_request() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
-        let store = PostgresStore::builder(proxy.options(&url))
-            .max_connections(1)
-            .statement_timeout(Duration::from_secs(60))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(proxy.options(&url))
+                .max_connections(1)
+                .statement_timeout(Duration::from_secs(60)),
+        )
+        .await;
         for number in 0..100 {
             let key = format!("{number} {}", "k".repeat(500));
             unknown(&store, &name("unknown", &key)).await;

@@ -15,12 +15,17 @@ use bytes::Bytes;
 use tower_idempotency::{
     Fingerprint, Key, PostgresStore, RecordName, Scope, Store,
     sqlx::postgres::PgConnectOptions,
-    store::{Claim, Claimed, Completion, Grant},
+    store::{Claim, Claimed, Completion, Grant, PostgresStoreBuilder},
 };
 
 /// A store with the defaults, and its tables.
 pub(crate) async fn store(options: PgConnectOptions) -> PostgresStore {
-    let store = PostgresStore::builder(options).connect().await.unwrap();
+    migrated(PostgresStore::builder(options)).await
+}
+
+/// Connects a store, and creates its tables.
+pub(crate) async fn migrated(builder: PostgresStoreBuilder) -> PostgresStore {
+    let store = builder.connect().await.unwrap();
     store.migrate().await.unwrap();
     store
 }

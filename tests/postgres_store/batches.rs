@@ -13,7 +13,7 @@ use tower_idempotency::{
 use crate::{
     any_store::{HOUR, acquired, applied, done, hour, name},
     databases::{options, run, with_database},
-    hex, with_store,
+    hex, migrated, with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,13 +65,12 @@ async fn a_name_that_cannot_be_kept_fails_alone_among_many() {
 #[tokio::test(flavor = "multi_thread")]
 async fn no_batch_waits_for_a_transaction_on_one_record() {
     with_database(async |url| {
-        let store = PostgresStore::builder(options(&url))
-            .lock_timeout(Duration::from_secs(60))
-            .statement_timeout(Duration::from_secs(60))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(options(&url))
+                .lock_timeout(Duration::from_secs(60))
+                .statement_timeout(Duration::from_secs(60)),
+        )
+        .await;
         let mut held = Vec::new();
         for number in 0..40 {
             let (name, claim) = (name("caller", &format!("key {number}")), hour());
@@ -121,14 +120,13 @@ async fn no_batch_waits_for_a_transaction_on_one_record() {
 #[tokio::test(flavor = "multi_thread")]
 async fn more_calls_than_may_wait_are_refused_at_once() {
     with_database(async |url| {
-        let store = PostgresStore::builder(options(&url))
-            .max_waiting_calls(3)
-            .lock_timeout(Duration::from_secs(60))
-            .statement_timeout(Duration::from_secs(60))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(options(&url))
+                .max_waiting_calls(3)
+                .lock_timeout(Duration::from_secs(60))
+                .statement_timeout(Duration::from_secs(60)),
+        )
+        .await;
         let mut other = PgConnection::connect(&url).await.unwrap();
         let mut open = other.begin().await.unwrap();
         raw_sql("LOCK TABLE idempotency_records IN ACCESS EXCLUSIVE MODE")
@@ -189,14 +187,13 @@ async fn a_duplicate_does_not_wait_for_a_completion_under_way() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_record_times_out_and_the_store_stays_usable() {
     with_database(async |url| {
-        let store = PostgresStore::builder(options(&url))
-            .max_connections(1)
-            .acquire_timeout(Duration::from_secs(1))
-            .lock_timeout(Duration::from_secs(3))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(options(&url))
+                .max_connections(1)
+                .acquire_timeout(Duration::from_secs(1))
+                .lock_timeout(Duration::from_secs(3)),
+        )
+        .await;
         let name = name("caller", "key");
         let claim = hour();
         acquired(store.claim(&name, &claim).await);

@@ -15,7 +15,7 @@ use tower_idempotency::{
 use crate::{
     any_store::{acquired, hour, name},
     databases::{options, run, with_database},
-    hex, told, with_store,
+    hex, migrated, told, with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -72,13 +72,12 @@ async fn claims_on_a_lost_connection_are_answered_and_granted_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_cut_connection_is_an_error_and_then_forgotten() {
     with_database(async |url| {
-        let store = PostgresStore::builder(options(&url))
-            .lock_timeout(Duration::from_secs(20))
-            .statement_timeout(Duration::from_secs(20))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(options(&url))
+                .lock_timeout(Duration::from_secs(20))
+                .statement_timeout(Duration::from_secs(20)),
+        )
+        .await;
         let name = name("caller", "key");
         let mut blocker = PgConnection::connect(&url).await.unwrap();
         let grant = acquired(store.claim(&name, &hour()).await);
@@ -155,13 +154,12 @@ async fn connections_cut_while_idle_fail_no_call() {
 async fn a_silent_server_holds_no_connection_past_a_timeout() {
     with_database(async |url| {
         let proxy = Proxy::to(&url).await;
-        let store = PostgresStore::builder(proxy.options(&url))
-            .max_connections(1)
-            .statement_timeout(Duration::from_millis(500))
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(
+            PostgresStore::builder(proxy.options(&url))
+                .max_connections(1)
+                .statement_timeout(Duration::from_millis(500)),
+        )
+        .await;
         let name = name("caller", "key");
         acquired(store.claim(&name, &hour()).await);
         proxy.silence(true);

@@ -8,7 +8,7 @@ use tower_idempotency::{
 use crate::{
     any_store::{guards, reference::Compared},
     databases::{options, run, with_database},
-    with_store,
+    migrated, with_store,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -35,12 +35,7 @@ async fn a_dropped_outcome_is_still_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_may_be_dropped_at_any_time() {
     with_database(async |url| {
-        let store = PostgresStore::builder(options(&url))
-            .max_connections(2)
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(PostgresStore::builder(options(&url)).max_connections(2)).await;
         guards::a_call_may_be_dropped_at_any_time(&store, 150).await;
         let mut connection = PgConnection::connect(&url).await.unwrap();
         let completed: i64 =

@@ -13,19 +13,25 @@ mod settings;
 mod sweeps;
 mod tables;
 
-use tower_idempotency::{PostgresStore, StoreError, Token};
+use tower_idempotency::{PostgresStore, StoreError, Token, store::PostgresStoreBuilder};
 
-use crate::databases::with_database;
+use crate::databases::{options, with_database};
 
 /// Runs a test against a new, migrated database.
 pub(crate) async fn with_store(test: impl AsyncFnOnce(PostgresStore, String)) {
     with_database(async |url| {
-        let store = PostgresStore::connect(&url).await.unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(PostgresStore::builder(options(&url))).await;
         test(store.clone(), url).await;
         store.close().await;
     })
     .await;
+}
+
+/// Connects a store, and creates its tables.
+pub(crate) async fn migrated(builder: PostgresStoreBuilder) -> PostgresStore {
+    let store = builder.connect().await.unwrap();
+    store.migrate().await.unwrap();
+    store
 }
 
 pub(crate) fn told(error: &StoreError) -> String {

@@ -8,6 +8,7 @@ use tower_idempotency::{
 use crate::{
     any_store::{acquired, done, hour, name},
     databases::{options, run, with_database},
+    migrated,
 };
 
 #[tokio::test(flavor = "multi_thread")]
@@ -27,12 +28,8 @@ async fn a_role_s_careless_defaults_do_not_reach_the_store() {
             );
             run(&url, &alter).await;
         }
-        let store = PostgresStore::builder(options(&url).application_name("careless"))
-            .max_connections(1)
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
+        let store = migrated(PostgresStore::builder(options(&url).application_name("careless"))
+            .max_connections(1)).await;
         let name = name("caller", "key");
         let claim = hour();
         acquired(store.claim(&name, &claim).await);
