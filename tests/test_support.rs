@@ -6,7 +6,10 @@ use tokio::time::{Instant, timeout};
 use tower_idempotency::{
     Fence, Fingerprint, Key, MemoryStore, Operation, RecordName, Scope, SqliteStore, Store,
     StoreError, StoreErrorKind,
-    store::{Claim, Claimed, RecordState, Transitioned, admin::Filter},
+    store::{
+        Claim, Claimed, RecordState, Transitioned,
+        admin::{Count, Filter},
+    },
     test_support::{Fault, FaultyStore, Gate, StoreCall},
 };
 
@@ -50,7 +53,7 @@ async fn errors_reach_the_chosen_calls_alone() {
     let panicked = tokio::spawn(async move { claim(&panicking, "5").await });
     assert!(panicked.await.unwrap_err().is_panic());
     assert!(!has(&store, "5").await);
-    assert_eq!(store.count(StoreCall::Claim), 5);
+    assert_eq!(store.calls_of(StoreCall::Claim), 5);
 }
 
 #[tokio::test(start_paused = true)]
@@ -63,12 +66,17 @@ async fn every_kind_of_call_fails_until_it_heals() {
     assert!(store.renew(&name, token, HOUR).await.is_err());
     assert!(store.list(&Filter::unknown(), None, 1).await.is_err());
     assert!(store.forget(&name, Fence::from(1)).await.is_err());
+    assert!(store.count(&Filter::unknown(), 1).await.is_err());
     assert!(store.purge_expired(1, HOUR).await.is_err());
     store.heal();
     assert!(claim(&store, "k").await.is_ok());
     let renewed = store.renew(&name, token, HOUR).await.unwrap();
     assert_eq!(renewed, Transitioned::Superseded);
-    assert_eq!(store.count(StoreCall::Renew), 2);
+    assert_eq!(store.calls_of(StoreCall::Renew), 2);
+    let counted = store.count(&Filter::unknown(), 1).await.unwrap();
+    assert_eq!(counted, Count::Exactly(0));
+    assert_eq!(store.calls_of(StoreCall::Count), 2);
+    assert_eq!(store.calls_of(StoreCall::List), 1);
 }
 
 #[tokio::test(start_paused = true)]

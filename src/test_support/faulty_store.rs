@@ -16,7 +16,7 @@ use crate::{
     store::{
         Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
         Transition, Transitioned,
-        admin::{Filter, Page},
+        admin::{Count, Filter, Page},
     },
 };
 
@@ -45,7 +45,7 @@ use crate::{
 /// store.inject(StoreCall::Claim, 1..=1, Fault::unavailable());
 /// let response = app.oneshot(request).await?;
 /// assert_eq!(response.status(), StatusCode::CREATED);
-/// assert_eq!(store.count(StoreCall::Claim), 2);
+/// assert_eq!(store.calls_of(StoreCall::Claim), 2);
 /// # Ok(())
 /// # }
 /// ```
@@ -76,6 +76,8 @@ pub enum StoreCall {
     Read,
     /// [`Store::list`].
     List,
+    /// [`Store::count`].
+    Count,
     /// [`Store::forget`].
     Forget,
     /// [`Store::purge_expired`].
@@ -174,7 +176,7 @@ impl<S> FaultyStore<S> {
 
     /// Returns how many calls of this kind there were, with those that had a fault.
     #[must_use]
-    pub fn count(&self, call: StoreCall) -> usize {
+    pub fn calls_of(&self, call: StoreCall) -> usize {
         self.plan().count(call)
     }
 
@@ -311,6 +313,11 @@ impl<S: Store> Store for FaultyStore<S> {
         limit: u32,
     ) -> Result<Page, StoreError> {
         self.call(StoreCall::List, self.inner.list(filter, after, limit))
+            .await
+    }
+
+    async fn count(&self, filter: &Filter, limit: u32) -> Result<Count, StoreError> {
+        self.call(StoreCall::Count, self.inner.count(filter, limit))
             .await
     }
 

@@ -693,5 +693,5 @@ async fn a_claim_that_was_not_sent_is_not_withdrawn() {
         .await
         .assert_problem(503, "store-unavailable");
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert_eq!(faulty.count(Call::Release), 0);
+    assert_eq!(faulty.calls_of(Call::Release), 0);
 }

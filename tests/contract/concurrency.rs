@@ -223,7 +223,7 @@ async fn rule_45_a_waiter_gets_the_replay_when_the_owner_completes(place: &Place
     gate.arrival().await;
     let waiters: Vec<_> = (0..10).map(|_| api.spawn(keyed("K"))).collect();
     // Each of them has read the record and waits.
-    eventually(async || (store.count(Call::Read) >= 10).then_some(())).await;
+    eventually(async || (store.calls_of(Call::Read) >= 10).then_some(())).await;
     assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
     gate.open();
     let owner = owner.await.unwrap();
@@ -245,7 +245,7 @@ async fn rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs(place: 
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
     let waiters: Vec<_> = (0..10).map(|_| api.spawn(keyed("K"))).collect();
-    eventually(async || (store.count(Call::Read) >= 10).then_some(())).await;
+    eventually(async || (store.calls_of(Call::Read) >= 10).then_some(())).await;
     gate.let_one_pass();
     owner.await.unwrap().assert_live(500);
     // One of them runs; no second one does.

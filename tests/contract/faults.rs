@@ -279,7 +279,7 @@ async fn f30_another_thread_renews_the_lease_of_a_blocking_handler() {
     let beats = store.clone();
     let probe = Probe::answering(move |run| {
         let begun = Instant::now();
-        while beats.count(Call::Renew) < 3 {
+        while beats.calls_of(Call::Renew) < 3 {
             assert!(begun.elapsed() < Duration::from_secs(30), "no heartbeat");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -399,10 +399,10 @@ async fn f43_heartbeats_stop_however_their_owner_ends() {
         tokio::time::sleep(Duration::from_secs(60)).await;
         client.abort();
         settle().await;
-        let beats = store.count(Call::Renew);
+        let beats = store.calls_of(Call::Renew);
         assert_eq!(beats > 0, key == "left", "{key}");
         tokio::time::sleep(Duration::from_secs(3600)).await;
-        assert_eq!(store.count(Call::Renew), beats, "{key}");
+        assert_eq!(store.calls_of(Call::Renew), beats, "{key}");
     }
 }
 
@@ -520,7 +520,7 @@ async fn f97_a_herd_of_waiters_is_bounded_in_number_and_reads() {
     assert_eq!(waiting, 100);
     // Each waiter reads once a second at most, to notice an owner in another process.
     tokio::time::sleep(Duration::from_secs(10)).await;
-    let reads = store.count(Call::Read);
+    let reads = store.calls_of(Call::Read);
     assert!((500..=2_000).contains(&reads), "{reads} reads");
     gate.open();
     let owner = owner.await.unwrap();
@@ -573,7 +573,7 @@ async fn f59_a_claim_retries_when_its_record_vanishes() {
     let api = Api::new(required(DynStore::new(store.clone())), &probe);
     store.inject(Call::Claim, ..=2, Fault::Vanish);
     api.send(keyed("K")).await.assert_run(1);
-    assert_eq!(store.count(Call::Claim), 3);
+    assert_eq!(store.calls_of(Call::Claim), 3);
     assert!(record(&store, "K").await.is_some());
 
     store.inject(Call::Claim, .., Fault::Vanish);

@@ -283,7 +283,7 @@ async fn rule_58_a_stale_key_never_runs_while_the_store_fails() {
     assert_eq!(probe.runs(), 0);
     // Nothing was claimed, so that nothing is withdrawn.
     assert_eq!(
-        (store.count(Call::Claim), store.count(Call::Release)),
+        (store.calls_of(Call::Claim), store.calls_of(Call::Release)),
         (0, 0)
     );
     let unguarded = api.send(keyed(&made_ago(Duration::ZERO, 1))).await;

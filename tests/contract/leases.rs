@@ -112,7 +112,7 @@ async fn rule_57_heartbeats_keep_a_lease_that_the_handler_outlives(place: &Place
         api.send(keyed("K"))
             .await
             .assert_problem(409, "request-in-progress");
-        (store.count(Call::Renew) >= 9).then_some(())
+        (store.calls_of(Call::Renew) >= 9).then_some(())
     })
     .await;
     gate.open();

@@ -214,7 +214,7 @@ async fn a_sweeper_survives_store_failures_and_stops_when_dropped() {
         .every(minute)
         .spawn();
     tokio::time::sleep(10 * minute).await;
-    let swept = faulty.count(Call::PurgeExpired);
+    let swept = faulty.calls_of(Call::PurgeExpired);
     assert!(swept >= 3);
     let report = sweeper.stop().await;
     assert_eq!(report.failures, 2);
@@ -224,5 +224,5 @@ async fn a_sweeper_survives_store_failures_and_stops_when_dropped() {
         .spawn();
     drop(sweeper);
     tokio::time::sleep(10 * minute).await;
-    assert_eq!(faulty.count(Call::PurgeExpired), swept);
+    assert_eq!(faulty.calls_of(Call::PurgeExpired), swept);
 }

@@ -324,7 +324,7 @@ async fn an_unconfirmed_slow_claim_on_a_busy_store_is_withdrawn() {
         .await
         .assert_problem(503, "store-unavailable");
     settle().await;
-    assert_eq!((probe.runs(), faulty.count(Call::Release)), (0, 1));
+    assert_eq!((probe.runs(), faulty.calls_of(Call::Release)), (0, 1));
     api.send(keyed("K")).await.assert_run(1);
 }
 
@@ -334,7 +334,7 @@ async fn a_slow_claim_is_confirmed_before_the_handler_starts() {
     faulty.inject(Call::Claim, .., Fault::Delay(Duration::from_secs(11)));
     let calls = faulty.clone();
     let probe = Probe::answering(move |run| {
-        assert_eq!(calls.count(Call::Renew), 1);
+        assert_eq!(calls.calls_of(Call::Renew), 1);
         run.created()
     });
     let patient = required(DynStore::new(faulty.clone())).store_timeout(Duration::from_secs(15));
@@ -344,10 +344,10 @@ async fn a_slow_claim_is_confirmed_before_the_handler_starts() {
         .assert_run(1);
     // A quick claim is not confirmed.
     faulty.heal();
-    let before = faulty.count(Call::Renew);
+    let before = faulty.calls_of(Call::Renew);
     let quick = Api::new(required(DynStore::new(faulty.clone())), &Probe::counting());
     quick.send(keyed("L")).await.assert_run(1);
-    assert_eq!(faulty.count(Call::Renew), before);
+    assert_eq!(faulty.calls_of(Call::Renew), before);
 }
 
 #[tokio::test(start_paused = true)]

@@ -122,8 +122,8 @@ async fn an_overloaded_store_refuses_and_nothing_runs_unguarded() {
     answer.assert_problem(503, "store-unavailable");
     assert_eq!(answer.header("retry-after"), Some("1"));
     // The refusal comes at once, after one call.
-    assert_eq!(faulty.count(Call::Claim), 1);
-    assert_eq!(faulty.count(Call::Release), 0);
+    assert_eq!(faulty.calls_of(Call::Claim), 1);
+    assert_eq!(faulty.calls_of(Call::Release), 0);
     assert_eq!(probe.runs(), 0);
     faulty.heal();
     api.send(keyed("K")).await.assert_run(1);
@@ -155,7 +155,7 @@ async fn rule_58_a_request_that_saw_a_record_never_runs_unguarded() {
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;
     let waiter = api.spawn(keyed("K"));
-    eventually(async || (faulty.count(Call::Read) >= 1).then_some(())).await;
+    eventually(async || (faulty.calls_of(Call::Read) >= 1).then_some(())).await;
     gate.open();
     owner.await.unwrap().assert_live(500);
     waiter
@@ -232,10 +232,10 @@ async fn rule_59_late_recording_is_bounded_in_bytes() {
     let answer = api.send(keyed("K")).await;
     assert_eq!(answer.header("idempotent-recorded"), Some("false"));
     settle().await;
-    let tried = faulty.count(Call::Complete);
+    let tried = faulty.calls_of(Call::Complete);
     faulty.heal();
     tokio::time::sleep(Duration::from_secs(120)).await;
-    assert_eq!(faulty.count(Call::Complete), tried);
+    assert_eq!(faulty.calls_of(Call::Complete), tried);
     api.send(keyed("K"))
         .await
         .assert_problem(409, "outcome-unknown");
