@@ -7,14 +7,13 @@ use thiserror::Error;
 
 use crate::{
     Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Recovery,
-    Rejection, Scope, Store, StoreFailure,
+    Rejection, Scope, Store, StoreFailure, WholeBody,
     fingerprint::Fingerprinter,
     flow::config::{Config, ScopeFn},
     log::Warnings,
     policy::Requirement,
     rejection::{Renderer, custom},
     response::ResponseSettings,
-    store::admin::WholeBody,
 };
 
 /// Builds an [`IdempotencyLayer`].

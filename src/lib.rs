@@ -345,7 +345,7 @@ pub use self::store::{PostgresStore, PostgresTransaction};
 #[cfg(feature = "sqlite")]
 pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
-    body::{RequestBody, ResponseBody},
+    body::{RequestBody, ResponseBody, whole::WholeBody},
     builder::{BuildError, IdempotencyBuilder},
     disposition::{Disposition, Dispositions, KeepFor},
     fingerprint::{Fingerprint, Fingerprinting, RequestPart},

@@ -18,13 +18,13 @@ use super::{
 
 /// The body of a response that is in memory as a whole.
 ///
-/// `Bytes`, `String`, `Vec<u8>`, `&'static str`, `&'static [u8]`, `()`, `Full<Bytes>` and
-/// `Empty<Bytes>` are such bodies. `BoxBody`, `UnsyncBoxBody` and, with the feature `axum`,
-/// `axum::body::Body` are too, if they are ready to be read to their end: that of
-/// `Json(…).into_response()` is, a stream is not. Sealed: no other type can be one.
+/// `BoxBody`, `UnsyncBoxBody` and `axum::body::Body` are so if they are ready to be read to
+/// their end: that of `Json(…).into_response()` is, a stream is not. Sealed: no other type
+/// can be one.
+///
+/// [`render`](crate::IdempotencyBuilder::render) and
+/// [`RecordedResponse::new`](crate::store::admin::RecordedResponse::new) take it.
 pub trait WholeBody: sealed::IntoWhole {}
-
-impl<B: sealed::IntoWhole> WholeBody for B {}
 
 pub(crate) mod sealed {
     use super::*;
@@ -34,46 +34,56 @@ pub(crate) mod sealed {
         /// too large.
         fn into_whole(self) -> Option<(Bytes, HeaderMap)>;
     }
+}
 
-    macro_rules! bytes {
-        ($($body:ty),*) => {
-            $(impl IntoWhole for $body {
+macro_rules! bytes {
+    ($($body:ty),*) => {
+        $(
+            impl WholeBody for $body {}
+
+            impl sealed::IntoWhole for $body {
                 fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
                     Some((self.into(), HeaderMap::new()))
                 }
-            })*
-        };
+            }
+        )*
+    };
+}
+
+bytes!(Bytes, String, Vec<u8>, &'static str, &'static [u8]);
+
+impl WholeBody for () {}
+
+impl sealed::IntoWhole for () {
+    fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
+        Some((Bytes::new(), HeaderMap::new()))
     }
+}
 
-    bytes!(Bytes, String, Vec<u8>, &'static str, &'static [u8]);
+macro_rules! bodies {
+    ($($body:ty $(, $error:ident)?;)*) => {
+        $(
+            impl$(<$error>)? WholeBody for $body {}
 
-    impl IntoWhole for () {
-        fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
-            Some((Bytes::new(), HeaderMap::new()))
-        }
-    }
-
-    macro_rules! bodies {
-        ($($body:ty $(, $error:ident)?;)*) => {
-            $(impl$(<$error>)? IntoWhole for $body {
+            impl$(<$error>)? sealed::IntoWhole for $body {
                 fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
                     read_at_once(self)
                 }
-            })*
-        };
-    }
+            }
+        )*
+    };
+}
 
-    bodies! {
-        Full<Bytes>;
-        Empty<Bytes>;
-        BoxBody<Bytes, E>, E;
-        UnsyncBoxBody<Bytes, E>, E;
-    }
+bodies! {
+    Full<Bytes>;
+    Empty<Bytes>;
+    BoxBody<Bytes, E>, E;
+    UnsyncBoxBody<Bytes, E>, E;
+}
 
-    #[cfg(feature = "axum")]
-    bodies! {
-        axum::body::Body;
-    }
+#[cfg(feature = "axum")]
+bodies! {
+    axum::body::Body;
 }
 
 fn read_at_once(body: impl Body<Data = Bytes>) -> Option<(Bytes, HeaderMap)> {

@@ -59,11 +59,8 @@
 use std::time::Duration;
 
 use super::{Record, RecordState};
+pub use crate::response::recorded::{NotRecordableError, RecordedResponse};
 use crate::{RecordName, Scope};
-pub use crate::{
-    body::whole::WholeBody,
-    response::recorded::{NotRecordableError, RecordedResponse},
-};
 
 /// Which records to [list](super::Store::list) or [count](super::Store::count).
 ///
