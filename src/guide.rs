@@ -10,7 +10,7 @@ pub mod exactly_once {}
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 
-#[cfg(feature = "test-support")]
+#[cfg(any(feature = "test-support", all(doc, not(doctest))))]
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing_your_handler {}
 

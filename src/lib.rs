@@ -131,7 +131,7 @@
 //!
 //! - In **axum**, `Router::layer` and `MethodRouter::layer` take it directly;
 //!   `route_layer` keeps the 404s of unknown paths out. Inside one `ServiceBuilder`,
-//!   directly above a `from_fn` middleware, use [`IdempotencyLayer::for_axum`]: the layer
+//!   directly above a `from_fn` middleware, use `IdempotencyLayer::for_axum`: the layer
 //!   itself changes the type of the body.
 //! - With **hyper**, wrap the service in `hyper_util::service::TowerToHyperService`.
 //! - With **tonic**, guard unary calls only; see [gRPC](#grpc).
@@ -292,14 +292,14 @@
 //!
 //! | feature | brings | default |
 //! |---|---|---|
-//! | `axum` | the [`Operation`] extractor, [`OrRelease`](axum::OrRelease), [`for_axum`](IdempotencyLayer::for_axum); the paths that clients sent to nested routers of axum 0.8 count | yes |
+//! | `axum` | the [`Operation`] extractor, `axum::OrRelease`, `IdempotencyLayer::for_axum`; the paths that clients sent to nested routers of axum 0.8 count | yes |
 //! | `tracing` | events for outcomes, failures and notices | yes |
 //! | `metrics` | counters of the same, through the `metrics` facade | |
 //! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
-//! | `test-support` | [`test_support`]: faulty stores, gates, and operations without a layer, for tests of handlers | |
+//! | `test-support` | `test_support`: faulty stores, gates, and operations without a layer, for tests of handlers | |
 //!
 //! Features only add. Enabling one changes no type, and records that were made
 //! without it are compared as before. [`MemoryStore`] is always there. The TLS of
