@@ -15,7 +15,6 @@
 use std::{
     convert::Infallible,
     env,
-    error::Error,
     net::Ipv4Addr,
     sync::atomic::{AtomicU64, Ordering},
     task::{Context, Poll},
@@ -24,42 +23,98 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use http::request;
-use tokio::{net::TcpListener, signal};
+use tokio::{
+    net::TcpListener,
+    signal,
+    sync::oneshot,
+    time::{self, Instant},
+};
 use tonic::{
     Request, Response, Status,
     body::Body,
     server::{Grpc, NamedService},
-    transport::server::{Router, Server, TcpIncoming},
+    transport::server::{Server, TcpIncoming},
 };
 use tonic_health::server::health_reporter;
 use tonic_prost::ProstCodec;
-use tower::{
-    Service,
-    layer::util::{Identity, Stack},
-    service_fn,
+use tower::{BoxError, Service, service_fn};
+use tower_idempotency::{
+    Disposition, IdempotencyLayer, MemoryStore, Operation, Release, Scope, Store,
 };
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Operation, Scope, Store};
 
 #[tokio::main]
-pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) async fn main() -> Result<(), BoxError> {
     let idempotency = idempotency(MemoryStore::new())?;
     let port = env::var("PORT").map_or(Ok(3000), |port| port.parse())?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
     println!("listening on {}", listener.local_addr()?);
-    router(idempotency.clone(), Counting)
-        .await
-        .serve_with_incoming_shutdown(TcpIncoming::from(listener), async {
-            signal::ctrl_c().await.expect("Ctrl-C can be caught");
-        })
-        .await?;
-    let drained = idempotency.drain(Duration::from_secs(25)).await;
-    println!("{} requests are left to their leases", drained.left());
+    let left = serve(listener, idempotency, Counting, stop_signal()).await?;
+    println!("{left} payments are left to their leases");
     Ok(())
 }
 
+/// Serves until `stop`, and ends within [`GRACE`] after it. Returns how many payments are
+/// left to their leases.
+pub(crate) async fn serve<S: Store, P: Provider>(
+    listener: TcpListener,
+    idempotency: IdempotencyLayer<S>,
+    provider: P,
+    stop: impl Future<Output = ()>,
+) -> Result<usize, BoxError> {
+    let (mut reporter, health) = health_reporter();
+    reporter.set_serving::<Payments<P>>().await;
+    let (stopping, stopped) = oneshot::channel::<()>();
+    let server = Server::builder()
+        // Around all of the services.
+        .layer(idempotency.clone())
+        .add_service(health)
+        .add_service(Payments { provider })
+        .serve_with_incoming_shutdown(TcpIncoming::from(listener), async {
+            let _ = stopped.await;
+        });
+    let server = tokio::spawn(server);
+    stop.await;
+    drop(stopping);
+    // This ends the streams of `Health.Watch`, for which the server would wait.
+    for service in ["", Payments::<P>::NAME] {
+        reporter.clear_service_status(service).await;
+    }
+    // One deadline for both: first the payments whose clients are connected, then those
+    // whose clients have left.
+    let deadline = Instant::now() + GRACE;
+    match time::timeout_at(deadline, server).await {
+        Ok(ended) => ended??,
+        Err(_) => println!("some clients are still connected"),
+    }
+    let drained = idempotency.drain(deadline - Instant::now()).await;
+    Ok(drained.left())
+}
+
+/// The time limit of a stop, below the 30 s that most orchestrators wait.
+const GRACE: Duration = Duration::from_secs(25);
+
+/// Resolves with Ctrl-C or SIGTERM.
+async fn stop_signal() {
+    let interrupt = async {
+        signal::ctrl_c().await.expect("Ctrl-C can be caught");
+    };
+    #[cfg(unix)]
+    let terminate = async {
+        signal::unix::signal(signal::unix::SignalKind::terminate())
+            .expect("SIGTERM can be caught")
+            .recv()
+            .await;
+    };
+    #[cfg(not(unix))]
+    let terminate = std::future::pending();
+    tokio::select! {
+        () = interrupt => {}
+        () = terminate => {}
+    }
+}
 /// The layer. Each gRPC call is a POST, so the path decides which of them need a
 /// key.
-pub(crate) fn idempotency<S: Store>(store: S) -> Result<IdempotencyLayer<S>, Box<dyn Error>> {
+pub(crate) fn idempotency<S: Store>(store: S) -> Result<IdempotencyLayer<S>, BoxError> {
     let layer = IdempotencyLayer::required(store, caller)
         .guard_if(|parts| parts.uri.path() == PAY)
         .build()?;
@@ -69,19 +124,6 @@ pub(crate) fn idempotency<S: Store>(store: S) -> Result<IdempotencyLayer<S>, Box
 /// The owner of the key: a gateway in front has authenticated the caller.
 fn caller(parts: &request::Parts) -> Option<Scope> {
     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
-}
-
-/// The server, with the layer around all of its services.
-pub(crate) async fn router<S: Store, P: Provider>(
-    idempotency: IdempotencyLayer<S>,
-    provider: P,
-) -> Router<Stack<IdempotencyLayer<S>, Identity>> {
-    let (reporter, health) = health_reporter();
-    reporter.set_serving::<Payments<P>>().await;
-    Server::builder()
-        .layer(idempotency)
-        .add_service(health)
-        .add_service(Payments { provider })
 }
 
 /// A payment provider, which takes an idempotency key.
@@ -138,6 +180,12 @@ impl<P: Provider> Payments<P> {
             .extensions()
             .get::<Operation>()
             .ok_or_else(|| Status::internal("no idempotency layer"))?;
+        if cents > 1_000_000 {
+            // Nothing was done, and the limit may be raised: the same call may run again.
+            // Without this, the layer would take the outcome for unknown.
+            operation.set_disposition(Disposition::Release(Release::SameRequest));
+            return Err(Status::resource_exhausted("over the limit"));
+        }
         // A failure after this leaves the outcome unknown.
         operation.effects_started();
         let key = operation.derive("charge");

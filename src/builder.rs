@@ -283,7 +283,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     }
 
     /// Sets how long responses with one status are kept, counted from the claim.
-    /// Defaults to [`retention`](Self::retention).
+    /// Defaults to [`retention`](Self::retention). A [gRPC](crate#grpc) error has the status
+    /// as which it counts.
     pub fn retention_for(mut self, status: StatusCode, retention: Duration) -> Self {
         self.responses()
             .retention_by_status
@@ -392,8 +393,11 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
-    /// Sets a function that renders refusals. `None` leaves one to the default:
-    /// `application/problem+json`, or an error of [gRPC](crate#grpc) if the request is one.
+    /// Sets a function that renders refusals. `None` leaves one to the default,
+    /// `application/problem+json`. The function is not asked for a request of
+    /// [gRPC](crate#grpc), whose client reads no body of HTTP.
+    ///
+    /// A function that returns `None` alone names a body: `None::<Response<()>>`.
     ///
     /// `Cache-Control: no-store` and `Retry-After` are set in any case. The body is any
     /// [`WholeBody`]. A response with an interim status, 425 or 429 is not used, and

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fmt, sync::Arc, time::Duration};
 
 use http::{Extensions, StatusCode, response};
 
-use crate::{grpc, store::Release};
+use crate::store::Release;
 
 /// What the layer does with a response.
 ///
@@ -169,11 +169,8 @@ impl Dispositions {
     /// A panic that a layer inside of this one turned into a 500 counts as that
     /// 500. See [where the layer stands](crate#where-the-layer-stands).
     ///
-    /// An error of gRPC counts as the HTTP status that `google.rpc.Code` names for its
-    /// code: `UNAVAILABLE` as 503, `INVALID_ARGUMENT` as 400. `CANCELLED`, `UNKNOWN` and
-    /// `DEADLINE_EXCEEDED` count as 504, because the result is not known. The code is
-    /// read from the headers. One behind a message is not seen, and the response counts as
-    /// a success.
+    /// An error of gRPC, in the headers or in the trailers, counts as an HTTP status.
+    /// [gRPC](crate#grpc) has the table.
     pub fn standard() -> Self {
         Self::preset(Preset::Standard)
     }
@@ -197,6 +194,9 @@ impl Dispositions {
 
     /// Sets a function that decides before the status does. `None` leaves the response
     /// to its status. Defaults to none.
+    ///
+    /// The function may be called a second time for a gRPC response whose trailers have the
+    /// code of an error. It does not see the trailers.
     pub fn by(
         mut self,
         decide: impl Fn(&response::Parts) -> Option<Disposition> + Send + Sync + 'static,
@@ -214,8 +214,14 @@ impl Dispositions {
     }
 
     /// Returns the disposition of a response whose handler left it open.
-    pub(crate) fn of(&self, response: &response::Parts, have_effects_started: bool) -> Disposition {
-        let status = grpc::status_of(response.status, &response.headers);
+    ///
+    /// `status`: as which the response counts.
+    pub(crate) fn of(
+        &self,
+        response: &response::Parts,
+        status: StatusCode,
+        have_effects_started: bool,
+    ) -> Disposition {
         let disposition = self
             .predicate
             .as_ref()

@@ -18,27 +18,35 @@ pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {
         && matches!(rest.first(), None | Some(b'+' | b';' | b' '))
 }
 
-/// Returns the status of a response. For a gRPC error without a message it is the
-/// one that `google.rpc.Code` assigns to its code.
+/// Returns the status of a response. For a gRPC error it is the one as which its code
+/// counts. The code is in the trailers, or in the headers if there is no message.
 ///
-/// CANCELLED, UNKNOWN and DEADLINE_EXCEEDED mean an unknown result, as 504 does.
-pub(crate) fn status_of(status: StatusCode, headers: &HeaderMap) -> StatusCode {
-    match headers.get(STATUS) {
-        Some(code) if status == StatusCode::OK => match code.as_bytes() {
-            b"0" => StatusCode::OK,
-            b"3" | b"9" | b"11" => StatusCode::BAD_REQUEST,
-            b"5" => StatusCode::NOT_FOUND,
-            b"6" | b"10" => StatusCode::CONFLICT,
-            b"7" => StatusCode::FORBIDDEN,
-            b"8" => StatusCode::TOO_MANY_REQUESTS,
-            b"12" => StatusCode::NOT_IMPLEMENTED,
-            b"13" | b"15" => StatusCode::INTERNAL_SERVER_ERROR,
-            b"14" => StatusCode::SERVICE_UNAVAILABLE,
-            b"16" => StatusCode::UNAUTHORIZED,
-            _ => StatusCode::GATEWAY_TIMEOUT,
-        },
-        _ => status,
+/// A handler may pass on the code of another service, whose work may be done. So a code that
+/// does not rule that out counts as 504.
+pub(crate) fn status_of(
+    status: StatusCode,
+    headers: &HeaderMap,
+    trailers: Option<&HeaderMap>,
+) -> StatusCode {
+    if status != StatusCode::OK {
+        return status;
     }
+    let code = headers.get(STATUS).or_else(|| trailers?.get(STATUS));
+    match code.map(HeaderValue::as_bytes) {
+        None | Some(b"0") => status,
+        Some(b"3" | b"9" | b"11") => StatusCode::BAD_REQUEST,
+        Some(b"5") => StatusCode::NOT_FOUND,
+        Some(b"6") => StatusCode::CONFLICT,
+        Some(b"7") => StatusCode::FORBIDDEN,
+        Some(b"12") => StatusCode::NOT_IMPLEMENTED,
+        Some(b"16") => StatusCode::UNAUTHORIZED,
+        Some(_) => StatusCode::GATEWAY_TIMEOUT,
+    }
+}
+
+/// Whether the trailers of a response have the code of an error.
+pub(crate) fn is_error(trailers: &HeaderMap) -> bool {
+    trailers.get(STATUS).is_some_and(|code| code != "0")
 }
 
 /// Returns a refusal as a response without a message ("Trailers-Only"), whose trailers are
@@ -70,10 +78,13 @@ pub(crate) fn trailers_only(rejection: &Rejection) -> Response<Bytes> {
     response
 }
 
-/// Returns the code of a refusal. UNAVAILABLE is the one that clients' policies retry.
+/// Returns the code of a refusal. UNAVAILABLE is the one that clients' policies retry. For
+/// ABORTED they would begin again, with a new key.
 fn code(rejection: &Rejection) -> u16 {
     use RejectionKind as Kind;
-    let may_be_sent_again = rejection.retry_after_seconds().is_some();
+    if rejection.retry_after_seconds().is_some() {
+        return UNAVAILABLE;
+    }
     match rejection.kind() {
         Kind::KeyMissing
         | Kind::KeyInvalid
@@ -82,13 +93,13 @@ fn code(rejection: &Rejection) -> u16 {
         | Kind::BodyInvalid => INVALID_ARGUMENT,
         Kind::CallerUnknown => PERMISSION_DENIED,
         Kind::BodyTooLarge => RESOURCE_EXHAUSTED,
-        Kind::RequestInProgress => ABORTED,
-        Kind::OutcomeUnknown | Kind::RolledBack if may_be_sent_again => UNAVAILABLE,
         Kind::OutcomeUnknown => FAILED_PRECONDITION,
         Kind::ResponseNotReplayable => ALREADY_EXISTS,
-        Kind::BodyTimeout | Kind::StoreUnavailable | Kind::Overloaded | Kind::Draining => {
-            UNAVAILABLE
-        }
+        Kind::BodyTimeout
+        | Kind::RequestInProgress
+        | Kind::StoreUnavailable
+        | Kind::Overloaded
+        | Kind::Draining => UNAVAILABLE,
         Kind::RolledBack
         | Kind::HandlerPanicked
         | Kind::CallbackPanicked
@@ -126,13 +137,15 @@ const ALREADY_EXISTS: u16 = 6;
 const PERMISSION_DENIED: u16 = 7;
 const RESOURCE_EXHAUSTED: u16 = 8;
 const FAILED_PRECONDITION: u16 = 9;
-const ABORTED: u16 = 10;
 const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::body::error::BodyError;
 
     #[test]
     fn media_types_of_grpc_are_told_from_others() {
@@ -163,22 +176,33 @@ mod tests {
             ("5", 404),
             ("6", 409),
             ("7", 403),
-            ("8", 429),
+            ("8", 504),
             ("9", 400),
-            ("10", 409),
+            ("10", 504),
             ("11", 400),
             ("12", 501),
-            ("13", 500),
-            ("14", 503),
-            ("15", 500),
+            ("13", 504),
+            ("14", 504),
+            ("15", 504),
             ("16", 401),
+            ("17", 504),
             ("", 504),
         ] {
-            let headers = HeaderMap::from_iter([(STATUS, HeaderValue::from_static(code))]);
-            assert_eq!(status_of(StatusCode::OK, &headers), status, "{code}");
-            assert_eq!(status_of(StatusCode::BAD_GATEWAY, &headers), 502, "{code}");
+            let none = HeaderMap::new();
+            let lines = HeaderMap::from_iter([(STATUS, HeaderValue::from_static(code))]);
+            assert_eq!(status_of(StatusCode::OK, &lines, None), status, "{code}");
+            assert_eq!(
+                status_of(StatusCode::OK, &none, Some(&lines)),
+                status,
+                "{code}"
+            );
+            assert_eq!(status_of(StatusCode::BAD_GATEWAY, &lines, None), 502);
+            assert_eq!(status_of(StatusCode::BAD_GATEWAY, &none, Some(&lines)), 502);
+            assert_eq!(is_error(&lines), status != 200, "{code}");
         }
-        assert_eq!(status_of(StatusCode::OK, &HeaderMap::new()), 200);
+        let none = HeaderMap::new();
+        assert_eq!(status_of(StatusCode::OK, &none, Some(&none)), 200);
+        assert!(!is_error(&none));
     }
 
     #[test]
@@ -189,6 +213,15 @@ mod tests {
             (Rejection::rolled_back(), "14", "1000"),
             (Rejection::rolled_back_after_effects(), "13", "-1"),
             (Rejection::outcome_unknown(), "9", "-1"),
+            (Rejection::outcome_not_found_out(), "14", "1000"),
+            (
+                Rejection::in_progress(Duration::from_secs(7), Duration::from_secs(9)),
+                "14",
+                "7000",
+            ),
+            (Rejection::body_broken(BodyError::Broken), "14", "1000"),
+            (Rejection::body_broken(BodyError::TimedOut), "14", "1000"),
+            (Rejection::body_broken(BodyError::TooLarge), "8", "-1"),
             (Rejection::not_replayable(), "6", "-1"),
             (Rejection::body_too_large(1), "8", "-1"),
             (Rejection::caller_unknown(), "7", "-1"),

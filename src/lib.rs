@@ -138,30 +138,54 @@
 //!
 //! # gRPC
 //!
+//! Guard unary calls only: a request is read to its end before it runs. The key comes as
+//! metadata, `idempotency-key`. Guard the methods that need one with
+//! [`guard_if`](IdempotencyBuilder::guard_if), by the path `/package.Service/Method`. A
+//! layer for gRPC-Web stands outside, so that its requests arrive as those of gRPC.
+//! Protobuf may encode one message in several ways. Clients resend the same bytes, or the
+//! service compares messages with [`Fingerprinting::custom`].
+//!
 //! A refusal of a request with the media type `application/grpc` is a gRPC error. Its
-//! trailer `problem-type` is the type of the problem. `grpc-retry-pushback-ms` says when the
-//! call may be repeated, and is `-1` where that would not change the answer, so that a
-//! client's retry policy stops.
+//! trailer `problem-type` is the type of the problem.
+//! [`render`](IdempotencyBuilder::render) is not asked. If the same call may get another
+//! answer later, the code is `UNAVAILABLE`, and `grpc-retry-pushback-ms` says when to repeat
+//! the call. Otherwise it is `-1`, so that a client's retry policy stops.
 //!
 //! | refusal | code |
 //! |---|---|
+//! | `request-in-progress`, `body-timeout`, `store-unavailable`, `overloaded`, `draining` | `UNAVAILABLE` |
+//! | `body-invalid`, if the body broke off | `UNAVAILABLE` |
+//! | `outcome-unknown` or `rolled-back`, if repeating the call tells more | `UNAVAILABLE` |
 //! | `key-missing`, `key-invalid`, `key-stale`, `key-reused`, `body-invalid` | `INVALID_ARGUMENT` |
 //! | `caller-unknown` | `PERMISSION_DENIED` |
 //! | `body-too-large` | `RESOURCE_EXHAUSTED` |
-//! | `request-in-progress` | `ABORTED` |
 //! | `outcome-unknown` | `FAILED_PRECONDITION`: an operator has to look |
 //! | `response-not-replayable` | `ALREADY_EXISTS` |
-//! | `body-timeout`, `store-unavailable`, `overloaded`, `draining` | `UNAVAILABLE` |
-//! | `outcome-unknown` or `rolled-back`, if repeating the call tells more | `UNAVAILABLE` |
 //! | other | `INTERNAL` |
 //!
-//! The HTTP status of a gRPC response is always 200. [`Dispositions`] decide by the code of
-//! an error instead. A successful response, and one with a code behind a message, is
-//! recorded and replayed with its trailers. The key comes as metadata,
-//! `idempotency-key`. Guard the methods that need one with
-//! [`guard_if`](IdempotencyBuilder::guard_if), by the path `/package.Service/Method`.
-//! The `commit` of a SQL store takes no response of gRPC, since it has trailers. A layer for
-//! gRPC-Web stands outside, so that its requests arrive as those of gRPC.
+//! The HTTP status of a gRPC response is always 200. [`Dispositions`] and
+//! [`retention_for`](IdempotencyBuilder::retention_for) decide by the code of an error
+//! instead, whether it is in the headers or in the trailers:
+//!
+//! | the handler's code | counts as | by default |
+//! |---|---|---|
+//! | `INVALID_ARGUMENT`, `FAILED_PRECONDITION`, `OUT_OF_RANGE` | 400 | recorded |
+//! | `PERMISSION_DENIED` | 403 | recorded |
+//! | `NOT_FOUND` | 404 | recorded |
+//! | `ALREADY_EXISTS` | 409 | recorded |
+//! | `UNAUTHENTICATED` | 401 | releases the key for any request |
+//! | `UNIMPLEMENTED` | 501 | releases the key for the same request |
+//! | `CANCELLED`, `UNKNOWN`, `DEADLINE_EXCEEDED`, `RESOURCE_EXHAUSTED`, `ABORTED`, `INTERNAL`, `UNAVAILABLE`, `DATA_LOSS` | 504 | leaves the outcome unknown |
+//!
+//! The last ones may come from another service through `?`, and that service may have done
+//! its work. A handler that knows that nothing was done calls
+//! [`Operation::set_disposition`] with [`Disposition::Release`]; a `tonic::Status` has no
+//! extensions.
+//!
+//! A gRPC handler must not use `begin` and `commit` of a SQL store. A committed response
+//! has no trailers, and the client receives it instead of the handler's. Write the
+//! operation's [id](Operation::id) in a transaction of your own, and let a [`Reconciler`]
+//! look it up.
 //!
 //! # Browsers
 //!
@@ -284,7 +308,7 @@
 //! | `gave-up-recording` | an outcome could not be recorded within `late_recording_timeout`, and stays unknown | WARN |
 //! | `gave-up-withdrawing` | a claim of a request that did not run could not be taken back | WARN |
 //! | `unknown-expired` | a record expired while its outcome was unknown, and its key runs again | WARN |
-//! | `stream-broken` | a response that was sent as it came broke off; its outcome is unknown | WARN |
+//! | `stream-broken` | a response that was sent as it came broke off, or ended with a gRPC error; its outcome is unknown | WARN |
 //! | `uncommitted` | a handler answered with success, but did not commit its transaction | WARN |
 //! | `commit-found`, `abort-found` | COMMIT was not answered, and its record shows that it succeeded, or was rolled back | WARN |
 //!

@@ -19,6 +19,7 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 
 use self::error::BoxError;
+use crate::grpc;
 
 /// The body of a guarded request.
 pub(crate) trait ReceivedBody: Body<Data = Bytes, Error: Into<BoxError>> {}
@@ -157,8 +158,8 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
     }
 
     /// Returns a body of the read bytes and then the rest, streamed. The receiver gets a
-    /// message at a clean end. It is closed without one if the body broke off or was
-    /// dropped.
+    /// message at a clean end. It is closed without one if the body broke off, was
+    /// dropped, or has the code of a gRPC error in its trailers.
     ///
     /// A server that knows the `length` stops there, without polling for the end of the
     /// body.
@@ -233,6 +234,10 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
                 match &frame {
                     None => end.clean(),
                     Some(Err(_)) => end.broken(),
+                    // A gRPC error is an end that leaves the outcome unknown, too.
+                    Some(Ok(frame)) if frame.trailers_ref().is_some_and(grpc::is_error) => {
+                        end.broken();
+                    }
                     // hyper does not poll again once the body is at its end.
                     Some(Ok(_)) if rest.is_end_stream() => end.clean(),
                     Some(Ok(frame)) => end.sent(frame.data_ref().map_or(0, Bytes::len)),

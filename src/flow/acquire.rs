@@ -117,7 +117,7 @@ async fn ask<S: Store, E>(
     may_run: bool,
 ) -> Result<Granted, NotRun<E>> {
     let operation = granted.grant.operation;
-    let unknown = || NotRun::Refused(Rejection::outcome_unknown().about(operation));
+    let unknown = || NotRun::Refused(Rejection::outcome_not_found_out().about(operation));
     let Recovery::Reconcile(reconciler) = &shared.config.recovery else {
         return Err(unknown());
     };

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{Response, StatusCode, response};
+use http::{HeaderMap, Response, StatusCode, response};
 use http_body::Body;
 
 use super::{
@@ -67,11 +67,7 @@ struct Finished<R: Body, E> {
 enum Next<R: Body, E> {
     Record(Finished<R, E>),
     /// The response is to be recorded: its body is collected first.
-    Collect {
-        parts: response::Parts,
-        body: R,
-        keep_for: Option<Duration>,
-    },
+    Collect(Judged, R),
     /// The response that the handler's own transaction has recorded is the answer.
     AnswerCommitted {
         called: Called<R, E>,
@@ -79,6 +75,36 @@ enum Next<R: Body, E> {
     },
     /// Another claim's answer counts.
     AnswerSuperseded,
+}
+
+/// The head of a response, and what decides about it.
+struct Judged {
+    parts: response::Parts,
+    choice: HandlerChoice,
+    undone: Option<Undone>,
+    /// The status as which it is to be recorded. `None` if only its trailers can say that
+    /// its work is not done.
+    status: Option<StatusCode>,
+}
+
+/// The handler's transaction is not committed, so a success must not be recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Undone {
+    RolledBack,
+    /// The handler may have done its work in another way, or its transaction may still be
+    /// open.
+    Uncommitted,
+}
+
+/// Why a response is not recorded.
+enum Unrecorded {
+    Release(Release),
+    Unknown,
+    /// The commit failed, and the handler answered as if it had not. That counts as the
+    /// failure with which it should have answered: a retry runs.
+    RolledBack,
+    /// The outcome is unknown, and the client is refused.
+    Refused(Rejection),
 }
 
 /// A response that is too large or endless to keep.
@@ -104,11 +130,7 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
     let next = next.unwrap_or_else(|_| run.refuse_unknown(Rejection::handler_panicked()));
     let finished = match next {
         Next::Record(finished) => finished,
-        Next::Collect {
-            parts,
-            body,
-            keep_for,
-        } => match collect_response(&run, parts, body, keep_for).await {
+        Next::Collect(judged, body) => match collect_response(&run, judged, body).await {
             Ok(finished) => finished,
             Err(streamed) => return stream(run, streamed),
         },
@@ -157,15 +179,9 @@ impl<S: Store> Run<S> {
                 operation.log_failure();
                 self.refuse_unknown(Rejection::commit_unknown())
             }
-            (Transacted::Aborted, Ok(Ok(response))) if is_success(status_of(&response)) => {
-                operation.log_failure();
-                self.refuse_rolled_back(response)
-            }
-            (_, Ok(Ok(response))) => {
-                if status_of(&response).is_server_error() {
-                    operation.log_failure();
-                }
-                self.apply_disposition(response)
+            (transacted, Ok(Ok(response))) => {
+                let is_aborted = matches!(transacted, Transacted::Aborted);
+                self.judge_head(is_aborted, response)
             }
             (_, Ok(Err(error))) => {
                 operation.log_failure();
@@ -178,55 +194,97 @@ impl<S: Store> Run<S> {
         }
     }
 
-    /// The commit failed, and the handler answered as if it had not. That counts as the
-    /// failure with which it should have answered: a retry runs.
-    fn refuse_rolled_back<R: SentBody, E>(&self, response: Response<R>) -> Next<R, E> {
-        let operation = &self.claim.operation;
-        let mut parts = response.into_parts().0;
-        let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
-        let is_unknown = choice.disposition == Some(Disposition::Unknown);
-        if operation.have_effects_started() || is_unknown {
-            return self.refuse_unknown(Rejection::rolled_back_after_effects());
-        }
-        let response = self.refuse(Rejection::rolled_back());
-        Next::Record(Finished::released(Release::SameRequest, response))
-    }
-
-    /// Applies the disposition of a response: the handler's own, or that of the tables.
-    fn apply_disposition<R: SentBody, E>(&self, response: Response<R>) -> Next<R, E> {
+    /// Decides about a response by its head.
+    fn judge_head<R: SentBody, E>(&self, is_aborted: bool, response: Response<R>) -> Next<R, E> {
         let operation = &self.claim.operation;
         let (mut parts, body) = self.settings().cleaned(response).into_parts();
         let choice = HandlerChoice::take_from(&mut parts.extensions).or(operation.choice());
+        let status = grpc::status_of(parts.status, &parts.headers, None);
+        let mut judged = Judged {
+            parts,
+            choice,
+            undone: match is_aborted {
+                true => Some(Undone::RolledBack),
+                false => operation.is_uncommitted().then_some(Undone::Uncommitted),
+            },
+            status: None,
+        };
+        let may_fail_later = is_success(status) && operation.head().is_grpc();
+        if judged.undone.is_some() && may_fail_later {
+            return Next::Collect(judged, body);
+        }
+        if let Some(unrecorded) = self.judge(&judged, status) {
+            let response = Response::from_parts(judged.parts, ResponseBody::streamed(body));
+            return Next::Record(self.finished(unrecorded, response));
+        }
+        judged.status = Some(status);
+        Next::Collect(judged, body)
+    }
+
+    /// Decides about a response that counts as this status. Returns `None` if it is to be
+    /// recorded.
+    fn judge(&self, judged: &Judged, status: StatusCode) -> Option<Unrecorded> {
+        let Judged { parts, choice, .. } = judged;
+        let operation = &self.claim.operation;
+        let undone = judged.undone.filter(|_| is_success(status));
+        if undone == Some(Undone::RolledBack) {
+            operation.log_failure();
+            let is_unknown = choice.disposition == Some(Disposition::Unknown);
+            return Some(match operation.have_effects_started() || is_unknown {
+                true => Unrecorded::Refused(Rejection::rolled_back_after_effects()),
+                false => Unrecorded::RolledBack,
+            });
+        }
+        if status.is_server_error() {
+            operation.log_failure();
+        }
         let dispositions = &self.claim.shared.config.dispositions;
         let disposition = || match choice.disposition {
             Some(disposition) => disposition,
-            None => dispositions.of(&parts, operation.have_effects_started()),
+            None => dispositions.of(parts, status, operation.have_effects_started()),
         };
-        let says_success = || is_success(grpc::status_of(parts.status, &parts.headers));
         let Ok(disposition) = catch_unwind(AssertUnwindSafe(disposition)) else {
-            return self.refuse_unknown(Rejection::dispositions_panicked());
+            return Some(Unrecorded::Refused(Rejection::dispositions_panicked()));
         };
         match disposition {
-            Disposition::Release(release) => {
-                let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                Next::Record(Finished::released(release, response))
-            }
-            Disposition::Unknown => {
-                let response = Response::from_parts(parts, ResponseBody::streamed(body));
-                Next::Record(self.unknown(Ok(response), Some(ANSWERED_UNKNOWN)))
-            }
-            // Recording its response would promise work that is not there (I5). The
-            // handler may have done its work in another way, or its transaction may
-            // still be open.
-            Disposition::Record if operation.is_uncommitted() && says_success() => {
+            Disposition::Release(release) => Some(Unrecorded::Release(release)),
+            Disposition::Unknown => Some(Unrecorded::Unknown),
+            // Recording its response would promise work that is not there (I5).
+            Disposition::Record if undone.is_some() => {
                 Notice::Uncommitted.tell(&self.settings().warnings, self.claim.id());
-                self.refuse_unknown(Rejection::uncommitted())
+                Some(Unrecorded::Refused(Rejection::uncommitted()))
             }
-            Disposition::Record => Next::Collect {
-                parts,
-                body,
-                keep_for: choice.keep_for,
-            },
+            Disposition::Record => None,
+        }
+    }
+
+    /// Decides about a response once more if its trailers change what its head says.
+    fn judge_trailers(&self, judged: &Judged, trailers: Option<&HeaderMap>) -> Option<Unrecorded> {
+        if trailers.is_none() && judged.status.is_some() {
+            return None;
+        }
+        let parts = &judged.parts;
+        let status = grpc::status_of(parts.status, &parts.headers, trailers);
+        match judged.status == Some(status) {
+            true => None,
+            false => self.judge(judged, status),
+        }
+    }
+
+    /// Returns the end of a run whose response is not recorded.
+    fn finished<R: SentBody, E>(
+        &self,
+        unrecorded: Unrecorded,
+        response: Response<ResponseBody<R>>,
+    ) -> Finished<R, E> {
+        match unrecorded {
+            Unrecorded::Release(release) => Finished::released(release, response),
+            Unrecorded::Unknown => self.unknown(Ok(response), Some(ANSWERED_UNKNOWN)),
+            Unrecorded::RolledBack => {
+                let response = self.refuse(Rejection::rolled_back());
+                Finished::released(Release::SameRequest, response)
+            }
+            Unrecorded::Refused(rejection) => self.unknown(Ok(self.refuse(rejection)), None),
         }
     }
 
@@ -277,53 +335,81 @@ impl<R: Body, E> Finished<R, E> {
     }
 }
 
-/// Collects a response that is to be recorded.
+/// Collects a response that is to be recorded, unless its trailers say otherwise.
 async fn collect_response<S: Store, R: SentBody, E>(
     run: &Run<S>,
-    mut parts: response::Parts,
+    judged: Judged,
     body: R,
-    keep_for: Option<Duration>,
 ) -> Result<Finished<R, E>, Streamed<R>> {
     let settings = run.settings();
+    let keep_for = judged.choice.keep_for;
     let mut body = Box::pin(body);
-    let streamed = |parts, read, rest| Streamed {
-        parts,
-        read,
-        rest,
-        keep_for,
-    };
-    if settings.is_streamed(&parts) {
-        return Err(streamed(parts, Bytes::new(), body));
+    let mut read = Bytes::new();
+    if !settings.is_streamed(&judged.parts) {
+        let collected = collect(body.as_mut(), settings.max_body, settings.body_timeout);
+        let Ok(collected) = AssertUnwindSafe(collected).catch_unwind().await else {
+            let response = run.refuse(Rejection::handler_panicked());
+            return Ok(run.unknown(Ok(response), None));
+        };
+        let Collected {
+            data,
+            trailers,
+            end,
+        } = collected;
+        match end {
+            Some(ReadEnd::Clean) => {
+                // It may hold what others wait for, and recording takes time.
+                drop(body);
+                return Ok(record(run, judged, data, trailers));
+            }
+            Some(ReadEnd::Broken(error)) => {
+                let broken = ResponseBody::broken(data, error);
+                let response = Response::from_parts(judged.parts, broken);
+                return Ok(run.unknown(Ok(response), Some(BROKE_OFF)));
+            }
+            Some(ReadEnd::TooLarge) | None => read = data,
+        }
     }
-    let collected = collect(body.as_mut(), settings.max_body, settings.body_timeout);
-    let Ok(collected) = AssertUnwindSafe(collected).catch_unwind().await else {
-        let response = run.refuse(Rejection::handler_panicked());
-        return Ok(run.unknown(Ok(response), None));
-    };
-    let Collected {
-        data,
-        trailers,
-        end,
-    } = collected;
-    match end {
-        Some(ReadEnd::Clean) => {
-            // It may hold what others wait for, and recording takes time.
-            drop(body);
-            let completion = settings.completion(&parts, &data, trailers.as_ref(), keep_for);
-            correct_length(&mut parts, Some(data.len() as u64));
-            let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
-            Ok(Finished {
-                transition: OwnerTransition::Complete(completion),
-                result: Ok(response),
-                outcome: Outcome::Recorded,
-                warning: None,
-            })
+    // Its trailers come too late to decide anything.
+    match run.judge_trailers(&judged, None) {
+        Some(unrecorded) => {
+            let (rest, _) = ResponseBody::observed(read, body, None);
+            let response = Response::from_parts(judged.parts, rest);
+            Ok(run.finished(unrecorded, response))
         }
-        Some(ReadEnd::Broken(error)) => {
-            let response = Response::from_parts(parts, ResponseBody::broken(data, error));
-            Ok(run.unknown(Ok(response), Some(BROKE_OFF)))
-        }
-        Some(ReadEnd::TooLarge) | None => Err(streamed(parts, data, body)),
+        None => Err(Streamed {
+            parts: judged.parts,
+            read,
+            rest: body,
+            keep_for,
+        }),
+    }
+}
+
+/// Returns the end of a run with a whole response.
+fn record<S: Store, R: SentBody, E>(
+    run: &Run<S>,
+    judged: Judged,
+    data: Bytes,
+    trailers: Option<HeaderMap>,
+) -> Finished<R, E> {
+    let unrecorded = run.judge_trailers(&judged, trailers.as_ref());
+    let Judged {
+        mut parts, choice, ..
+    } = judged;
+    if let Some(unrecorded) = unrecorded {
+        let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
+        return run.finished(unrecorded, response);
+    }
+    let settings = run.settings();
+    let completion = settings.completion(&parts, &data, trailers.as_ref(), choice.keep_for);
+    correct_length(&mut parts, Some(data.len() as u64));
+    let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
+    Finished {
+        transition: OwnerTransition::Complete(completion),
+        result: Ok(response),
+        outcome: Outcome::Recorded,
+        warning: None,
     }
 }
 
@@ -335,7 +421,8 @@ fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> Reply
         rest,
         keep_for,
     } = streamed;
-    let (status, length) = (parts.status, declared_length(&parts));
+    let status = grpc::status_of(parts.status, &parts.headers, None);
+    let length = declared_length(&parts);
     let (body, ended) = ResponseBody::observed(read, rest, length);
     let response = Response::from_parts(parts, body);
     let reply = Reply::new(Ok(response), Outcome::Streamed, run.claim.id());
@@ -449,10 +536,6 @@ async fn record_in_background<S: Store>(run: Run<S>, transition: OwnerTransition
             run.record_late(transition).await;
         }
     }
-}
-
-fn status_of<B>(response: &Response<B>) -> StatusCode {
-    grpc::status_of(response.status(), response.headers())
 }
 
 /// Whether a handler says that it did its work.

@@ -65,6 +65,11 @@ impl Rejection {
         outcome_unknown: OutcomeUnknown
             "The first request with this key ended without an answer, and it is not known whether it did its work. It is not run again; look up its result, or ask the operator. Sending the same key again is safe and changes nothing.";
 
+        /// As [`outcome_unknown`](Self::outcome_unknown), where the next request asks again.
+        outcome_not_found_out: OutcomeUnknown
+            "The first request with this key ended without an answer, and it could not be found out yet whether it did its work. Send the same request with the same key again later."
+            .retry_after(1);
+
         rolled_back: RolledBack
             "The transaction of this request was rolled back: nothing was done. The same request may be sent again with the same key."
             .retry_after(1)
@@ -173,7 +178,8 @@ impl Rejection {
             BodyError::Broken => Self::new(
                 RejectionKind::BodyInvalid,
                 "The request body could not be read to its end. Nothing ran; the same key may be sent again.",
-            ),
+            )
+            .retry_after(1),
         }
     }
 

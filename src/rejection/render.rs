@@ -41,17 +41,24 @@ pub(crate) fn custom<B: WholeBody>(
 /// What rendering a refusal needs of the request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestHead {
-    /// For a custom renderer only, since copying the parts takes time.
+    /// For a custom renderer only, since copying the parts takes time. That is not asked for
+    /// a request of gRPC, whose client reads no HTTP response.
     parts: Option<Arc<request::Parts>>,
     is_grpc: bool,
 }
 
 impl RequestHead {
     pub(crate) fn new(parts: &request::Parts, renderer: &Renderer) -> Self {
+        let is_grpc = grpc::is_grpc(&parts.headers);
+        let is_rendered = renderer.custom.is_some() && !is_grpc;
         Self {
-            parts: renderer.custom.as_ref().map(|_| Arc::new(parts.clone())),
-            is_grpc: grpc::is_grpc(&parts.headers),
+            parts: is_rendered.then(|| Arc::new(parts.clone())),
+            is_grpc,
         }
+    }
+
+    pub(crate) fn is_grpc(&self) -> bool {
+        self.is_grpc
     }
 
     /// The default form of a refusal.

@@ -15,7 +15,7 @@ use self::{
     recorded::{RecordedResponse, encode},
 };
 use crate::{
-    Rejection, ResponseBody,
+    Rejection, ResponseBody, grpc,
     log::Warnings,
     rejection::{Renderer, RequestHead},
     store::Completion,
@@ -87,7 +87,8 @@ impl ResponseSettings {
             self.warnings.warn(TOO_LARGE, None, None);
             return self.tombstone(response.status, keep_for);
         }
-        let retention = self.retention_of(response.status, keep_for);
+        let status = || grpc::status_of(response.status, &response.headers, trailers);
+        let retention = self.retention_of(status, keep_for);
         Completion::new(recorded, retention, self.lease)
     }
 
@@ -105,11 +106,18 @@ impl ResponseSettings {
     /// Returns the completion of a response that was streamed.
     pub(crate) fn tombstone(&self, status: StatusCode, keep_for: Option<Duration>) -> Completion {
         let recorded = RecordedResponse::tombstone().encode();
-        Completion::new(recorded, self.retention_of(status, keep_for), self.lease)
+        Completion::new(recorded, self.retention_of(|| status, keep_for), self.lease)
     }
 
-    fn retention_of(&self, status: StatusCode, keep_for: Option<Duration>) -> Duration {
-        let by_status = || self.retention_by_status.get(&status).copied();
+    fn retention_of(
+        &self,
+        status: impl FnOnce() -> StatusCode,
+        keep_for: Option<Duration>,
+    ) -> Duration {
+        let by_status = || match self.retention_by_status.is_empty() {
+            true => None,
+            false => self.retention_by_status.get(&status()).copied(),
+        };
         keep_for
             .or_else(by_status)
             .unwrap_or(self.retention)

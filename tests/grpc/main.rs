@@ -1,6 +1,11 @@
 //! gRPC: a unary service on tonic, over a real HTTP/2 connection.
 
+mod codes;
+mod refusals;
+mod service;
+
 use std::{
+    future::pending,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::SeqCst},
@@ -9,23 +14,23 @@ use std::{
 };
 
 use http::uri::PathAndQuery;
-use tokio::{net::TcpListener, sync::Semaphore};
-use tonic::{
-    Code, Request, Response, Status,
-    client::Grpc,
-    transport::{Channel, server::TcpIncoming},
+use tokio::{
+    net::TcpListener,
+    sync::{Semaphore, oneshot},
+    task::JoinHandle,
 };
+use tonic::{Code, Request, Response, Status, client::Grpc, transport::Channel};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
 use tonic_prost::ProstCodec;
 use tower_idempotency::MemoryStore;
 
-#[path = "../examples/tonic.rs"]
+#[path = "../../examples/tonic.rs"]
 #[allow(dead_code, reason = "its `main` is not run here")]
 mod payments;
 
-use payments::{PAY, Payment, Provider, Receipt, idempotency, router};
+use payments::{PAY, Payment, Provider, Receipt, idempotency, serve};
 
 /// Charges as the test wants it, and counts.
 #[derive(Clone)]
@@ -65,13 +70,21 @@ impl Provider for Scripted {
 }
 
 async fn connect(provider: &Scripted) -> Channel {
+    connect_until(provider, pending()).await.0
+}
+
+/// Returns the server's end too: how many calls it left.
+async fn connect_until(
+    provider: &Scripted,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> (Channel, JoinHandle<usize>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let layer = idempotency(MemoryStore::new()).unwrap();
-    let router = router(layer, provider.clone()).await;
-    tokio::spawn(router.serve_with_incoming(TcpIncoming::from(listener)));
+    let provider = provider.clone();
+    let server = tokio::spawn(async move { serve(listener, layer, provider, stop).await.unwrap() });
     let channel = Channel::from_shared(format!("http://{address}")).unwrap();
-    channel.connect().await.unwrap()
+    (channel.connect().await.unwrap(), server)
 }
 
 async fn pay(channel: &Channel, key: &str, cents: u64) -> Result<Response<Receipt>, Status> {
@@ -124,7 +137,7 @@ async fn rule_20_a_unary_call_is_replayed_with_its_trailers() {
 }
 
 #[tokio::test]
-async fn rule_70_refusals_of_unary_calls_are_grpc_errors() {
+async fn rule_81_refusals_of_unary_calls_are_grpc_errors() {
     let provider = Scripted::answering(Ok(()));
     let channel = connect(&provider).await;
     pay(&channel, "k", 500).await.unwrap();
@@ -136,7 +149,7 @@ async fn rule_70_refusals_of_unary_calls_are_grpc_errors() {
 }
 
 #[tokio::test]
-async fn rule_41_a_unary_call_in_flight_is_aborted() {
+async fn rule_41_a_second_unary_call_in_flight_may_be_sent_again() {
     let provider = Scripted {
         open: Arc::new(Semaphore::new(0)),
         ..Scripted::answering(Ok(()))
@@ -148,7 +161,7 @@ async fn rule_41_a_unary_call_in_flight_is_aborted() {
     });
     provider.arrived.acquire().await.unwrap().forget();
     let second = pay(&channel, "k", 500).await;
-    assert_refused(second, Code::Aborted, "request-in-progress", "1000");
+    assert_refused(second, Code::Unavailable, "request-in-progress", "1000");
     provider.open.add_permits(1);
     assert_eq!(first.await.unwrap().unwrap().get_ref().charge, "ch_1_500");
     let replay = pay(&channel, "k", 500).await.unwrap();
@@ -157,7 +170,7 @@ async fn rule_41_a_unary_call_in_flight_is_aborted() {
 }
 
 #[tokio::test]
-async fn rule_50_a_grpc_error_after_effects_has_an_unknown_outcome() {
+async fn rule_82_an_error_of_the_provider_leaves_an_unknown_outcome() {
     let provider = Scripted::answering(Err(Code::Unavailable));
     let channel = connect(&provider).await;
     let first = pay(&channel, "k", 500).await.unwrap_err();
@@ -168,7 +181,19 @@ async fn rule_50_a_grpc_error_after_effects_has_an_unknown_outcome() {
 }
 
 #[tokio::test]
-async fn rule_51_a_grpc_error_of_the_caller_is_recorded() {
+async fn rule_53_a_grpc_handler_says_that_nothing_happened() {
+    let provider = Scripted::answering(Ok(()));
+    let channel = connect(&provider).await;
+    for _ in 0..2 {
+        let refused = pay(&channel, "k", 2_000_000).await.unwrap_err();
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert!(!refused.metadata().contains_key("idempotent-replayed"));
+    }
+    assert_eq!(provider.charges(), 0);
+}
+
+#[tokio::test]
+async fn rule_84_an_error_that_blames_the_call_is_recorded() {
     let provider = Scripted::answering(Ok(()));
     let channel = connect(&provider).await;
     for is_replay in [false, true] {
@@ -181,13 +206,17 @@ async fn rule_51_a_grpc_error_of_the_caller_is_recorded() {
     assert_eq!(provider.charges(), 0);
 }
 
+fn health(service: &str) -> HealthCheckRequest {
+    HealthCheckRequest {
+        service: service.to_owned(),
+    }
+}
+
 #[tokio::test]
-async fn rule_17_a_health_check_needs_no_key() {
+async fn rule_79_a_health_check_needs_no_key() {
     let channel = connect(&Scripted::answering(Ok(()))).await;
     let mut client = HealthClient::new(channel);
-    let request = HealthCheckRequest {
-        service: "shop.Payments".to_owned(),
-    };
+    let request = health("shop.Payments");
     let answer = client.check(request.clone()).await.unwrap();
     assert_eq!(answer.get_ref().status(), ServingStatus::Serving);
     // A call that streams is not read to its end.
@@ -197,4 +226,32 @@ async fn rule_17_a_health_check_needs_no_key() {
         first.unwrap().unwrap().unwrap().status(),
         ServingStatus::Serving
     );
+}
+
+#[tokio::test]
+async fn the_example_stops_after_its_payments_and_ends_its_streams() {
+    let provider = Scripted {
+        open: Arc::new(Semaphore::new(0)),
+        ..Scripted::answering(Ok(()))
+    };
+    let (stop, stopped) = oneshot::channel();
+    let stopped = async { stopped.await.unwrap() };
+    let (channel, server) = connect_until(&provider, stopped).await;
+    let mut watches = Vec::new();
+    for service in ["", "shop.Payments"] {
+        let mut client = HealthClient::new(channel.clone());
+        let mut watch = client.watch(health(service)).await.unwrap().into_inner();
+        watch.message().await.unwrap().unwrap();
+        watches.push(watch);
+    }
+    let payment = tokio::spawn(async move { pay(&channel, "k", 500).await });
+    provider.arrived.acquire().await.unwrap().forget();
+    stop.send(()).unwrap();
+    for mut watch in watches {
+        assert_eq!(watch.message().await.unwrap(), None);
+    }
+    assert!(!server.is_finished());
+    provider.open.add_permits(1);
+    assert_eq!(payment.await.unwrap().unwrap().get_ref().charge, "ch_1_500");
+    assert_eq!(server.await.unwrap(), 0);
 }
