@@ -61,8 +61,8 @@ kinds! {
     RolledBack = INTERNAL_SERVER_ERROR, "rolled-back", "The transaction was rolled back";
     /// 500: the handler panicked; the outcome is unknown.
     HandlerPanicked = INTERNAL_SERVER_ERROR, "handler-panicked", "The handler failed";
-    /// 500: a function that the layer was built with panicked: the scope, a key's
-    /// validator, the fingerprint or another one.
+    /// 500: a function that the layer was built with panicked (the scope, a key's
+    /// validator, the fingerprint or another one), or the body of the request.
     CallbackPanicked =
         INTERNAL_SERVER_ERROR, "callback-panicked", "The request could not be handled";
     /// 500: the layer runs outside a Tokio runtime.
