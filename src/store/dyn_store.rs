@@ -94,8 +94,11 @@ macro_rules! forward {
 
         /// Shares the store.
         impl<S: Store> Store for Arc<S> {
-            $(async fn $method(&self, $($argument: $given),*) -> Result<$answer, StoreError> {
-                S::$method(self, $($argument),*).await
+            $(fn $method(
+                &self,
+                $($argument: $given),*
+            ) -> impl Future<Output = Result<$answer, StoreError>> + Send {
+                S::$method(self, $($argument),*)
             })*
         }
     };
