@@ -13,10 +13,10 @@ use std::{
 
 use tokio::time::Instant;
 use tower_idempotency::{
-    Fence, RecordName, Store, StoreError,
+    Fence, Store, StoreError,
     conformance::{Subject, promises},
     store::{
-        Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+        Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, Transition, Transitioned,
         admin::{Filter, Page},
         transition::{StoredRecord, Swept},
     },

@@ -372,7 +372,7 @@ pub use self::{
     body::{RequestBody, ResponseBody, whole::WholeBody},
     builder::{BuildError, IdempotencyBuilder},
     disposition::{Disposition, Dispositions, KeepFor},
-    fingerprint::{Fingerprint, Fingerprinting, RequestPart},
+    fingerprint::{Fingerprinting, RequestPart},
     future::ResponseFuture,
     key::{Key, KeySyntax},
     layer::{Drained, IdempotencyLayer},
@@ -381,11 +381,9 @@ pub use self::{
     policy::{Disconnect, Reconciler, Recovery, StoreFailure},
     rejection::{Rejection, RejectionKind},
     response::headers::KeptHeaders,
-    scope::{RecordName, Scope},
+    scope::Scope,
     service::Idempotency,
-    store::{
-        DynStore, Fence, MemoryStore, Release, Store, StoreError, StoreErrorKind, Sweeper, Token,
-    },
+    store::{DynStore, Fence, MemoryStore, Release, Store, StoreError, StoreErrorKind, Sweeper},
 };
 
 #[cfg(feature = "__simulate")]

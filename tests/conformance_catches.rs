@@ -12,11 +12,11 @@ use std::{
 
 use bytes::Bytes;
 use tower_idempotency::{
-    Fence, Key, MemoryStore, RecordName, Scope, Store, StoreError, Token,
+    Fence, Key, MemoryStore, Scope, Store, StoreError,
     conformance::{Subject, promises},
     store::{
         Claim, Claimed, Completion, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs,
-        Record, RecordState, Release, Transition, Transitioned,
+        Record, RecordName, RecordState, Release, Token, Transition, Transitioned,
         admin::{Count, Filter, Page, Resolution},
     },
 };

@@ -76,9 +76,9 @@ mod racing {
 /// answer arrives, and may be dropped in between.
 mod late {
     use tower_idempotency::{
-        Fence, RecordName, Store, StoreError,
+        Fence, Store, StoreError,
         store::{
-            Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+            Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, Transition, Transitioned,
             admin::{Filter, Page},
         },
     };
@@ -168,8 +168,8 @@ mod late {
 /// A full store still answers each request.
 mod full {
     use tower_idempotency::{
-        Fingerprint, Key, RecordName, Scope, Store, StoreErrorKind, Token,
-        store::{Claim, Completion, Transitioned},
+        Key, Scope, Store, StoreErrorKind,
+        store::{Claim, Completion, Fingerprint, RecordName, Token, Transitioned},
     };
 
     use super::*;

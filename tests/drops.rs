@@ -33,10 +33,10 @@ use tokio::{
 use tower::{Layer as _, Service, ServiceExt as _, service_fn, util::BoxCloneService};
 use tower_idempotency::{
     Disconnect, Fence, IdempotencyBuilder, IdempotencyLayer, Key, MemoryStore, Operation, Outcome,
-    RecordName, Recovery, RejectionKind, RequestBody, ResponseBody, Scope, Store, StoreError,
-    Token,
+    Recovery, RejectionKind, RequestBody, ResponseBody, Scope, Store, StoreError,
     store::{
-        Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordState, Transition, Transitioned,
+        Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, RecordState, Token,
+        Transition, Transitioned,
         admin::{Filter, Page},
     },
 };

@@ -16,10 +16,10 @@ use http_body_util::{BodyExt as _, Full};
 use tokio::time::{sleep, timeout};
 use tower::{Layer as _, ServiceExt as _, service_fn, util::BoxCloneSyncService};
 use tower_idempotency::{
-    IdempotencyLayer, Key, MemoryStore, Operation, OperationId, Reconciler, RecordName, Recovery,
-    RequestBody, ResponseBody, Scope, Store, StoreError,
+    IdempotencyLayer, Key, MemoryStore, Operation, OperationId, Reconciler, Recovery, RequestBody,
+    ResponseBody, Scope, Store, StoreError,
     store::{
-        Claim, Completion, Record, RecordState,
+        Claim, Completion, Record, RecordName, RecordState,
         admin::{RecordedResponse, Resolution},
     },
 };

@@ -4,10 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, timeout};
 use tower_idempotency::{
-    Fence, Fingerprint, Key, MemoryStore, Operation, RecordName, Scope, SqliteStore, Store,
-    StoreError, StoreErrorKind,
+    Fence, Key, MemoryStore, Operation, Scope, SqliteStore, Store, StoreError, StoreErrorKind,
     store::{
-        Claim, Claimed, RecordState, Transitioned,
+        Claim, Claimed, Fingerprint, RecordName, RecordState, Transitioned,
         admin::{Count, Filter},
     },
     test_support::{Fault, FaultyStore, Gate, StoreCall},
@@ -60,7 +59,7 @@ async fn errors_reach_the_chosen_calls_alone() {
 async fn every_kind_of_call_fails_until_it_heals() {
     let store = store();
     store.inject_all(Fault::Error(StoreError::timed_out()));
-    let token = tower_idempotency::Token::random();
+    let token = tower_idempotency::store::Token::random();
     let name = named("k");
     assert!(claim(&store, "k").await.is_err());
     assert!(store.renew(&name, token, HOUR).await.is_err());

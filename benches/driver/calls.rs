@@ -7,8 +7,8 @@ use std::{
 
 use bytes::Bytes;
 use tower_idempotency::{
-    Fingerprint, Key, RecordName, Scope, Store,
-    store::{Claim, Claimed, Completion, Transitioned},
+    Key, Scope, Store,
+    store::{Claim, Claimed, Completion, Fingerprint, RecordName, Transitioned},
 };
 
 /// Keys that look random and come in no order.

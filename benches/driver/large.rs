@@ -5,8 +5,8 @@ use std::{sync::Arc, time::Duration};
 use bytes::Bytes;
 use tokio::task::JoinSet;
 use tower_idempotency::{
-    Key, PostgresStore, RecordName, Scope, Store as _,
-    store::{Completion, Transitioned},
+    Key, PostgresStore, Scope, Store as _,
+    store::{Completion, RecordName, Transitioned},
 };
 
 use crate::{

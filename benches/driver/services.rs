@@ -7,7 +7,8 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tower::{Service, ServiceExt as _};
 use tower_idempotency::{
-    IdempotencyLayer, Key, MemoryStore, RecordName, Scope, Store as _, store::Transitioned,
+    IdempotencyLayer, Key, MemoryStore, Scope, Store as _,
+    store::{RecordName, Transitioned},
 };
 
 pub(crate) type Body = Full<Bytes>;

@@ -11,9 +11,9 @@ use axum::{
 use http::{Response, StatusCode};
 use serde_json::{Value, json};
 use tower_idempotency::{
-    DynStore, Key, RecordName, Scope, Store as _,
+    DynStore, Key, Scope, Store as _,
     store::{
-        Record, RecordState, Transitioned,
+        Record, RecordName, RecordState, Transitioned,
         admin::{Filter, RecordedResponse, Resolution},
     },
 };

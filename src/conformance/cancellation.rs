@@ -5,7 +5,8 @@ use super::{
     states::{Call, Effect, State, Status, applied, response_of, status_in, status_of},
 };
 use crate::{
-    RecordName, Store,
+    Store,
+    scope::RecordName,
     store::{Claim, Claimed, ReclaimAs, Release, Transitioned, admin::Filter},
 };
 

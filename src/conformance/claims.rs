@@ -8,8 +8,8 @@ use super::{
     states::{Call, State, Status, applied, response_of, status_of, superseded},
 };
 use crate::{
-    Fence, OperationId, Store, Token,
-    store::{Claim, Claimed, ReclaimAs, RecordState, Release},
+    Fence, OperationId, Store,
+    store::{Claim, Claimed, ReclaimAs, RecordState, Release, Token},
 };
 
 /// # Claiming

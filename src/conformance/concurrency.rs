@@ -3,8 +3,8 @@ use super::{
     states::{Call, Case, Effect, State, Status, status_of},
 };
 use crate::{
-    Store, Token,
-    store::{Claim, Claimed, Transitioned},
+    Store,
+    store::{Claim, Claimed, Token, Transitioned},
 };
 
 /// # Many at once

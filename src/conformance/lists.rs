@@ -3,7 +3,8 @@ use super::{
     states::{State, Status},
 };
 use crate::{
-    Key, RecordName, Scope, Store,
+    Key, Scope, Store,
+    scope::RecordName,
     store::{
         Record, Transitioned,
         admin::{Count, Filter, FilterKind},

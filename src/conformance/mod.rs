@@ -137,9 +137,11 @@ use tokio::sync::Barrier;
 
 use self::states::{Call, applied};
 use crate::{
-    Fence, Fingerprint, Key, RecordName, Scope, Store, StoreError, Token,
+    Fence, Key, Scope, Store, StoreError,
+    fingerprint::Fingerprint,
+    scope::RecordName,
     store::{
-        Claim, Claimed, Completion, Grant, ReclaimAs, Record, Release, Transitioned,
+        Claim, Claimed, Completion, Grant, ReclaimAs, Record, Release, Token, Transitioned,
         admin::Resolution,
     },
 };

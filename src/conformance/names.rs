@@ -7,7 +7,11 @@ use super::{
     lists::listed,
     states::{Call, response_of, superseded},
 };
-use crate::{Key, RecordName, Scope, Store, Token, store::admin::Filter};
+use crate::{
+    Key, Scope, Store,
+    scope::RecordName,
+    store::{Token, admin::Filter},
+};
 
 /// # Names and scopes
 impl<S: Subject> Trial<S> {

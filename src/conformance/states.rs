@@ -7,9 +7,10 @@ use http::Response;
 
 use super::{HOUR, Held, Subject, Trial, beyond, fingerprint, good, name, response};
 use crate::{
-    Fence, RecordName, Store, Token,
+    Fence, Store,
+    scope::RecordName,
     store::{
-        Claim, Completion, ReclaimAs, Record, RecordState, Release, Transitioned,
+        Claim, Completion, ReclaimAs, Record, RecordState, Release, Token, Transitioned,
         admin::{RecordedResponse, Resolution},
     },
 };

@@ -9,8 +9,9 @@ use super::{
     states::{Call, State, Status, applied, encoded, happened, response_of, same_claim, status_of},
 };
 use crate::{
-    RecordName, Store, Token,
-    store::{Completion, Record, Release, Transitioned},
+    Store,
+    scope::RecordName,
+    store::{Completion, Record, Release, Token, Transitioned},
 };
 
 /// # Renewing, completing, releasing

@@ -16,7 +16,7 @@ use super::{
 /// Stores keep the bytes and never look into them:
 ///
 /// ```
-/// use tower_idempotency::Fingerprint;
+/// use tower_idempotency::store::Fingerprint;
 ///
 /// let kept: Vec<u8> = vec![7; Fingerprint::LENGTH];
 /// let fingerprint = Fingerprint::from_bytes(kept.as_slice().try_into()?);

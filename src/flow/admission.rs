@@ -5,7 +5,7 @@ use http_body::Body;
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{IsGuarded, config::Config};
-use crate::{RecordName, Rejection, policy::Requirement};
+use crate::{Rejection, policy::Requirement, scope::RecordName};
 
 pub(crate) enum Admission {
     /// The request is not guarded.

@@ -12,9 +12,10 @@ use super::{
     withdraw::Hold,
 };
 use crate::{
-    RecordName, Recovery, Store, StoreError, StoreErrorKind,
+    Recovery, Store, StoreError, StoreErrorKind,
     backoff::jittered,
     outcome::Notice,
+    scope::RecordName,
     store::{Claimed, Grant, ReclaimAs, Record, RecordState, Transitioned},
 };
 

@@ -12,8 +12,9 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    Fingerprint, Operation, OperationId, Store, StoreError,
+    Operation, OperationId, Store, StoreError,
     backoff::Backoff,
+    fingerprint::Fingerprint,
     outcome::{GaveUp, Notice},
     rejection::RequestHead,
     store::{OwnerTransition, RecordState, Transitioned},

@@ -16,7 +16,8 @@ use super::{
     withdraw::{Hold, Withdrawal},
 };
 use crate::{
-    RecordName, Rejection, RequestBody, fingerprint::BodyFault, rejection::Callback, store::Claim,
+    Rejection, RequestBody, fingerprint::BodyFault, rejection::Callback, scope::RecordName,
+    store::Claim,
 };
 
 pub(super) struct KeyedRequest {

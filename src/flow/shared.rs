@@ -19,8 +19,9 @@ use super::{
     waiters::Waiters,
 };
 use crate::{
-    RecordName, Rejection, Store, StoreError, Token,
-    store::{OwnerTransition, Transition, Transitioned},
+    Rejection, Store, StoreError,
+    scope::RecordName,
+    store::{OwnerTransition, Token, Transition, Transitioned},
 };
 
 pub(crate) struct Shared<S> {

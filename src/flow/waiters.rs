@@ -8,8 +8,8 @@ use std::{
 use tokio::{sync::Notify, time};
 
 use crate::{
-    RecordName,
     backoff::Backoff,
+    store::RecordName,
     sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 

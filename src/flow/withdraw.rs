@@ -10,9 +10,10 @@ use tokio::time::{self, Instant};
 
 use super::{config::Config, limits::Permit, shared::Shared};
 use crate::{
-    Fence, RecordName, Store, StoreError, StoreErrorKind,
+    Fence, Store, StoreError, StoreErrorKind,
     backoff::Backoff,
     outcome::{GaveUp, Notice},
+    scope::RecordName,
     store::{
         Claim, Claimed, OwnerTransition, ReclaimAs, Record, RecordState, Release, Transitioned,
         admin::Resolution,

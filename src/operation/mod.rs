@@ -23,8 +23,12 @@ pub use self::id::OperationId;
 pub(crate) use self::lease::{Lease, Renewal};
 pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
-    Disposition, Fence, Key, RecordName, Scope, Token, disposition::HandlerChoice,
-    rejection::RequestHead, response::ResponseSettings, store::Grant,
+    Disposition, Fence, Key, Scope,
+    disposition::HandlerChoice,
+    rejection::RequestHead,
+    response::ResponseSettings,
+    scope::RecordName,
+    store::{Grant, Token},
 };
 
 /// The guarded operation that a handler is running.

@@ -33,7 +33,7 @@
 //! }
 //!
 //! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), StoreError> {
-//! # use tower_idempotency::{Fingerprint, Key, RecordName, Scope, store::Claim};
+//! # use tower_idempotency::{Key, Scope, store::{Claim, Fingerprint, RecordName}};
 //! # let hour = Duration::from_secs(3600);
 //! let store = MemoryStore::new();
 //! # for key in ["a", "b"] {
@@ -60,7 +60,7 @@ use std::time::Duration;
 
 use super::{Record, RecordState};
 pub use crate::response::recorded::{NotRecordableError, RecordedResponse};
-use crate::{RecordName, Scope};
+use crate::{Scope, scope::RecordName};
 
 /// Which records to [list](super::Store::list) or [count](super::Store::count).
 ///

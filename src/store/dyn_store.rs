@@ -6,7 +6,7 @@ use super::{
     Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
     admin::{Count, Filter, Page},
 };
-use crate::{Fence, RecordName};
+use crate::{Fence, scope::RecordName};
 
 /// Any store behind one type, for applications that choose it at run time.
 ///

@@ -12,12 +12,13 @@ use hashbrown::HashTable;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{
-    Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
+    Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, Store, StoreError, Transition,
+    Transitioned,
     admin::{Filter, Page},
     transition::{StoredRecord, Swept},
 };
 use crate::{
-    Fence, RecordName,
+    Fence,
     log::Warnings,
     outcome::Notice,
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},

@@ -36,7 +36,7 @@ pub use self::{
         ReclaimAs, Record, RecordState, Release, Token, Transition, Transitioned,
     },
 };
-use crate::RecordName;
+pub use crate::{fingerprint::Fingerprint, scope::RecordName};
 
 /// Where records live.
 ///

@@ -12,13 +12,7 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use tower_idempotency::{
-//!     Fence, Fingerprint,
-//!     store::{
-//!         Claim, Completion, OwnerTransition, RecordState, Transition, Transitioned,
-//!         transition::StoredRecord,
-//!     },
-//! };
+//! use tower_idempotency::{Fence, store::{Claim, Completion, OwnerTransition, RecordState, Transition, Transitioned, transition::StoredRecord, Fingerprint}};
 //!
 //! let hour = Duration::from_secs(3600);
 //! let claim = Claim::new(Fingerprint::from_bytes([0; Fingerprint::LENGTH]), hour, hour);
@@ -39,7 +33,7 @@ use super::{
     Claim, FencedTransition, Grant, OwnerTransition, ReclaimAs, Record, RecordState, Release,
     StoreError, Transition, Transitioned, admin::Resolution,
 };
-use crate::{Fence, Fingerprint, OperationId, Token};
+use crate::{Fence, OperationId, fingerprint::Fingerprint, store::Token};
 
 /// The token of a record that was resolved as happened. No claim has it.
 pub(crate) const NO_OWNER: Token = Token::from_bytes([0; 16]);

@@ -12,7 +12,8 @@ use tokio::time::sleep;
 
 use super::Gate;
 use crate::{
-    Fence, RecordName, Store, StoreError,
+    Fence, Store, StoreError,
+    scope::RecordName,
     store::{
         Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
         Transition, Transitioned,

@@ -21,9 +21,11 @@ pub use self::{
     gate::Gate,
 };
 use crate::{
-    Fingerprint, Key, Operation, RecordName, Scope, Store,
+    Key, Operation, Scope, Store,
     builder::standard_responses,
+    fingerprint::Fingerprint,
     rejection::RequestHead,
+    scope::RecordName,
     store::{Claim, Claimed},
 };
 

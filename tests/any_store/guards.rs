@@ -7,9 +7,9 @@ use std::{
 
 use futures_util::future::join_all;
 use tower_idempotency::{
-    Fence, Store, Token,
+    Fence, Store,
     store::{
-        Claim, Claimed, Completion, ReclaimAs, RecordState, Release,
+        Claim, Claimed, Completion, ReclaimAs, RecordState, Release, Token,
         admin::{Filter, Resolution},
     },
 };

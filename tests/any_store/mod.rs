@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tower_idempotency::{
-    Fingerprint, Key, RecordName, Scope, Store, StoreError,
-    store::{Claim, Claimed, Completion, Grant, ReclaimAs, Transitioned},
+    Key, Scope, Store, StoreError,
+    store::{Claim, Claimed, Completion, Fingerprint, Grant, ReclaimAs, RecordName, Transitioned},
 };
 
 pub(crate) fn name(scope: &str, key: &str) -> RecordName {

@@ -6,9 +6,10 @@ use std::time::Duration;
 use http::Response;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tower_idempotency::{
-    Fence, Fingerprint, MemoryStore, OperationId, RecordName, Store, Token,
+    Fence, MemoryStore, OperationId, Store,
     store::{
-        Claim, Claimed, Completion, Purged, ReclaimAs, Record, RecordState, Release, Transitioned,
+        Claim, Claimed, Completion, Fingerprint, Purged, ReclaimAs, Record, RecordName,
+        RecordState, Release, Token, Transitioned,
         admin::{Filter, RecordedResponse, Resolution},
     },
 };

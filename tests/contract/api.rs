@@ -11,8 +11,9 @@ use serde_json::Value;
 use tokio::task::JoinHandle;
 use tower::{Layer as _, Service, ServiceExt as _};
 use tower_idempotency::{
-    DynStore, Fingerprint, Idempotency, IdempotencyBuilder, IdempotencyLayer, Key, MemoryStore,
-    Outcome, RecordName, ResponseBody, Scope, Store, store::Record,
+    DynStore, Idempotency, IdempotencyBuilder, IdempotencyLayer, Key, MemoryStore, Outcome,
+    ResponseBody, Scope, Store,
+    store::{Fingerprint, Record, RecordName},
 };
 
 use crate::{

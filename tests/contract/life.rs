@@ -361,7 +361,7 @@ async fn rule_75_debug_output_shows_no_secret() {
     let answer = api
         .send(keyed("k3y-s3cr3t").from("acct-s3cr3t").body("b0dy-s3cr3t"))
         .await;
-    let name = tower_idempotency::RecordName::new(
+    let name = tower_idempotency::store::RecordName::new(
         tower_idempotency::Scope::new("acct-s3cr3t").unwrap(),
         tower_idempotency::Key::new("k3y-s3cr3t"),
     );

@@ -74,7 +74,10 @@ use std::{env, time::Duration};
 use bytes::Bytes;
 use futures_util::FutureExt as _;
 use shuttle::{check_pct, check_random, future::block_on, thread};
-use tower_idempotency::{Fence, Fingerprint, Key, RecordName, Scope, Store, StoreError, Token};
+use tower_idempotency::{
+    Fence, Key, Scope, Store, StoreError,
+    store::{Fingerprint, RecordName, Token},
+};
 
 use self::{
     memory::MemoryStore,

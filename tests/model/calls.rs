@@ -1,9 +1,9 @@
 //! The calls of a layer, and the guards that a bug breaks in them.
 
 use tower_idempotency::{
-    Fence, Token,
+    Fence,
     store::{
-        Completion, FencedTransition, OwnerTransition, Release, Transition, Transitioned,
+        Completion, FencedTransition, OwnerTransition, Release, Token, Transition, Transitioned,
         admin::Resolution,
         transition::{StoredRecord, Swept},
     },

@@ -8,9 +8,10 @@ use std::{
 
 use bytes::Bytes;
 use tower_idempotency::{
-    Fence, Fingerprint, OperationId, Token,
+    Fence, OperationId,
     store::{
-        Claim, FencedTransition, ReclaimAs, RecordState, Release, Transition, Transitioned,
+        Claim, FencedTransition, Fingerprint, ReclaimAs, RecordState, Release, Token, Transition,
+        Transitioned,
         admin::{RecordedResponse, Resolution},
         transition::{StoredRecord, Swept},
     },

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 use tower_idempotency::{
-    PostgresStore, RecordName, Store,
+    PostgresStore, Store,
     sqlx::{Connection as _, PgConnection, Row as _, query, query_scalar},
     store::{
-        Transitioned,
+        RecordName, Transitioned,
         admin::{Filter, Page},
     },
 };

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::{task::JoinHandle, time::timeout};
 use tower_idempotency::{
-    PostgresStore, RecordName, Store, StoreError, StoreErrorKind,
+    PostgresStore, Store, StoreError, StoreErrorKind,
     sqlx::{Connection as _, PgConnection, raw_sql},
     store::{
-        Claimed, Grant, ReclaimAs, Release, Transitioned,
+        Claimed, Grant, ReclaimAs, RecordName, Release, Transitioned,
         admin::{Filter, Resolution},
     },
 };

@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tower_idempotency::{
-    Fingerprint, Key, PostgresStore, RecordName, Scope, Store,
+    Key, PostgresStore, Scope, Store,
     sqlx::postgres::PgConnectOptions,
-    store::{Claim, Claimed, Completion, Grant, PostgresStoreBuilder},
+    store::{Claim, Claimed, Completion, Fingerprint, Grant, PostgresStoreBuilder, RecordName},
 };
 
 /// A store with the defaults, and its tables.

@@ -7,12 +7,12 @@ use std::{
 
 use futures_util::FutureExt as _;
 use tower_idempotency::{
-    Fingerprint, Key, PostgresStore, RecordName, Scope, StoreError,
+    Key, PostgresStore, Scope, StoreError,
     sqlx::{
         AssertSqlSafe, ConnectOptions as _, Connection as _, Decode, PgConnection, Postgres, Type,
         postgres::PgConnectOptions, query_scalar,
     },
-    store::{Claim, Claimed, Completion, PostgresStoreBuilder},
+    store::{Claim, Claimed, Completion, Fingerprint, PostgresStoreBuilder, RecordName},
 };
 
 use crate::databases;

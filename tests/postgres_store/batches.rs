@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use tower_idempotency::{
-    PostgresStore, RecordName, Store, StoreErrorKind, Token,
+    PostgresStore, Store, StoreErrorKind,
     sqlx::{Connection as _, PgConnection, raw_sql},
-    store::{Claimed, RecordState, Transitioned},
+    store::{Claimed, RecordName, RecordState, Token, Transitioned},
 };
 
 use crate::{

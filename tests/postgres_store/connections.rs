@@ -7,9 +7,9 @@ use std::{
 
 use futures_util::future::join_all;
 use tower_idempotency::{
-    PostgresStore, Store, StoreErrorKind, Token,
+    PostgresStore, Store, StoreErrorKind,
     sqlx::{Connection as _, PgConnection, postgres::PgConnectOptions, query_scalar, raw_sql},
-    store::Claimed,
+    store::{Claimed, Token},
 };
 
 use crate::{

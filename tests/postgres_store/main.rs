@@ -13,7 +13,10 @@ mod settings;
 mod sweeps;
 mod tables;
 
-use tower_idempotency::{PostgresStore, StoreError, Token, store::PostgresStoreBuilder};
+use tower_idempotency::{
+    PostgresStore, StoreError,
+    store::{PostgresStoreBuilder, Token},
+};
 
 use crate::databases::{options, with_database};
 

@@ -5,10 +5,10 @@ use std::{future::pending, sync::Arc, time::Duration};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tower_idempotency::{
-    Fence, MemoryStore, RecordName, Store, StoreError,
+    Fence, MemoryStore, Store, StoreError,
     store::{
         Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
-        Transition, Transitioned,
+        RecordName, Transition, Transitioned,
         admin::{Filter, Page},
     },
 };

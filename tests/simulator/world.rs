@@ -21,10 +21,10 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tower::{Layer as _, service_fn, util::BoxCloneService};
 use tower_idempotency::{
-    Fence, Fingerprint, IdempotencyLayer, Key, MemoryStore, OperationId, RecordName, Recovery,
-    ResponseBody, Scope, Store as _, Token, seed_jitter,
+    Fence, IdempotencyLayer, Key, MemoryStore, OperationId, Recovery, ResponseBody, Scope,
+    Store as _, seed_jitter,
     store::{
-        Claim, Grant, Record, RecordState, Transitioned,
+        Claim, Fingerprint, Grant, Record, RecordName, RecordState, Token, Transitioned,
         admin::{Filter, RecordedResponse, Resolution},
     },
 };

@@ -10,10 +10,10 @@ use axum::response::IntoResponse as _;
 use http::Response;
 use tokio::sync::{Notify, oneshot};
 use tower_idempotency::{
-    CommitErrorKind, Key, PostgresStore, RecordName, Recovery, Scope, Store as _,
+    CommitErrorKind, Key, PostgresStore, Recovery, Scope, Store as _,
     sqlx::query_scalar,
     store::{
-        Transitioned,
+        RecordName, Transitioned,
         admin::{RecordedResponse, Resolution},
     },
 };

@@ -7,9 +7,9 @@ use std::{
 
 use axum::response::IntoResponse as _;
 use tower_idempotency::{
-    Fingerprint, Key, PostgresStore, RecordName, Scope, Store as _,
+    Key, PostgresStore, Scope, Store as _,
     sqlx::{Connection as _, PgConnection, raw_sql},
-    store::{Claim, Claimed, ReclaimAs, Release, Transitioned},
+    store::{Claim, Claimed, Fingerprint, ReclaimAs, RecordName, Release, Transitioned},
 };
 
 use crate::{

@@ -10,15 +10,15 @@ use std::{
 use axum::{body::Body, response::Response};
 use futures_util::FutureExt as _;
 use tower_idempotency::{
-    CommitError, Committed, Key, Operation, PostgresStore, PostgresTransaction, RecordName, Scope,
-    SqliteStore, SqliteTransaction, Store,
+    CommitError, Committed, Key, Operation, PostgresStore, PostgresTransaction, Scope, SqliteStore,
+    SqliteTransaction, Store,
     sqlx::{
         self, ConnectOptions as _, PgConnection, PgPool, SqliteConnection,
         postgres::{PgConnectOptions, PgSslMode},
         query, query_as, raw_sql,
         sqlite::SqliteConnectOptions,
     },
-    store::{Record, RecordState},
+    store::{Record, RecordName, RecordState},
 };
 
 use crate::databases::{run, with_database};

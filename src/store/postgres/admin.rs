@@ -10,7 +10,7 @@ use super::{
     session::{Session, column},
 };
 use crate::{
-    RecordName,
+    scope::RecordName,
     store::{
         Purged, StoreError,
         admin::{Filter, FilterKind, Page},

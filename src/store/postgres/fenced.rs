@@ -16,7 +16,8 @@ use super::{
     transitions::not_applied,
 };
 use crate::{
-    Fence, RecordName,
+    Fence,
+    scope::RecordName,
     store::{
         Claim, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
         admin::Resolution,

@@ -40,7 +40,7 @@ use super::{
     sql::reads::Reads,
     sql::single::SingleCalls,
 };
-use crate::{Fence, RecordName, Token};
+use crate::{Fence, scope::RecordName, store::Token};
 
 /// Records in PostgreSQL, shared by every process that uses the database.
 ///

@@ -8,7 +8,7 @@ use super::{
     session::{Session, column},
 };
 use crate::{
-    RecordName,
+    scope::RecordName,
     store::{
         StoreError,
         sql::batcher::{Answers, Batch},

@@ -10,7 +10,7 @@ use sqlx::{
 };
 
 use super::{error::failure, schema::Schema};
-use crate::{RecordName, store::StoreError};
+use crate::{scope::RecordName, store::StoreError};
 
 /// A connection for the statements of one call.
 pub(super) struct Session<'c> {

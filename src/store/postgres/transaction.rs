@@ -17,9 +17,10 @@ use super::{
     session::{Session, SessionSettings, column},
 };
 use crate::{
-    Operation, RecordName, StoreError, Token,
+    Operation, StoreError,
+    scope::RecordName,
     store::{
-        Completion, Transitioned,
+        Completion, Token, Transitioned,
         sql::calls::Call,
         sql::columns::{
             COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN,

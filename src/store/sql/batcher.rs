@@ -28,8 +28,9 @@ use super::{
     single::{Limits, Single, SingleCalls},
 };
 use crate::{
-    RecordName, StoreError,
+    StoreError,
     per_runtime::{PerRuntime, RuntimeState},
+    scope::RecordName,
 };
 
 /// How a store makes a batch of calls.

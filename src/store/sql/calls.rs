@@ -5,8 +5,9 @@ use std::mem::{self, Discriminant};
 use tokio::sync::oneshot;
 
 use crate::{
-    RecordName, StoreError, Token,
-    store::{Claim, OwnerTransition},
+    StoreError,
+    scope::RecordName,
+    store::{Claim, OwnerTransition, Token},
 };
 
 /// A call that may share a batch with others.

@@ -7,9 +7,11 @@ use sqlx::Row as _;
 
 use super::error::failure;
 use crate::{
-    Fence, Fingerprint, Key, OperationId, RecordName, Scope, Token,
+    Fence, Key, OperationId, Scope,
+    fingerprint::Fingerprint,
+    scope::RecordName,
     store::{
-        Grant, Record, Release, StoreError,
+        Grant, Record, Release, StoreError, Token,
         transition::{State, StoredRecord},
     },
 };

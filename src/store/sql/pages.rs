@@ -2,7 +2,8 @@
 
 use super::columns::{StoreRow, found, name};
 use crate::{
-    RecordName, Scope,
+    Scope,
+    scope::RecordName,
     store::{
         StoreError,
         admin::{Filter, Page},

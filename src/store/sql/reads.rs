@@ -12,7 +12,8 @@ use super::{
     single::Single,
 };
 use crate::{
-    RecordName, StoreError,
+    StoreError,
+    scope::RecordName,
     store::{Claim, Claimed, Record, RecordState},
 };
 

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::calls::{Call, Replies, WaitingCall};
-use crate::{RecordName, StoreError, backoff::Backoff};
+use crate::{StoreError, backoff::Backoff, scope::RecordName};
 
 /// How a store makes a single call.
 pub(crate) trait Single: Send + Sync + 'static {

@@ -10,7 +10,8 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    Fence, RecordName,
+    Fence,
+    scope::RecordName,
     store::{
         Claimed, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
         sql::batcher::{Answers, Batch},
@@ -261,7 +262,8 @@ fn only<A>(mut answers: Vec<Result<A, StoreError>>) -> Result<A, StoreError> {
 mod tests {
     use super::*;
     use crate::{
-        Fingerprint, Key, Scope, SqliteStore,
+        Key, Scope, SqliteStore,
+        fingerprint::Fingerprint,
         store::{Claim, Completion, Store as _},
     };
 

@@ -31,7 +31,7 @@ use super::{
     sql::reads::Reads,
     sql::single::Limits,
 };
-use crate::{Fence, RecordName};
+use crate::{Fence, scope::RecordName};
 
 /// A store of records in an SQLite file, which the processes of one host can share.
 ///
@@ -60,7 +60,7 @@ use crate::{Fence, RecordName};
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_idempotency::StoreError> {
-/// use tower_idempotency::{Key, RecordName, Scope, SqliteStore, Store};
+/// use tower_idempotency::{Key, Scope, SqliteStore, Store, store::RecordName};
 ///
 /// let file = std::env::temp_dir().join(format!("example-{}.db", std::process::id()));
 /// let store = SqliteStore::open(&file).await?;

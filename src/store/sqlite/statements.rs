@@ -10,7 +10,8 @@ use sqlx::{Error, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 use super::error::failure;
 use crate::{
-    Fence, RecordName,
+    Fence,
+    scope::RecordName,
     store::{
         Purged, StoreError, Transitioned,
         admin::{Filter, FilterKind, Page},

@@ -9,9 +9,9 @@ use super::{
     writer::BEGIN,
 };
 use crate::{
-    Operation, StoreError, Token,
+    Operation, StoreError,
     store::{
-        Completion, OwnerTransition, Transitioned,
+        Completion, OwnerTransition, Token, Transitioned,
         sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
         sql::commit_error::{CommitError, CommitErrorKind},
         sql::detached,

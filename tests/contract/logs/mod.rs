@@ -92,9 +92,9 @@ fn secret(key: &str) -> Ask {
         .body("{\"b0dy\":\"s3cr3t\"}")
 }
 
-fn name(key: &str) -> tower_idempotency::RecordName {
+fn name(key: &str) -> tower_idempotency::store::RecordName {
     let key = tower_idempotency::Key::new(format!("k3y-s3cr3t-{key}"));
-    tower_idempotency::RecordName::new(Scope::new("acct-s3cr3t").unwrap(), key)
+    tower_idempotency::store::RecordName::new(Scope::new("acct-s3cr3t").unwrap(), key)
 }
 
 /// Claims the key of this request, as a process that has crashed since.

@@ -11,9 +11,9 @@ use http_body_util::BodyExt as _;
 use tower::Layer as _;
 use tower_idempotency::{
     Dispositions, DynStore, Fence, Fingerprinting, IdempotencyBuilder, IdempotencyLayer, KeySyntax,
-    MemoryStore, Reconciler, RecordName, Recovery, Store, StoreError,
+    MemoryStore, Reconciler, Recovery, Store, StoreError,
     store::{
-        Claim, Claimed, Grant, Purged, ReclaimAs, Record, Transition, Transitioned,
+        Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, Transition, Transitioned,
         admin::{Filter, Page, RecordedResponse, Resolution},
     },
 };
