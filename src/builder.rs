@@ -1,6 +1,6 @@
 //! The builder of a layer: its settings, their defaults and their limits.
 
-use std::{collections::HashMap, fmt, sync::Arc, time::Duration};
+use std::{fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use thiserror::Error;
@@ -10,9 +10,8 @@ use crate::{
     Rejection, Scope, Store, StoreFailure, WholeBody,
     fingerprint::Fingerprinter,
     flow::config::{Config, ScopeFn},
-    log::Warnings,
     policy::Requirement,
-    rejection::{Renderer, custom},
+    rejection::custom,
     response::ResponseSettings,
 };
 
@@ -123,7 +122,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 max_run_time: Duration::from_secs(15 * 60),
                 late_recording_timeout: Duration::from_secs(15 * 60),
                 max_late_recording_bytes: 64 * MIB,
-                responses: Arc::new(standard_responses()),
+                responses: Arc::default(),
             },
         }
     }
@@ -513,23 +512,6 @@ impl BuildError {
     #[must_use]
     pub fn setting(&self) -> &'static str {
         self.setting
-    }
-}
-
-/// The defaults for responses.
-pub(crate) fn standard_responses() -> ResponseSettings {
-    ResponseSettings {
-        marker: HeaderName::from_static("idempotent-replayed"),
-        kept_headers: KeptHeaders::all_but_transient(),
-        retention: Duration::from_secs(24 * HOUR),
-        retention_by_status: HashMap::new(),
-        max_body: MIB,
-        body_timeout: Duration::from_secs(5),
-        streamed_types: vec![HeaderValue::from_static("text/event-stream")],
-        lease: Duration::from_secs(30),
-        store_timeout: LONGEST_STORE_TIMEOUT,
-        renderer: Renderer::standard(),
-        warnings: Warnings::default(),
     }
 }
 

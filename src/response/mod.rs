@@ -39,6 +39,24 @@ pub(crate) struct ResponseSettings {
     pub(crate) warnings: Warnings,
 }
 
+impl Default for ResponseSettings {
+    fn default() -> Self {
+        Self {
+            marker: HeaderName::from_static("idempotent-replayed"),
+            kept_headers: KeptHeaders::all_but_transient(),
+            retention: Duration::from_secs(24 * 3600),
+            retention_by_status: HashMap::new(),
+            max_body: 1 << 20,
+            body_timeout: Duration::from_secs(5),
+            streamed_types: vec![HeaderValue::from_static("text/event-stream")],
+            lease: Duration::from_secs(30),
+            store_timeout: Duration::from_secs(5),
+            renderer: Renderer::standard(),
+            warnings: Warnings::default(),
+        }
+    }
+}
+
 impl ResponseSettings {
     /// Removes the layer's own headers, which only the layer may set, and corrects the
     /// declared length of a body whose length is known.

@@ -22,9 +22,9 @@ pub use self::{
 };
 use crate::{
     Key, Operation, Scope, Store,
-    builder::standard_responses,
     fingerprint::Fingerprint,
     rejection::RequestHead,
+    response::ResponseSettings,
     scope::RecordName,
     store::{Claim, Claimed},
 };
@@ -58,14 +58,14 @@ impl Operation {
     ///
     /// If the key has a record, or the store fails.
     pub async fn for_test(store: &impl Store, key: &str) -> Self {
-        let settings = standard_responses();
+        let settings = Arc::<ResponseSettings>::default();
         let name = RecordName::new(Scope::single_tenant(), Key::new(key));
         let fingerprint = Fingerprint::from_bytes([0; Fingerprint::LENGTH]);
         let claim = Claim::new(fingerprint, settings.lease, settings.retention);
         let since = Instant::now();
         match store.claim(&name, &claim).await {
             Ok(Claimed::Acquired(grant)) => Self::new(
-                Arc::new(settings),
+                settings,
                 RequestHead::default(),
                 name,
                 claim.token,
