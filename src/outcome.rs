@@ -92,7 +92,7 @@ pub(crate) enum Notice {
     UnknownExpired,
     /// A streamed response ended, and a tombstone is recorded for it.
     Tombstone,
-    /// A streamed response broke off: the outcome is unknown.
+    /// A streamed response broke off, or ended with a gRPC error: the outcome is unknown.
     StreamBroken,
     /// The handler answered with success, and a transaction that it had begun was
     /// not committed.
@@ -209,8 +209,8 @@ impl Notice {
                 Some("`resolve` unknown outcomes in time, or raise `unknown_retention`"),
             ),
             Self::StreamBroken => (
-                "a response that was sent as it came broke off, or its client left: its outcome is \
-                 unknown",
+                "a response that was sent as it came broke off or ended with a gRPC error, or its \
+                 client left: its outcome is unknown",
                 Some(RESOLVE),
             ),
             Self::Uncommitted => (
