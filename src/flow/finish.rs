@@ -9,18 +9,19 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Response, StatusCode, response};
+use http::{HeaderMap, Response, response};
 use http_body::Body;
 
 use super::{
     heartbeat::Heartbeat,
+    judge::{Judged, Undone, Unrecorded, is_success},
     limits::Permit,
     owned::OwnedClaim,
     reply::{Reply, ServiceResult},
     spawn,
 };
 use crate::{
-    Disposition, Outcome, Rejection, ResponseBody, Store,
+    Outcome, Rejection, ResponseBody, Store,
     body::{
         SentBody,
         collect::{Collected, collect},
@@ -75,36 +76,6 @@ enum Next<R: Body, E> {
     },
     /// Another claim's answer counts.
     AnswerSuperseded,
-}
-
-/// The head of a response, and what decides about it.
-struct Judged {
-    parts: response::Parts,
-    choice: HandlerChoice,
-    undone: Option<Undone>,
-    /// The status as which it is to be recorded. `None` if only its trailers can say that
-    /// its work is not done.
-    status: Option<StatusCode>,
-}
-
-/// The handler's transaction is not committed, so a success must not be recorded.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Undone {
-    RolledBack,
-    /// The handler may have done its work in another way, or its transaction may still be
-    /// open.
-    Uncommitted,
-}
-
-/// Why a response is not recorded.
-enum Unrecorded {
-    Release(Release),
-    Unknown,
-    /// The commit failed, and the handler answered as if it had not. That counts as the
-    /// failure with which it should have answered: a retry runs.
-    RolledBack,
-    /// The outcome is unknown, and the client is refused.
-    Refused(Rejection),
 }
 
 /// A response that is too large or endless to keep.
@@ -213,62 +184,12 @@ impl<S: Store> Run<S> {
         if judged.undone.is_some() && may_fail_later {
             return Next::Collect(judged, body);
         }
-        if let Some(unrecorded) = self.judge(&judged, status) {
+        if let Some(unrecorded) = self.claim.judge(&judged, status) {
             let response = Response::from_parts(judged.parts, ResponseBody::streamed(body));
             return Next::Record(self.finished(unrecorded, response));
         }
         judged.status = Some(status);
         Next::Collect(judged, body)
-    }
-
-    /// Decides about a response that counts as this status. Returns `None` if it is to be
-    /// recorded.
-    fn judge(&self, judged: &Judged, status: StatusCode) -> Option<Unrecorded> {
-        let Judged { parts, choice, .. } = judged;
-        let operation = &self.claim.operation;
-        let undone = judged.undone.filter(|_| is_success(status));
-        if undone == Some(Undone::RolledBack) {
-            operation.log_failure();
-            let is_unknown = choice.disposition == Some(Disposition::Unknown);
-            return Some(match operation.have_effects_started() || is_unknown {
-                true => Unrecorded::Refused(Rejection::rolled_back_after_effects()),
-                false => Unrecorded::RolledBack,
-            });
-        }
-        if status.is_server_error() {
-            operation.log_failure();
-        }
-        let dispositions = &self.claim.shared.config.dispositions;
-        let disposition = || match choice.disposition {
-            Some(disposition) => disposition,
-            None => dispositions.of(parts, status, operation.have_effects_started()),
-        };
-        let Ok(disposition) = catch_unwind(AssertUnwindSafe(disposition)) else {
-            return Some(Unrecorded::Refused(Rejection::dispositions_panicked()));
-        };
-        match disposition {
-            Disposition::Release(release) => Some(Unrecorded::Release(release)),
-            Disposition::Unknown => Some(Unrecorded::Unknown),
-            // Recording its response would promise work that is not there (I5).
-            Disposition::Record if undone.is_some() => {
-                Notice::Uncommitted.tell(&self.settings().warnings, self.claim.id());
-                Some(Unrecorded::Refused(Rejection::uncommitted()))
-            }
-            Disposition::Record => None,
-        }
-    }
-
-    /// Decides about a response once more if its trailers change what its head says.
-    fn judge_trailers(&self, judged: &Judged, trailers: Option<&HeaderMap>) -> Option<Unrecorded> {
-        if trailers.is_none() && judged.status.is_some() {
-            return None;
-        }
-        let parts = &judged.parts;
-        let status = grpc::status_of(parts.status, &parts.headers, trailers);
-        match judged.status == Some(status) {
-            true => None,
-            false => self.judge(judged, status),
-        }
     }
 
     /// Returns the end of a run whose response is not recorded.
@@ -371,7 +292,7 @@ async fn collect_response<S: Store, R: SentBody, E>(
         }
     }
     // Its trailers come too late to decide anything.
-    match run.judge_trailers(&judged, None) {
+    match run.claim.judge_trailers(&judged, None) {
         Some(unrecorded) => {
             let (rest, _) = ResponseBody::observed(read, body, None);
             let response = Response::from_parts(judged.parts, rest);
@@ -393,7 +314,7 @@ fn record<S: Store, R: SentBody, E>(
     data: Bytes,
     trailers: Option<HeaderMap>,
 ) -> Finished<R, E> {
-    let unrecorded = run.judge_trailers(&judged, trailers.as_ref());
+    let unrecorded = run.claim.judge_trailers(&judged, trailers.as_ref());
     let Judged {
         mut parts, choice, ..
     } = judged;
@@ -536,11 +457,6 @@ async fn record_in_background<S: Store>(run: Run<S>, transition: OwnerTransition
             run.record_late(transition).await;
         }
     }
-}
-
-/// Whether a handler says that it did its work.
-fn is_success(status: StatusCode) -> bool {
-    status.as_u16() < 400
 }
 
 const CANCELLED: &str = "client left and `Disconnect::Cancel` stopped the handler: its outcome is \

@@ -8,6 +8,7 @@ mod decide;
 pub(crate) mod discard;
 mod finish;
 mod heartbeat;
+mod judge;
 mod limits;
 mod owned;
 mod read_body;
