@@ -122,7 +122,12 @@ Try, in another terminal:
    with a Retry-After; once more after them, it is replayed.
    curl -i {url} {json} -H 'Idempotency-Key: {key}-slow' -d '{{\"amount\":700,\"slow\":true}}'
 
-7. Stop this server with Ctrl-C and start it again: the line above is still replayed.
+7. Stop this server with Ctrl-C and start it again. Send a line from before the restart: it
+   is still replayed.
+
+8. Stop it with `kill -9` while a slow payment runs, and start it again. The payment's line
+   from before gets 409 request-in-progress until the lease of 30 s ends, and then 409
+   outcome-unknown. It does not run again.
 "
     );
 }
