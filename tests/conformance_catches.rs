@@ -546,7 +546,7 @@ catches! {
         because "is for the same only";
     a_resolution_that_leaves_the_token_is_caught:
         LeavesTheTokenToTheOwner
-        breaks resolve_as_happened_needs_an_unknown_record
+        breaks resolve_as_happened_needs_a_lapsed_or_unknown_record
         because "changes only if it happened";
     a_renewal_with_any_token_is_caught:
         RenewsWithAnyToken breaks renew_needs_the_token_of_a_claim_in_progress
@@ -576,7 +576,7 @@ catches! {
         breaks i3_mark_unknown_without_a_token_needs_a_lapsed_lease
         because "its guard does not hold";
     a_resolution_of_another_claim_is_caught:
-        ResolvesWithAnyFence breaks resolve_as_happened_needs_an_unknown_record
+        ResolvesWithAnyFence breaks resolve_as_happened_needs_a_lapsed_or_unknown_record
         because "its guard does not hold";
     a_live_lease_that_is_swept_is_caught:
         SweepsLiveLeases breaks i3_sweep_leaves_live_leases

@@ -542,8 +542,8 @@ macro_rules! for_each_promise {
             released_record_keeps_its_claim_and_retention
             owner_marks_its_claim_unknown_at_any_time
             i3_mark_unknown_without_a_token_needs_a_lapsed_lease
-            resolve_as_happened_needs_an_unknown_record
-            resolve_as_not_happened_needs_an_unknown_record
+            resolve_as_happened_needs_a_lapsed_or_unknown_record
+            resolve_as_not_happened_needs_a_lapsed_or_unknown_record
             resolved_record_is_replayed_or_retried
             resolved_record_is_kept_at_least_as_long_as_asked
             resolve_does_not_shorten_the_retention

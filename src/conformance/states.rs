@@ -184,8 +184,12 @@ impl Call {
             (Self::MarkByOwner | Self::MarkLapsed, Status::Unknown) => Effect::Repeated,
             (Self::MarkByOwner, _) if in_progress => Effect::Becomes(Status::Unknown),
             (Self::MarkLapsed, Status::Lapsed) => Effect::Becomes(Status::Unknown),
-            (Self::ResolveHappened, Status::Unknown) => Effect::Becomes(Status::Completed),
-            (Self::ResolveDidNotHappen, Status::Unknown) => Effect::Becomes(Status::Released),
+            (Self::ResolveHappened, Status::Unknown | Status::Lapsed) => {
+                Effect::Becomes(Status::Completed)
+            }
+            (Self::ResolveDidNotHappen, Status::Unknown | Status::Lapsed) => {
+                Effect::Becomes(Status::Released)
+            }
             _ => Effect::Refused,
         }
     }

@@ -20,12 +20,14 @@ impl<S: Subject> Trial<S> {
         pub async fn i3_mark_unknown_without_a_token_needs_a_lapsed_lease(&self)
             => self.guard_holds(Call::MarkLapsed);
 
-        /// `resolve` is applied to an unknown record with this fence.
-        pub async fn resolve_as_happened_needs_an_unknown_record(&self)
+        /// `resolve` is applied to a record with this fence that is unknown, or whose lease
+        /// has lapsed.
+        pub async fn resolve_as_happened_needs_a_lapsed_or_unknown_record(&self)
             => self.guard_holds(Call::ResolveHappened);
 
-        /// `resolve` is applied to an unknown record with this fence.
-        pub async fn resolve_as_not_happened_needs_an_unknown_record(&self)
+        /// `resolve` is applied to a record with this fence that is unknown, or whose lease
+        /// has lapsed.
+        pub async fn resolve_as_not_happened_needs_a_lapsed_or_unknown_record(&self)
             => self.guard_holds(Call::ResolveDidNotHappen);
     }
 

@@ -235,8 +235,8 @@ pub trait Store: Send + Sync + 'static {
         self.transition(name, Transition::Fenced(seen, mark))
     }
 
-    /// Resolves an unknown record that still has the fence `seen`, expired or not, and
-    /// keeps it for `at_least` from now.
+    /// Resolves a record that still has the fence `seen` and is unknown, or in progress
+    /// with a lapsed lease, expired or not. Keeps it for `at_least` from now.
     ///
     /// Operators call it, and so does a layer for its hook or for a claim that never ran.
     ///

@@ -209,8 +209,8 @@ impl StoredRecord {
                     resolution,
                     at_least,
                 },
-                State::Unknown,
-            ) => {
+                State::Unknown | State::InProgress { .. },
+            ) if !self.is_in_progress() || self.has_lapsed(now) => {
                 self.expires_at = self.expires_at.max(now.saturating_add(*at_least));
                 match &**resolution {
                     Resolution::Happened(response) => {

@@ -5,7 +5,7 @@ use tower_idempotency::store::{Release, Transitioned};
 
 use crate::{
     protocol::{Broken, Effects, Protocol, Recovery},
-    world::{Actor, Ending, Ghost, Late, Plan, ViewState, World, response, view},
+    world::{Actor, Ending, Ghost, Late, Plan, View, ViewState, World, response, view},
 };
 
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -87,7 +87,9 @@ impl Model for Protocol {
         if world.late.is_some() {
             steps.push(Step::Arrive);
         }
-        if matches!(&world.view, Some(view) if view.state == ViewState::Unknown) {
+        let can_be_resolved =
+            |view: &View| matches!(view.state, ViewState::Unknown | ViewState::InProgress(None));
+        if world.view.as_ref().is_some_and(can_be_resolved) {
             steps.push(Step::Resolve { happened: true });
             if !world.has_owner() && world.epoch().effects == 0 {
                 steps.push(Step::Resolve { happened: false });

@@ -272,7 +272,8 @@ impl Oracle {
                 at_least,
             } => {
                 let allowed = self.records.get_mut(&name).is_some_and(|kept| {
-                    let allowed = kept.fence == seen && kept.state == State::Unknown;
+                    let allowed = kept.fence == seen
+                        && (kept.state == State::Unknown || kept.has_lapsed(now));
                     kept.expires_at = kept.expires_at.max(now + at_least);
                     kept.state = match happened {
                         Some(response) => {
@@ -325,9 +326,9 @@ impl Oracle {
             Call::MarkLapsed { seen, .. } => kept.is_some_and(|kept| {
                 kept.fence == seen && (kept.has_lapsed(now) || kept.state == State::Unknown)
             }),
-            Call::Resolve { seen, .. } => {
-                kept.is_some_and(|kept| kept.fence == seen && kept.state == State::Unknown)
-            }
+            Call::Resolve { seen, .. } => kept.is_some_and(|kept| {
+                kept.fence == seen && (kept.has_lapsed(now) || kept.state == State::Unknown)
+            }),
         };
         if let Call::Complete { token, .. } = *call {
             let ran = self

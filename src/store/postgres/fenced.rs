@@ -227,7 +227,9 @@ SET state = $4,
     token = CASE $4 WHEN {completed} THEN $7 ELSE token END,
     takeovers = CASE $4 WHEN {completed} THEN takeovers ELSE 0 END,
     expires_at = GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
-WHERE scope = $1 AND key = $2 AND fence = $3 AND state = {unknown}{unlocked}";
+WHERE scope = $1 AND key = $2 AND fence = $3
+  AND (state = {unknown} OR (state = {in_progress} AND lease_until < clock_timestamp()))
+  {unlocked}";
 
     /// Draws a number before the removal is visible, for claims that are under way.
     forget = "
