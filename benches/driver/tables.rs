@@ -208,7 +208,8 @@ async fn fill(url: &str, records: u64, expires_in: &str) {
 const UNKNOWN: &str = "
 UPDATE idempotency_records
 SET state = 3, response = NULL, unknown_since = now()
-WHERE scope = 'scope' AND fence % ((SELECT count(*) FROM idempotency_records) / 1000) = 0";
+WHERE scope = 'scope' AND fence % (
+    (SELECT count(*) FROM idempotency_records WHERE scope = 'scope') / 1000) = 0";
 
 const LISTED: u64 = 200_000;
 const SIZES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
