@@ -37,9 +37,7 @@ use tokio::{
 };
 use tower::ServiceBuilder;
 use tower_http::{timeout::TimeoutLayer, trace::TraceLayer};
-use tower_idempotency::{
-    IdempotencyLayer, Operation, PostgresStore, Scope, Sweeper, axum::OrRelease,
-};
+use tower_idempotency::{IdempotencyLayer, Operation, OrRelease, PostgresStore, Scope, Sweeper};
 use tracing_subscriber::{filter::Targets, fmt, prelude::*};
 
 #[tokio::main]

@@ -28,9 +28,8 @@ use tokio::{
     time::{self, Instant},
 };
 use tower_idempotency::{
-    CommitError, Committed, DynStore, IdempotencyLayer, Operation, PostgresStore, Recovery, Scope,
-    SqliteStore,
-    axum::OrRelease,
+    CommitError, Committed, DynStore, IdempotencyLayer, Operation, OrRelease, PostgresStore,
+    Recovery, Scope, SqliteStore,
     sqlx::{PgPool, SqlitePool, query, query_scalar, raw_sql, sqlite::SqliteConnectOptions},
 };
 

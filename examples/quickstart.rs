@@ -23,7 +23,7 @@ use tokio::{
     sync::oneshot,
     time::{self, Instant},
 };
-use tower_idempotency::{IdempotencyLayer, Operation, Scope, SqliteStore, axum::OrRelease};
+use tower_idempotency::{IdempotencyLayer, Operation, OrRelease, Scope, SqliteStore};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {

@@ -316,7 +316,7 @@
 //!
 //! | feature | brings | default |
 //! |---|---|---|
-//! | `axum` | the [`Operation`] extractor, `axum::OrRelease`, `IdempotencyLayer::for_axum`; the paths that clients sent to nested routers of axum 0.8 count | yes |
+//! | `axum` | the [`Operation`] extractor, `OrRelease`, `IdempotencyLayer::for_axum`; the paths that clients sent to nested routers of axum 0.8 count | yes |
 //! | `tracing` | events for outcomes, failures and notices | yes |
 //! | `metrics` | counters of the same, through the `metrics` facade | |
 //! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |
@@ -362,8 +362,12 @@ pub mod conformance;
 #[cfg(feature = "test-support")]
 pub mod test_support;
 #[cfg(feature = "axum")]
-pub mod axum;
+mod axum;
 
+#[cfg(feature = "axum")]
+pub use self::axum::{
+    AxumIdempotency, AxumIdempotencyLayer, AxumResponseFuture, NotGuarded, OrRelease,
+};
 #[cfg(feature = "postgres")]
 pub use self::store::{PostgresStore, PostgresTransaction};
 #[cfg(feature = "sqlite")]

@@ -23,7 +23,7 @@ use http_body_util::StreamBody;
 use serde_json::json;
 use tokio::time;
 use tower::{Service, ServiceExt as _};
-use tower_idempotency::{Disposition, KeepFor, Operation, Release, RequestBody, axum::OrRelease};
+use tower_idempotency::{Disposition, KeepFor, Operation, OrRelease, Release, RequestBody};
 
 use crate::{
     caller::Account,

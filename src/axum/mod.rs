@@ -1,38 +1,4 @@
-//! For axum applications: extractors, the handler's word with `?`, and a
-//! [form of the layer](crate::IdempotencyLayer::for_axum) that keeps the type of the body.
-//!
-//! ```
-//! # use axum::{body::Body, http::Request};
-//! # use tower::ServiceExt;
-//! use axum::{Router, http::StatusCode, response::IntoResponse, routing::post};
-//! use tower_idempotency::{Disposition, IdempotencyLayer, MemoryStore, Operation, Release, Scope};
-//!
-//! async fn pay(operation: Operation, amount: String) -> Result<String, impl IntoResponse> {
-//!     let Ok(amount) = amount.parse::<u32>() else {
-//!         // Nothing was done: the corrected request may use the same key.
-//!         let released = Disposition::Release(Release::AnyRequest);
-//!         return Err((StatusCode::BAD_REQUEST, released, "no amount"));
-//!     };
-//!     Ok(format!("{amount} charged as {}", operation.derive("payments")))
-//! }
-//!
-//! # #[tokio::main(flavor = "current_thread")]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
-//! let app: Router = Router::new().route("/payments", post(pay).layer(layer.build()?));
-//! # for (amount, status, replayed) in [
-//! #     ("much", StatusCode::BAD_REQUEST, false),
-//! #     ("500", StatusCode::OK, false),
-//! #     ("500", StatusCode::OK, true),
-//! # ] {
-//! #     let request = Request::post("/payments").header("idempotency-key", "order-1");
-//! #     let response = app.clone().oneshot(request.body(Body::from(amount))?).await?;
-//! #     assert_eq!(response.status(), status);
-//! #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
-//! # }
-//! # Ok(())
-//! # }
-//! ```
+//! For axum applications: extractors, responses, and a form of the layer.
 
 mod layer;
 
@@ -102,6 +68,39 @@ impl std::fmt::Display for NotGuarded {
 impl std::error::Error for NotGuarded {}
 
 /// Makes `(StatusCode::BAD_REQUEST, Disposition::Release(…), "…")` a response.
+///
+/// ```
+/// # use axum::{body::Body, http::Request};
+/// # use tower::ServiceExt;
+/// use axum::{Router, http::StatusCode, response::IntoResponse, routing::post};
+/// use tower_idempotency::{Disposition, IdempotencyLayer, MemoryStore, Operation, Release, Scope};
+///
+/// async fn pay(operation: Operation, amount: String) -> Result<String, impl IntoResponse> {
+///     let Ok(amount) = amount.parse::<u32>() else {
+///         // Nothing was done: the corrected request may use the same key.
+///         let released = Disposition::Release(Release::AnyRequest);
+///         return Err((StatusCode::BAD_REQUEST, released, "no amount"));
+///     };
+///     Ok(format!("{amount} charged as {}", operation.derive("payments")))
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// let app: Router = Router::new().route("/payments", post(pay).layer(layer.build()?));
+/// # for (amount, status, replayed) in [
+/// #     ("much", StatusCode::BAD_REQUEST, false),
+/// #     ("500", StatusCode::OK, false),
+/// #     ("500", StatusCode::OK, true),
+/// # ] {
+/// #     let request = Request::post("/payments").header("idempotency-key", "order-1");
+/// #     let response = app.clone().oneshot(request.body(Body::from(amount))?).await?;
+/// #     assert_eq!(response.status(), status);
+/// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
 impl IntoResponseParts for Disposition {
     type Error = Infallible;
 
@@ -140,7 +139,7 @@ impl IntoResponseParts for KeepFor {
 /// # use tower::ServiceExt;
 /// use axum::{Json, Router, http::{Request, StatusCode}, routing::post};
 /// use serde::Deserialize;
-/// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope, axum::OrRelease};
+/// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope, OrRelease};
 ///
 /// #[derive(Deserialize)]
 /// struct Payment {

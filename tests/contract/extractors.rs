@@ -12,7 +12,7 @@ use http_body_util::BodyExt as _;
 use serde::Deserialize;
 use tower::ServiceExt as _;
 use tower_idempotency::{
-    Disposition, IdempotencyLayer, MemoryStore, Operation, Outcome, Scope, axum::OrRelease,
+    Disposition, IdempotencyLayer, MemoryStore, Operation, OrRelease, Outcome, Scope,
 };
 
 #[derive(Deserialize)]
