@@ -13,6 +13,7 @@ use tower_idempotency::{
 
 use crate::{
     api::{Api, keyed, named, record, required},
+    crowd::claimed_elsewhere,
     faulty::{Call, Fault, Faulty},
     probe::{Failure, Gate, Probe},
     stores::{Place, on_each_store},
@@ -22,6 +23,7 @@ on_each_store! {
     an_unknown_outcome_that_happened_is_replayed_from_then_on
     an_operation_resolved_as_undone_runs_for_the_same_request
     a_tombstone_ends_an_unknown_outcome_without_a_response
+    a_crashed_request_is_found_and_resolved_without_a_retry
     an_operator_lists_unknown_outcomes_and_long_runs
     a_forgotten_record_lets_the_next_request_run
 }
@@ -96,6 +98,34 @@ async fn an_operation_resolved_as_undone_runs_for_the_same_request(place: &Place
     assert_eq!((after.operation, after.attempt), (before.operation, 2));
     api.send(keyed("K")).await.assert_replay_of(&first);
     assert_eq!(probe.runs(), 2);
+}
+
+async fn a_crashed_request_is_found_and_resolved_without_a_retry(place: &Place) {
+    let store = place.open().await;
+    claimed_elsewhere(&store, "K", Duration::from_millis(1), 60 * MINUTE).await;
+    claimed_elsewhere(&store, "alive", MINUTE, 60 * MINUTE).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let filter = Filter::in_progress_for(Duration::from_millis(10));
+    let page = store.list(&filter, None, 10).await.unwrap();
+    let response = Response::builder().status(201).body("paid after all");
+    let response = RecordedResponse::new(response.unwrap()).unwrap();
+    let happened = Resolution::Happened(response);
+    for (name, record) in page.records {
+        let is_crashed = name == named("K");
+        let seen = record.fence;
+        let resolved = store.resolve(&name, seen, &happened, MINUTE).await.unwrap();
+        // A live lease protects its record.
+        assert_eq!(resolved == Transitioned::Applied, is_crashed);
+    }
+    let probe = Probe::counting();
+    let api = Api::new(required(store), &probe);
+    let replay = api.send(keyed("K")).await;
+    assert!(replay.is_replay());
+    assert_eq!(replay.body, "paid after all");
+    api.send(keyed("alive"))
+        .await
+        .assert_problem(409, "request-in-progress");
+    assert_eq!(probe.runs(), 0);
 }
 
 async fn a_tombstone_ends_an_unknown_outcome_without_a_response(place: &Place) {
