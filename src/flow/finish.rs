@@ -64,7 +64,7 @@ struct Finished<R: Body, E> {
     warning: Option<&'static str>,
 }
 
-/// What is next for a run whose handler has ended.
+/// The next step of a run whose handler has ended.
 enum Next<R: Body, E> {
     Record(Finished<R, E>),
     /// The response is to be recorded: its body is collected first.

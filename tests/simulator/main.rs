@@ -21,9 +21,9 @@
 //!
 //! The oracle sees, in order, every call that reaches the store, every start and
 //! effect of a handler, and every answer. It checks I1–I4, I6–I9, I11, I12 and
-//! I15. The end of a round checks I10 and I16: each key is answered in time after
-//! the last fault, each host drains, and no record is left after the last
-//! retention. It does not check:
+//! I15. The end of a round checks I10 and I16. Each key is answered in time after
+//! the last fault. Each host drains. No record is left after the last retention.
+//! It does not check:
 //!
 //! - I5, which needs a database that can roll back: the tests of the SQL stores.
 //! - I13: a permit that is not returned shows only in a request refused for it:
