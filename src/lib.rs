@@ -322,6 +322,7 @@
 //! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
+//! | `cache` | `store::CachedStore`: replays from this process's memory, in front of any store | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
 //! | `test-support` | `test_support`: faulty stores, gates, and operations without a layer, for tests of handlers | |
 //!

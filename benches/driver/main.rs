@@ -81,6 +81,9 @@ fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     if wanted("postgres") {
         runtime.block_on(postgres::measure(plan, &mut report));
     }
+    if wanted("cached") {
+        process::measure_cached(plan, &mut report);
+    }
     if wanted("large") {
         runtime.block_on(large::measure(plan, &mut report));
     }

@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer as _, service_fn};
+use tower_idempotency::{IdempotencyLayer, Store, store::CachedStore};
 
 use crate::{
-    Plan,
+    Plan, postgres,
     report::Report,
-    services::{Body, answered, get, handle, layer, post, remove},
+    services::{Body, answered, get, handle, layer, layer_on, post, remove},
     target::{Bound, Target},
 };
 
@@ -32,8 +33,24 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         "replay from the memory store",
         Bound::AtMost(2.5),
         "µs",
-        (0..pairs).map(|_| replay(&runtime)).collect(),
+        (0..pairs).map(|_| replay(&runtime, &layer().1)).collect(),
     ));
+}
+
+pub(crate) fn measure_cached(plan: Plan, report: &mut Report) {
+    let runtime = Builder::new_current_thread().enable_all().build().unwrap();
+    let url = runtime.block_on(postgres::database("driver_cached"));
+    let store = runtime.block_on(postgres::store(&url));
+    let cached = CachedStore::new(store, 1 << 20, Duration::from_secs(2));
+    report.add(Target::new(
+        "replay from a `CachedStore` in front of PostgreSQL",
+        Bound::AtMost(3.0),
+        "µs",
+        (0..plan.pairs + 2)
+            .map(|_| replay(&runtime, &layer_on(cached.clone())))
+            .collect(),
+    ));
+    runtime.block_on(cached.get_ref().close());
 }
 
 /// Measured in nanoseconds.
@@ -89,8 +106,8 @@ fn first_run(runtime: &Runtime) -> f64 {
 }
 
 /// Measured in microseconds, without the cost of the request.
-fn replay(runtime: &Runtime) -> f64 {
-    let mut layered = layer().1.layer(service_fn(handle));
+fn replay<S: Store>(runtime: &Runtime, layer: &IdempotencyLayer<S>) -> f64 {
+    let mut layered = layer.layer(service_fn(handle));
     runtime.block_on(answered(&mut layered, post("key")));
     let making = time_of_one(|requests| {
         for _ in 0..requests {

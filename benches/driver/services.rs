@@ -7,7 +7,7 @@ use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tower::{Service, ServiceExt as _};
 use tower_idempotency::{
-    IdempotencyLayer, Key, MemoryStore, Scope, Store as _,
+    IdempotencyLayer, Key, MemoryStore, Scope, Store,
     store::{RecordName, Transitioned},
 };
 
@@ -26,8 +26,12 @@ where
 /// The layered service, and its store.
 pub(crate) fn layer() -> (MemoryStore, IdempotencyLayer<MemoryStore>) {
     let store = MemoryStore::new();
-    let layer = IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()));
-    (store, layer.build().unwrap())
+    (store.clone(), layer_on(store))
+}
+
+pub(crate) fn layer_on<S: Store>(store: S) -> IdempotencyLayer<S> {
+    let layer = IdempotencyLayer::required(store, |_| Some(Scope::single_tenant()));
+    layer.build().unwrap()
 }
 
 /// A request with a kibibyte.

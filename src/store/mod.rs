@@ -10,6 +10,8 @@ mod sweep;
 pub mod transition;
 pub mod admin;
 mod memory;
+#[cfg(feature = "cache")]
+mod cached;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) mod sql;
 #[cfg(feature = "postgres")]
@@ -20,6 +22,8 @@ mod sqlite;
 use std::time::Duration;
 
 use self::admin::{Count, Filter, Page, Resolution};
+#[cfg(feature = "cache")]
+pub use self::cached::CachedStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{
     PostgresStore, builder::PostgresStoreBuilder, transaction::PostgresTransaction,

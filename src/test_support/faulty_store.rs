@@ -101,6 +101,8 @@ pub enum Fault {
     Delay(Duration),
     /// It is done once the gate lets it pass.
     Wait(Gate),
+    /// It is done, and returns once the gate lets it pass.
+    WaitAfterwards(Gate),
     /// It never returns. It is done after this time nevertheless, even if its caller has
     /// gone. For [`Claim`](StoreCall::Claim) and [`Reclaim`](StoreCall::Reclaim); other
     /// calls only hang.
@@ -246,6 +248,11 @@ async fn under<T>(
         Some(Fault::Wait(gate)) => {
             gate.pass().await;
             done.await
+        }
+        Some(Fault::WaitAfterwards(gate)) => {
+            let answer = done.await;
+            gate.pass().await;
+            answer
         }
         Some(Fault::Panic(message)) => panic!("{message}"),
     }
