@@ -18,7 +18,7 @@ impl OperationId {
     /// A new random id.
     #[must_use]
     pub fn random() -> Self {
-        Self(rand::rng().random())
+        Self(rand::rng().random::<u128>().to_ne_bytes())
     }
 
     /// The id that a store kept.

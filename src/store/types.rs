@@ -20,7 +20,7 @@ impl Token {
     /// A new random token.
     #[must_use]
     pub fn random() -> Self {
-        Self(rand::rng().random())
+        Self(rand::rng().random::<u128>().to_ne_bytes())
     }
 
     /// The token that a store kept.
