@@ -1,8 +1,9 @@
 //! Acquires the key for a request: claims it, waits for another request with the key,
 //! or asks a hook. Otherwise the request is answered without running.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
+use futures_util::FutureExt as _;
 use http::{Request, Response};
 use tokio::time::{self, Instant};
 use tower::{Service, ServiceExt as _};
@@ -15,6 +16,7 @@ use super::{
     reconcile::{Reconciliation, reconcile},
     request::{Ineligible, KeyedRequest},
     shared::Shared,
+    store_call::catch_panic,
 };
 use crate::{
     Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure, outcome::Notice,
@@ -148,6 +150,9 @@ async fn ask<S: Store, E>(
 }
 
 /// Waits until the key can be claimed.
+///
+/// The record is read when its claim has ended in this process, when the store says so of
+/// another process, and after pauses that grow.
 async fn wait<S: Store, E>(
     shared: &Shared<S>,
     client: &Client,
@@ -158,28 +163,41 @@ async fn wait<S: Store, E>(
     let Some(mut waiter) = shared.waiters.enter(&request.name) else {
         return Err(NotRun::Answered(answered));
     };
+    let warnings = shared.config.warnings();
     loop {
-        let woken = waiter.listen();
-        match look_up(shared, request).await {
-            Ok(None) => return Ok(()),
-            Ok(Some(now)) => answered = now,
-            // Without an answer the last one counts, until the deadline.
-            Err(error) => shared.config.warnings().warn(
-                "record not readable, the request goes on waiting",
-                Some(&error),
-                Some(answered.operation),
-            ),
-        }
-        let is_over = Instant::now() >= deadline || shared.is_draining();
-        if !answered.is_in_progress() || is_over {
-            return Err(NotRun::Answered(answered));
-        }
-        tokio::select! {
-            biased;
-            () = client.left() => return Err(NotRun::ClientLeft),
-            () = woken => {}
-            () = time::sleep_until(deadline) => {}
-            () = shared.drain_started() => {}
+        let fence = answered.fence;
+        // Resolves at most once for each claim, so that no store makes this loop spin.
+        let mut ended = pin!(catch_panic(shared.store.wait(&request.name, fence)).fuse());
+        while answered.fence == fence {
+            let woken = waiter.listen();
+            match look_up(shared, request).await {
+                Ok(None) => return Ok(()),
+                Ok(Some(now)) => answered = now,
+                // Without an answer the last one counts, until the deadline.
+                Err(error) => warnings.warn(
+                    "record not readable, the request goes on waiting",
+                    Some(&error),
+                    Some(answered.operation),
+                ),
+            }
+            let is_over = Instant::now() >= deadline || shared.is_draining();
+            if !answered.is_in_progress() || is_over {
+                return Err(NotRun::Answered(answered));
+            }
+            tokio::select! {
+                biased;
+                () = client.left() => return Err(NotRun::ClientLeft),
+                () = woken => {}
+                () = time::sleep_until(deadline) => {}
+                () = shared.drain_started() => {}
+                told = &mut ended => if let Err(error) = told {
+                    warnings.warn(
+                        "store does not tell when a claim ends, the record is read after pauses",
+                        Some(&error),
+                        Some(answered.operation),
+                    );
+                }
+            }
         }
     }
 }

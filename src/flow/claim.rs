@@ -213,10 +213,7 @@ async fn round<S: Store>(
         Decision::MarkUnknown => Ok(Box::pin(mark_unknown(shared, name, &record))
             .await
             .map(Round::Answered)),
-        Decision::Answer(answer) => Ok(Some(Round::Answered(Answered {
-            operation: record.operation,
-            answer,
-        }))),
+        Decision::Answer(answer) => Ok(Some(Round::Answered(Answered::of(&record, answer)))),
     }
 }
 
@@ -281,10 +278,7 @@ async fn mark_unknown<S: Store>(
             Some(record.operation),
         ),
     }
-    Some(Answered {
-        operation: record.operation,
-        answer: Answer::Unknown,
-    })
+    Some(Answered::of(record, Answer::Unknown))
 }
 
 /// Returns what the record answers to a request that must not claim.
@@ -330,10 +324,7 @@ async fn claim_nothing<S: Store>(
                 }
             }
         };
-        return ClaimResult::Answered(Answered {
-            operation: record.operation,
-            answer,
-        });
+        return ClaimResult::Answered(Answered::of(&record, answer));
     }
     ClaimResult::Contended
 }
@@ -346,10 +337,7 @@ pub(super) async fn look_up<S: Store>(
     let record = shared.call(|store| store.read(&request.name)).await?;
     Ok(
         record.and_then(|record| match decide(request, &shared.config, &record) {
-            Decision::Answer(answer) => Some(Answered {
-                operation: record.operation,
-                answer,
-            }),
+            Decision::Answer(answer) => Some(Answered::of(&record, answer)),
             Decision::Own(_) | Decision::Reclaim(_) | Decision::MarkUnknown => None,
         }),
     )

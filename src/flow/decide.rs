@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::{config::Config, request::KeyedRequest};
 use crate::{
-    OperationId, Recovery,
+    Fence, OperationId, Recovery,
     fingerprint::{Comparison, Mismatch},
     store::{Grant, ReclaimAs, Record, RecordState, Release},
 };
@@ -43,13 +43,22 @@ pub(super) enum Answer {
     FingerprintPanicked,
 }
 
-/// A record's answer, and the operation that the record stands for.
+/// A record's answer, and the claim of the record.
 pub(super) struct Answered {
     pub(super) operation: OperationId,
+    pub(super) fence: Fence,
     pub(super) answer: Answer,
 }
 
 impl Answered {
+    pub(super) fn of(record: &Record, answer: Answer) -> Self {
+        Self {
+            operation: record.operation,
+            fence: record.fence,
+            answer,
+        }
+    }
+
     pub(super) fn is_in_progress(&self) -> bool {
         matches!(self.answer, Answer::InProgress { .. })
     }

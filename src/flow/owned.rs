@@ -120,21 +120,22 @@ impl<S: Store> OwnedClaim<S> {
         let record = shared
             .call(|store| store.read(self.operation.name()))
             .await?;
-        Ok(record
-            .filter(|record| record.fingerprint == self.fingerprint)
-            .map(|record| Answered {
-                operation: record.operation,
-                answer: match record.state {
-                    RecordState::Completed { response } => Answer::Completed { response },
-                    RecordState::InProgress {
-                        lease_left: Some(lease_left),
-                    } => Answer::InProgress {
-                        age: record.age,
-                        lease_left,
-                    },
-                    _ => Answer::Unknown,
+        let own = record.filter(|record| record.fingerprint == self.fingerprint);
+        Ok(own.map(|record| {
+            let answer = match &record.state {
+                RecordState::Completed { response } => Answer::Completed {
+                    response: response.clone(),
                 },
-            }))
+                RecordState::InProgress {
+                    lease_left: Some(lease_left),
+                } => Answer::InProgress {
+                    age: record.age,
+                    lease_left: *lease_left,
+                },
+                _ => Answer::Unknown,
+            };
+            Answered::of(&record, answer)
+        }))
     }
 }
 

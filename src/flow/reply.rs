@@ -105,7 +105,9 @@ impl<R: Body<Data = Bytes>, E> Reply<R, E> {
     pub(super) fn answered(
         config: &Config,
         head: &RequestHead,
-        Answered { operation, answer }: Answered,
+        Answered {
+            operation, answer, ..
+        }: Answered,
     ) -> Self {
         let rejection = match answer {
             Answer::Completed { response } => {

@@ -19,7 +19,7 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
 use self::admin::{Count, Filter, Page, Resolution};
 #[cfg(feature = "cache")]
@@ -163,6 +163,23 @@ pub trait Store: Send + Sync + 'static {
         limit: u32,
         unknown_retention: Duration,
     ) -> impl Future<Output = Result<Purged, StoreError>> + Send;
+
+    /// Returns soon after the claim with the fence `seen` has ended, in whatever process.
+    ///
+    /// Wakes the requests that wait for another request with their key, which read the
+    /// record then. They also read it after pauses of 50 ms to one second, so a store may
+    /// return too early, late or never. It returns at once if the claim has ended before the
+    /// call. It is called for each waiter, and dropped with it.
+    ///
+    /// The default never returns. After an error, the waiter goes on with its pauses.
+    fn wait(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        let _ = (name, seen);
+        pending()
+    }
 
     /// Extends the lease of the claim in progress with this token to `lease` from now,
     /// even if it has lapsed.

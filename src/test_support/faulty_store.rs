@@ -334,6 +334,10 @@ impl<S: Store> Store for FaultyStore<S> {
             .await
     }
 
+    async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
+        self.inner.wait(name, seen).await
+    }
+
     async fn purge_expired(
         &self,
         limit: u32,
