@@ -143,7 +143,7 @@ impl<S: Subject> Trial<S> {
 
     /// Each record is swept, or unchanged.
     pub async fn i15_dropped_sweep_happens_or_does_not(&self) {
-        let states = [Status::Completed, Status::Lapsed].map(|status| State {
+        let states = [Self::swept(), Status::Lapsed].map(|status| State {
             status,
             expired: true,
         });

@@ -135,7 +135,7 @@ use std::{fmt, future::ready, panic::resume_unwind, pin::Pin, sync::Arc, time::D
 use bytes::Bytes;
 use tokio::sync::Barrier;
 
-use self::states::{Call, applied};
+use self::states::{Call, Status, applied};
 use crate::{
     Fence, Key, Scope, Store, StoreError,
     fingerprint::Fingerprint,
@@ -163,6 +163,13 @@ pub trait Subject: Send + Sync + 'static {
     /// The suite then tests the exact moments at which a lease lapses and a record
     /// expires. Defaults to `None`: these tests do nothing.
     const TICK: Option<Duration> = None;
+
+    /// Whether the store itself removes completed and released records some time after they
+    /// have expired. A sweep then leaves them, and does not count them.
+    ///
+    /// Records in progress and unknown ones are the sweep's in every store. Defaults to
+    /// `false`.
+    const REMOVES_BY_ITSELF: bool = false;
 
     /// Returns a fresh store without records. Called once for each trial.
     fn store(&self) -> impl Future<Output = Self::Store> + Send;
@@ -244,6 +251,14 @@ impl<S: Subject> Trial<S> {
 
     fn close(one: Duration, other: Duration) -> bool {
         one.abs_diff(other) <= Self::grain()
+    }
+
+    /// Returns a status whose expired records are removed by a sweep.
+    fn swept() -> Status {
+        match S::REMOVES_BY_ITSELF {
+            true => Status::Unknown,
+            false => Status::Completed,
+        }
     }
 
     /// Returns the store or its peer, by turns.
