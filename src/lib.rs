@@ -322,6 +322,7 @@
 //! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
+//! | `redis` | `RedisStore`: a server, Sentinel or a cluster of Redis or Valkey | |
 //! | `cache` | `store::CachedStore`: replays from this process's memory, in front of any store | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
 //! | `test-support` | `test_support`: faulty stores, gates, and operations without a layer, for tests of handlers | |
@@ -371,6 +372,8 @@ pub use self::axum::{
 };
 #[cfg(feature = "postgres")]
 pub use self::store::{PostgresStore, PostgresTransaction};
+#[cfg(feature = "redis")]
+pub use self::store::{RedisStore, RedisStoreBuilder};
 #[cfg(feature = "sqlite")]
 pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{

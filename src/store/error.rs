@@ -125,7 +125,7 @@ impl StoreError {
     }
 
     /// As before, with another cause.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
     pub(crate) fn because(mut self, source: impl Into<Source>) -> Self {
         self.source = Some(Arc::from(source.into()));
         self

@@ -16,6 +16,8 @@ mod cached;
 pub(crate) mod sql;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
@@ -28,6 +30,8 @@ pub use self::cached::CachedStore;
 pub use self::postgres::{
     PostgresStore, builder::PostgresStoreBuilder, transaction::PostgresTransaction,
 };
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisStore, builder::RedisStoreBuilder};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::{SqliteStore, SqliteTransaction};
 pub use self::{

@@ -431,10 +431,10 @@ fn take<const N: usize>(bytes: &mut Bytes) -> [u8; N] {
     taken
 }
 
-const VERSION: u8 = 1;
+pub(crate) const VERSION: u8 = 1;
 
 /// The length of an encoded record without its response.
-const ENCODED_LEN: usize = 2 + 2 * 4 + 8 + 3 * 12 + 2 * 16 + Fingerprint::LENGTH;
+pub(crate) const ENCODED_LEN: usize = 2 + 2 * 4 + 8 + 3 * 12 + 2 * 16 + Fingerprint::LENGTH;
 
 #[cfg(test)]
 mod tests {

@@ -1,0 +1,68 @@
+//! Where the servers are.
+
+use std::time::Duration;
+
+use redis::{ConnectionInfo, IntoConnectionInfo as _, io::tcp::TcpSettings};
+
+use super::error::failure;
+use crate::store::StoreError;
+
+#[derive(Clone)]
+pub(super) enum Address {
+    Single(ConnectionInfo),
+    Sentinels {
+        sentinels: Vec<ConnectionInfo>,
+        service: String,
+        /// The password and database of the servers, which Sentinel names.
+        server: ConnectionInfo,
+    },
+    Cluster(Vec<ConnectionInfo>),
+}
+
+impl Address {
+    pub(super) fn parse(url: &str, unacknowledged: Duration) -> Result<Self, StoreError> {
+        let (scheme, rest) = url.split_once("://").ok_or_else(unknown)?;
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        let (login, hosts) = match authority.rsplit_once('@') {
+            Some((login, hosts)) => (format!("{login}@"), hosts),
+            None => (String::new(), authority),
+        };
+        let info = |url: String| -> Result<ConnectionInfo, StoreError> {
+            let info = url.into_connection_info().map_err(failure)?;
+            let tcp = TcpSettings::default().set_nodelay(true);
+            #[cfg(target_os = "linux")]
+            let tcp = tcp.set_user_timeout(unacknowledged);
+            Ok(info.set_tcp_settings(tcp))
+        };
+        let each = |scheme: &str, login: &str| {
+            hosts
+                .split(',')
+                .map(|host| info(format!("{scheme}://{login}{host}")))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        match scheme {
+            "redis" | "rediss" => Ok(Self::Single(info(url.to_owned())?)),
+            "redis+cluster" => Ok(Self::Cluster(each("redis", &login)?)),
+            "rediss+cluster" => Ok(Self::Cluster(each("rediss", &login)?)),
+            "redis+sentinel" => {
+                let (service, database) = path.split_once('/').unwrap_or((path, "0"));
+                if service.is_empty() {
+                    return Err(unknown());
+                }
+                Ok(Self::Sentinels {
+                    sentinels: each("redis", "")?,
+                    service: service.to_owned(),
+                    server: info(format!("redis://{login}server/{database}"))?,
+                })
+            }
+            _ => Err(unknown()),
+        }
+    }
+}
+
+fn unknown() -> StoreError {
+    StoreError::unavailable(
+        "the address is none of redis://HOST:PORT, redis+sentinel://HOST:PORT,…/SERVICE and \
+         redis+cluster://HOST:PORT,…",
+    )
+}

@@ -1,0 +1,241 @@
+//! The index of records whose outcome is open: in progress or unknown.
+//!
+//! Each of 1,024 groups of names is a sorted set in the slot of its records. An entry names
+//! one claim, and its score is the time at which it was added. It is added before the
+//! claim and removed after the outcome, each by a command of its own, which no moving slot
+//! delays. So each open record has an entry, and an entry need not have an open record:
+//! readers look. A replica receives both in the same order.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use futures_util::future::try_join_all;
+use redis::{Cmd, FromRedisValue as _, Value};
+
+use super::{
+    Inner,
+    error::{failure, unexpected},
+    micros, scripts,
+};
+use crate::{
+    Key, Scope,
+    scope::RecordName,
+    store::{
+        Purged, Record, StoreError, Token,
+        admin::{Filter, Page},
+        transition::Swept,
+    },
+};
+
+/// Where a record and its entries are.
+pub(super) struct Place {
+    pub(super) key: Vec<u8>,
+    index: Vec<u8>,
+    name: Vec<u8>,
+}
+
+/// The entry of one claim.
+struct Entry {
+    name: RecordName,
+    token: Token,
+    added: Duration,
+}
+
+impl Place {
+    pub(super) fn of(prefix: &str, name: &RecordName) -> Self {
+        let name = joined(name);
+        let index = index(prefix, group(name.as_bytes()));
+        Self {
+            key: [&index, ":", &name].concat().into_bytes(),
+            index: index.into_bytes(),
+            name: name.into_bytes(),
+        }
+    }
+
+    /// Adds the entry of a claim.
+    pub(super) fn add(&self, token: Token) -> Cmd {
+        let added = now().as_millis() as u64;
+        let mut command = redis::cmd("ZADD");
+        command.arg(&self.index).arg(added).arg(self.entry(token));
+        command
+    }
+
+    /// Removes the entry of a claim.
+    pub(super) fn remove(&self, token: Token) -> Cmd {
+        let mut command = redis::cmd("ZREM");
+        command.arg(&self.index).arg(self.entry(token));
+        command
+    }
+
+    fn entry(&self, token: Token) -> Vec<u8> {
+        [token.as_bytes(), &*self.name].concat()
+    }
+}
+
+impl Inner {
+    /// In the order of the groups, and of the names in each.
+    pub(super) async fn list(
+        &self,
+        filter: &Filter,
+        after: Option<&RecordName>,
+        limit: u32,
+    ) -> Result<Page, StoreError> {
+        let first = after.map_or(0, |after| group(joined(after).as_bytes()));
+        let (mut records, mut examined) = (Vec::new(), 0);
+        for start in (first..GROUPS).step_by(TOGETHER) {
+            for (group, entries) in (start..).zip(self.entries(start).await?) {
+                // A name may have entries of claims before its last one.
+                let mut claims = BTreeMap::<_, Vec<_>>::new();
+                for entry in entries {
+                    claims.entry(entry.name).or_default().push(entry.token);
+                }
+                if let Some(after) = after.filter(|_| group == first) {
+                    claims.retain(|name, _| name > after);
+                }
+                let claims: Vec<_> = claims.into_iter().collect();
+                for claims in claims.chunks(TOGETHER) {
+                    let reads = claims.iter().map(|(name, _)| self.read(name, false));
+                    for ((name, tokens), record) in claims.iter().zip(try_join_all(reads).await?) {
+                        let is_chosen = |record: &Record| {
+                            tokens.contains(&record.token) && filter.matches(name, record)
+                        };
+                        records.extend(
+                            record
+                                .filter(is_chosen)
+                                .map(|record| (name.clone(), record)),
+                        );
+                        examined += 1;
+                        if records.len() == limit.max(1) as usize || examined == MOST_EXAMINED {
+                            let next = Some(name.clone());
+                            return Ok(Page { records, next });
+                        }
+                    }
+                }
+            }
+        }
+        Ok(Page {
+            records,
+            next: None,
+        })
+    }
+
+    pub(super) async fn purge_expired(
+        &self,
+        limit: u32,
+        unknown_retention: Duration,
+    ) -> Result<Purged, StoreError> {
+        let mut purged = Purged::default();
+        for start in (0..GROUPS).step_by(TOGETHER) {
+            let mut entries = self.entries(start).await?.into_iter().flatten();
+            loop {
+                let left = u64::from(limit) - purged.touched();
+                let some: Vec<_> = entries.by_ref().take(TOGETHER.min(left as usize)).collect();
+                if some.is_empty() {
+                    break;
+                }
+                let swept = some
+                    .iter()
+                    .map(|entry| self.sweep(entry, unknown_retention));
+                try_join_all(swept)
+                    .await?
+                    .into_iter()
+                    .for_each(|swept| purged.add(swept));
+            }
+            if purged.touched() >= u64::from(limit) {
+                break;
+            }
+        }
+        Ok(purged)
+    }
+
+    /// Sweeps the record of an entry, and removes the entry if it has none.
+    async fn sweep(&self, entry: &Entry, unknown_retention: Duration) -> Result<Swept, StoreError> {
+        let place = self.place(&entry.name);
+        let token = entry.token.as_bytes();
+        let retention = micros(unknown_retention);
+        let arguments: [&[u8]; 2] = [token, retention.as_bytes()];
+        let answer = self
+            .write(&scripts::SWEEP, &place, &arguments, None)
+            .await?;
+        let (swept, is_stale) = match &*String::from_redis_value(answer).map_err(unexpected)? {
+            "kept" => (Swept::Kept, false),
+            "marked" => (Swept::MarkedUnknown, false),
+            "removed" => (Swept::Remove { unknown: true }, true),
+            // A young entry may be that of a claim on its way.
+            _ => (
+                Swept::Kept,
+                now().saturating_sub(entry.added) > CLAIM_ON_ITS_WAY,
+            ),
+        };
+        if is_stale {
+            let remove = [place.remove(entry.token)];
+            self.reads
+                .send(remove, &place.key)
+                .await?
+                .map_err(failure)?;
+        }
+        Ok(swept)
+    }
+
+    /// Returns the entries of the groups from `start` on that are read together.
+    async fn entries(&self, start: u16) -> Result<Vec<Vec<Entry>>, StoreError> {
+        let groups = start..GROUPS.min(start + TOGETHER as u16);
+        try_join_all(groups.map(|group| async move {
+            let index = index(&self.prefix, group);
+            let mut range = redis::cmd("ZRANGE");
+            range.arg(&index).arg(0).arg(-1).arg("WITHSCORES");
+            let answers = self.reads.send([range], index.as_bytes()).await?;
+            let entries = answers.map_err(failure)?.pop().unwrap_or(Value::Nil);
+            let entries = Vec::<(Vec<u8>, u64)>::from_redis_value(entries).map_err(unexpected)?;
+            entries.into_iter().map(Entry::decode).collect()
+        }))
+        .await
+    }
+}
+
+impl Entry {
+    fn decode((bytes, added): (Vec<u8>, u64)) -> Result<Self, StoreError> {
+        let corrupt = || StoreError::corrupt("index: entry");
+        let (token, name) = bytes.split_first_chunk().ok_or_else(corrupt)?;
+        let name = str::from_utf8(name)
+            .ok()
+            .and_then(|name| name.split_once('\0'));
+        let (scope, key) = name.ok_or_else(corrupt)?;
+        Ok(Self {
+            name: RecordName::new(Scope::from_stored(scope), Key::new(key)),
+            token: Token::from_bytes(*token),
+            added: Duration::from_millis(added),
+        })
+    }
+}
+
+/// No name has a NUL.
+fn joined(name: &RecordName) -> String {
+    [name.scope().as_str(), name.key().as_str()].join("\0")
+}
+
+fn group(name: &[u8]) -> u16 {
+    (crc32fast::hash(name) % u32::from(GROUPS)) as u16
+}
+
+/// The braces choose the slot, so that those of a name do not.
+fn index(prefix: &str, group: u16) -> String {
+    format!("{prefix}:{{{group:03x}}}")
+}
+
+fn now() -> Duration {
+    UNIX_EPOCH.elapsed().unwrap_or_default()
+}
+
+const GROUPS: u16 = 1024;
+
+/// How many commands are sent at once.
+const TOGETHER: usize = 32;
+
+/// How many records a page of a list looks at.
+const MOST_EXAMINED: usize = 2_000;
+
+/// Longer than any call takes, and than the clocks of hosts differ.
+const CLAIM_ON_ITS_WAY: Duration = Duration::from_secs(3600);
