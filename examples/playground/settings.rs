@@ -3,7 +3,7 @@
 //! | variable | value | default |
 //! |---|---|---|
 //! | `PORT` | 0 picks one | 0 |
-//! | `STORE` | `memory`, `memory:RECORDS` with a bound, `sqlite:PATH`, `postgres://…` | `memory` |
+//! | `STORE` | `memory`, `memory:RECORDS` with a bound, `sqlite:PATH`, `postgres://…`, `redis://…`, `redis+cluster://…`, `redis+sentinel://…` | `memory` |
 //! | `SQLITE_PAGES` | the most pages the file may have; what is there already stays | SQLite's |
 //! | `POOLER` | `1` if a pooler stands between, one connection for each transaction | `0` |
 //! | `RUNS` | the file that each run of a handler adds a line to | in memory |
@@ -25,7 +25,8 @@
 //! | `SWEEP_MS` | the time between two sweeps | no sweeps |
 //! | `GRACE_MS` | how long a stop may take | 25000 |
 //!
-//! An empty variable counts as unset.
+//! `#PREFIX` behind an address of Redis is what its keys begin with. An empty variable
+//! counts as unset.
 
 use std::{env, fmt, path::PathBuf, time::Duration};
 

@@ -3,7 +3,8 @@
 use std::{error::Error, path::PathBuf};
 
 use tower_idempotency::{
-    DynStore, MemoryStore, PostgresStore, SqliteStore, sqlx::sqlite::SqliteConnectOptions,
+    DynStore, MemoryStore, PostgresStore, RedisStore, SqliteStore,
+    sqlx::sqlite::SqliteConnectOptions,
 };
 
 use crate::orders::Orders;
@@ -16,6 +17,10 @@ pub(crate) enum StoreAddress {
     },
     Sqlite(PathBuf),
     Postgres(String),
+    Redis {
+        url: String,
+        prefix: Option<String>,
+    },
 }
 
 impl StoreAddress {
@@ -30,7 +35,18 @@ impl StoreAddress {
             },
             Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
             Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(text.to_owned())),
-            _ => Err("it is none of memory, memory:RECORDS, sqlite:PATH, postgres://…".to_owned()),
+            Some((scheme, _)) if scheme.starts_with("redis") => {
+                let (url, prefix) = match text.split_once('#') {
+                    Some((url, prefix)) => (url, Some(prefix.to_owned())),
+                    None => (text, None),
+                };
+                let url = url.to_owned();
+                Ok(Self::Redis { url, prefix })
+            }
+            _ => Err(
+                "it is none of memory, memory:RECORDS, sqlite:PATH, postgres://…, redis…://…"
+                    .to_owned(),
+            ),
         }
     }
 }
@@ -70,6 +86,13 @@ pub(crate) async fn open(
             }
             let orders = Orders::on_server(store.clone(), url).await?;
             (DynStore::new(store), orders)
+        }
+        StoreAddress::Redis { url, prefix } => {
+            let mut builder = RedisStore::builder(url);
+            if let Some(prefix) = prefix {
+                builder = builder.prefix(prefix);
+            }
+            (DynStore::new(builder.connect().await?), Orders::Nowhere)
         }
     })
 }

@@ -8,6 +8,8 @@ mod crowd;
 mod databases;
 mod faulty;
 mod probe;
+#[path = "../redis_servers/mod.rs"]
+mod redis_servers;
 mod server;
 mod stores;
 mod told;

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Mutex, time::Duration};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tower_idempotency::{DynStore, MemoryStore, PostgresStore, SqliteStore};
 
-use crate::databases::Database;
+use crate::{databases::Database, redis_servers::Keys};
 
 /// The records of one test. Each [`open`](Self::open) is the view of another
 /// process.
@@ -21,6 +21,7 @@ enum Kind {
     Memory(MemoryStore),
     Sqlite(PathBuf),
     Postgres(Box<Database>),
+    Redis(Keys),
 }
 
 impl Place {
@@ -42,6 +43,14 @@ impl Place {
         store.migrate().await.unwrap();
         store.close().await;
         Self::of(Kind::Postgres(Box::new(database)))
+    }
+
+    pub(crate) async fn redis() -> Self {
+        Self::of(Kind::Redis(Keys::on_server()))
+    }
+
+    pub(crate) async fn redis_cluster() -> Self {
+        Self::of(Kind::Redis(Keys::on_cluster()))
     }
 
     /// A database without the store's tables.
@@ -73,6 +82,7 @@ impl Place {
                 self.closed_with(async move { opened.close().await });
                 DynStore::new(store)
             }
+            Kind::Redis(keys) => DynStore::new(keys.connect().await),
         }
     }
 
@@ -82,6 +92,7 @@ impl Place {
             Kind::Memory(_) => "memory".to_owned(),
             Kind::Sqlite(path) => format!("sqlite:{}", path.display()),
             Kind::Postgres(database) => database.url(),
+            Kind::Redis(keys) => keys.address(),
         }
     }
 
@@ -105,6 +116,8 @@ impl Place {
                 }
             }
             Kind::Postgres(database) => database.remove().await,
+            // No other test reads them.
+            Kind::Redis(_) => {}
         }
     }
 }
@@ -153,6 +166,16 @@ macro_rules! on_shared_stores {
         #[tokio::test]
         async fn postgres() {
             check(Place::postgres().await, super::$rule).await;
+        }
+
+        #[tokio::test]
+        async fn redis() {
+            check(Place::redis().await, super::$rule).await;
+        }
+
+        #[tokio::test]
+        async fn redis_cluster() {
+            check(Place::redis_cluster().await, super::$rule).await;
         }
     };
 }

@@ -32,6 +32,11 @@ impl Keys {
         RedisStore::builder(&self.url).prefix(&self.prefix)
     }
 
+    /// For another process.
+    pub(crate) fn address(&self) -> String {
+        format!("{}#{}", self.url, self.prefix)
+    }
+
     pub(crate) async fn connect(&self) -> RedisStore {
         self.builder().connect().await.unwrap()
     }
