@@ -200,4 +200,4 @@ fn is_closed(error: &RedisError) -> bool {
 }
 
 /// How long a change of the eviction policy may go unseen.
-const INSPECT_EVERY: Duration = Duration::from_secs(5);
+const INSPECT_EVERY: Duration = Duration::from_secs(2);

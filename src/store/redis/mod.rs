@@ -48,7 +48,7 @@ use crate::{Fence, OperationId, scope::RecordName};
 /// No record in progress and no unknown one is removed by time. Completed and released
 /// records are removed by the server an hour after they have expired. A server that evicts
 /// records is refused: the store demands `maxmemory-policy noeviction` when it connects,
-/// and looks again every 5 seconds. At `maxmemory`, claims fail as full, and work that was
+/// and looks again every 2 seconds. At `maxmemory`, claims fail as full, and work that was
 /// done is still recorded.
 ///
 /// # What can be lost

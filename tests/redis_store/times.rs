@@ -1,0 +1,100 @@
+//! What the server removes by itself, and what it never does.
+
+use std::time::Duration;
+
+use redis::Value;
+use tower_idempotency::{
+    Store,
+    store::{Claim, Purged, RecordName, RecordState},
+};
+
+use crate::{
+    any_store::{HOUR, acquired, applied, done, fingerprint, hour, name},
+    asked, connect, key,
+    redis_nodes::Node,
+};
+
+#[tokio::test]
+async fn a_lapsed_and_expired_claim_stays_until_it_is_marked_once() {
+    let node = Node::start(&[]).await;
+    let store = connect(&node.url()).await;
+    let name = name("caller", "key");
+    let short = Duration::from_millis(1);
+    acquired(
+        store
+            .claim(&name, &Claim::new(fingerprint(1), short, short))
+            .await,
+    );
+    assert_eq!(expiry(&node, &name).await, NEVER);
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let record = store.read(&name).await.unwrap().unwrap();
+    assert!(matches!(
+        record.state,
+        RecordState::InProgress { lease_left: None }
+    ));
+    assert!(record.expires_in.is_none());
+    let marked = Purged {
+        marked_unknown: 1,
+        ..Purged::default()
+    };
+    assert_eq!(store.purge_expired(10, HOUR).await.unwrap(), marked);
+    assert_eq!(
+        store.purge_expired(10, HOUR).await.unwrap(),
+        Purged::default()
+    );
+    let record = store.read(&name).await.unwrap().unwrap();
+    assert!(matches!(record.state, RecordState::Unknown), "{record:?}");
+    assert_eq!(expiry(&node, &name).await, NEVER);
+}
+
+#[tokio::test]
+async fn a_completed_record_is_removed_an_hour_after_its_expiry() {
+    let node = Node::start(&[]).await;
+    let store = connect(&node.url()).await;
+    let (name, claim) = (name("caller", "key"), hour());
+    acquired(store.claim(&name, &claim).await);
+    applied(store.complete(&name, claim.token, &done()).await);
+    let millis = Duration::from_millis(expiry(&node, &name).await.unsigned_abs());
+    let left = store
+        .read(&name)
+        .await
+        .unwrap()
+        .unwrap()
+        .expires_in
+        .unwrap();
+    assert!(
+        millis.abs_diff(left + HOUR) < Duration::from_secs(10),
+        "{millis:?}"
+    );
+    // A repeated call leaves the time to live as it is.
+    applied(store.complete(&name, claim.token, &done()).await);
+    assert!(expiry(&node, &name).await > 0);
+}
+
+#[tokio::test]
+async fn a_record_with_a_response_of_512_bytes_takes_less_than_a_kibibyte() {
+    let node = Node::start(&[]).await;
+    let store = connect(&node.url()).await;
+    let (name, claim) = (
+        name("account_42", "8e03978e-40d5-43dd-bc93-6894a57f9324"),
+        hour(),
+    );
+    acquired(store.claim(&name, &claim).await);
+    let completion = tower_idempotency::store::Completion::new(vec![7; 512].into(), HOUR, HOUR);
+    applied(store.complete(&name, claim.token, &completion).await);
+    let usage = asked(&node, redis::cmd("MEMORY").arg("USAGE").arg(key(&name))).await;
+    let Value::Int(bytes) = usage else {
+        panic!("{usage:?}");
+    };
+    assert!(bytes < 1_024, "{bytes} bytes");
+}
+
+async fn expiry(node: &Node, name: &RecordName) -> i64 {
+    match asked(node, redis::cmd("PTTL").arg(key(name))).await {
+        Value::Int(millis) => millis,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A key without a time to live.
+const NEVER: i64 = -1;
