@@ -16,6 +16,9 @@ mod oracle;
 mod place;
 mod processes;
 mod proxy;
+mod redis;
+#[path = "../redis_servers/nodes.rs"]
+mod redis_nodes;
 mod server;
 
 use std::{
