@@ -17,6 +17,7 @@ mod load;
 mod memory;
 mod postgres;
 mod process;
+mod redis;
 mod report;
 mod services;
 mod sqlite;
@@ -80,6 +81,9 @@ fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     }
     if wanted("postgres") {
         runtime.block_on(postgres::measure(plan, &mut report));
+    }
+    if wanted("redis") {
+        runtime.block_on(redis::measure(plan, &mut report));
     }
     if wanted("cached") {
         process::measure_cached(plan, &mut report);
