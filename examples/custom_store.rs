@@ -50,33 +50,27 @@ impl Subject for NewMap {
 
 /// The records, and the origin of the store's clock.
 #[derive(Clone)]
-pub(crate) struct MapStore(Arc<Mutex<Table>>, Instant);
+pub(crate) struct MapStore(Arc<Mutex<Records>>, Instant);
 
-#[derive(Default)]
-struct Table {
-    records: BTreeMap<RecordName, StoredRecord>,
-    /// Outlives every record, so that fences grow over removals too.
-    last_fence: u64,
-}
+type Records = BTreeMap<RecordName, StoredRecord>;
 
 impl MapStore {
     /// Reads the clock under the lock.
-    fn lock(&self) -> (MutexGuard<'_, Table>, Duration) {
-        let table = self.0.lock().expect("no call panics");
-        (table, self.1.elapsed())
+    fn lock(&self) -> (MutexGuard<'_, Records>, Duration) {
+        let records = self.0.lock().expect("no call panics");
+        (records, self.1.elapsed())
     }
 }
 
 impl Store for MapStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed> {
-        let (mut table, now) = self.lock();
-        if let Some(record) = table.records.get(name) {
-            return Ok(Claimed::Occupied(record.read(now)));
+        let (mut records, now) = self.lock();
+        if let Some(record) = records.get_mut(name) {
+            return Ok(record.claim(claim, now));
         }
-        table.last_fence += 1;
-        let record = StoredRecord::claimed(claim, Fence::from(table.last_fence), now);
+        let record = StoredRecord::claimed(claim, now);
         let grant = record.grant();
-        table.records.insert(name.clone(), record);
+        records.insert(name.clone(), record);
         Ok(Claimed::Acquired(grant))
     }
 
@@ -87,30 +81,28 @@ impl Store for MapStore {
         reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>> {
-        let (mut table, now) = self.lock();
-        table.last_fence += 1;
-        let next = Fence::from(table.last_fence);
-        let record = table.records.get_mut(name);
-        Ok(record.and_then(|record| record.reclaim(seen, reclaim_as, claim, next, now)))
+        let (mut records, now) = self.lock();
+        let record = records.get_mut(name);
+        Ok(record.and_then(|record| record.reclaim(seen, reclaim_as, claim, now)))
     }
 
     async fn transition(&self, name: &RecordName, to: Transition) -> Result<Transitioned> {
-        let (mut table, now) = self.lock();
-        let record = table.records.get_mut(name);
+        let (mut records, now) = self.lock();
+        let record = records.get_mut(name);
         Ok(record.map_or(Transitioned::Superseded, |record| record.apply(&to, now)))
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>> {
-        let (table, now) = self.lock();
-        Ok(table.records.get(name).map(|record| record.read(now)))
+        let (records, now) = self.lock();
+        Ok(records.get(name).map(|record| record.read(now)))
     }
 
     async fn list(&self, filter: &Filter, after: Option<&RecordName>, limit: u32) -> Result<Page> {
-        let (table, now) = self.lock();
+        let (records, now) = self.lock();
         let rest = (after.map_or(Unbounded, Excluded), Unbounded);
         let mut page = Page::default();
         // Holds the lock briefly, however many records there are.
-        for (name, record) in table.records.range(rest).take(10_000) {
+        for (name, record) in records.range(rest).take(10_000) {
             let record = record.read(now);
             page.next = Some(name.clone());
             if filter.matches(name, &record) {
@@ -123,19 +115,10 @@ impl Store for MapStore {
         Ok(page)
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned> {
-        let (mut table, _) = self.lock();
-        if table.records.get(name).map(|record| record.grant().fence) != Some(seen) {
-            return Ok(Transitioned::Superseded);
-        }
-        table.records.remove(name);
-        Ok(Transitioned::Applied)
-    }
-
     async fn purge_expired(&self, limit: u32, unknown_retention: Duration) -> Result<Purged> {
-        let (mut table, now) = self.lock();
+        let (mut records, now) = self.lock();
         let mut purged = Purged::default();
-        table.records.retain(|_, record| {
+        records.retain(|_, record| {
             if purged.touched() >= u64::from(limit) {
                 return true;
             }

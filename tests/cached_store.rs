@@ -10,7 +10,7 @@ use tower_idempotency::{
     conformance_tests,
     store::{
         CachedStore, Claim, Claimed, Completion, Fingerprint, ReclaimAs, Record, RecordName,
-        RecordState, Transitioned,
+        RecordState, Release, Transitioned,
     },
     test_support::{Fault, FaultyStore, Gate, StoreCall},
 };
@@ -232,7 +232,10 @@ async fn kept_records_stay_below_the_bound_of_bytes() {
 
 async fn is_free(cache: &Cache, name: &RecordName) {
     match cache.claim(name, &claim()).await.unwrap() {
-        Claimed::Acquired(_) => {}
+        Claimed::Occupied(record) => assert!(matches!(
+            record.state,
+            RecordState::Released(Release::AnyRequest)
+        )),
         claimed => panic!("{claimed:?}"),
     }
 }

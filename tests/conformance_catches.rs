@@ -343,6 +343,13 @@ impl Store for Broken {
                     at_least,
                 },
             ) => self.resolves(name, seen, &resolution, at_least).await,
+            Transition::Fenced(seen, FencedTransition::Forget) => {
+                let forgotten = self.inner().forget(name, seen).await?;
+                if forgotten == Transitioned::Applied && self.has(Defect::ForgetsItsLastFence) {
+                    *self.inner.lock().unwrap() = MemoryStore::new();
+                }
+                Ok(forgotten)
+            }
         }
     }
 
@@ -388,15 +395,6 @@ impl Store for Broken {
         })
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        let name = &self.named(name);
-        let settlement = self.inner().forget(name, seen).await?;
-        if self.has(Defect::ForgetsItsLastFence) && self.inner().is_empty() {
-            *self.inner.lock().unwrap() = MemoryStore::new();
-        }
-        Ok(settlement)
-    }
-
     async fn purge_expired(
         &self,
         mut limit: u32,
@@ -439,6 +437,9 @@ impl Store for Broken {
         }
         let mut purged = inner.purge_expired(limit, unknown_retention).await?;
         purged.removed += removed;
+        if self.has(Defect::ForgetsItsLastFence) && inner.is_empty() {
+            *self.inner.lock().unwrap() = MemoryStore::new();
+        }
         Ok(purged)
     }
 }
@@ -523,7 +524,7 @@ catches! {
         breaks i2_fences_grow_over_release_expiry_sweep_and_forget
         because "the fences of a name grow over a removal";
     fences_that_begin_again_in_a_race_are_caught:
-        ForgetsItsLastFence breaks i2_fences_grow_while_claims_and_removals_race
+        ForgetsItsLastFence breaks i2_fences_grow_while_claims_and_forgets_race
         because "each fence is larger than all before it";
     a_live_lease_that_is_taken_over_is_caught:
         TakesOverLiveLeases breaks i3_takeover_needs_a_lapsed_lease

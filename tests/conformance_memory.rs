@@ -131,10 +131,6 @@ mod late {
             late(self.0.list(filter, after, limit)).await
         }
 
-        async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-            late(self.0.forget(name, seen)).await
-        }
-
         async fn purge_expired(
             &self,
             limit: u32,

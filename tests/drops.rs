@@ -644,10 +644,6 @@ impl Store for Yielding {
         self.far_away(self.records.list(filter, after, limit)).await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        self.far_away(self.records.forget(name, seen)).await
-    }
-
     async fn purge_expired(
         &self,
         limit: u32,

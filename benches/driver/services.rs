@@ -6,10 +6,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tower::{Service, ServiceExt as _};
-use tower_idempotency::{
-    IdempotencyLayer, Key, MemoryStore, Scope, Store,
-    store::{RecordName, Transitioned},
-};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope, Store};
 
 pub(crate) type Body = Full<Bytes>;
 
@@ -57,14 +54,4 @@ where
     assert_eq!(response.status(), 200);
     let body = response.into_body().collect().await.unwrap().to_bytes();
     black_box(body.len());
-}
-
-/// Removes the records of these keys.
-pub(crate) async fn remove(store: &MemoryStore, keys: &[String]) {
-    for key in keys {
-        let name = RecordName::new(Scope::single_tenant(), Key::new(key.as_str()));
-        let record = store.read(&name).await.unwrap().unwrap();
-        let removed = store.forget(&name, record.fence).await.unwrap();
-        assert_eq!(removed, Transitioned::Applied);
-    }
 }

@@ -1,17 +1,10 @@
--- Fences: every claim takes a larger number, over the removal of its record too.
-CREATE TABLE idempotency_fences (
-    id   INTEGER PRIMARY KEY CHECK (id = 1),
-    last INTEGER NOT NULL CHECK (last >= 0)
-) STRICT;
-
-INSERT INTO idempotency_fences (id, last) VALUES (1, 0);
-
 -- One row for each key of each scope.
 --
 -- state: 1 in progress, 2 completed, 3 unknown, 4 released for the same
 -- request, 5 released for any request.
 --
--- Moments are microseconds since 1970. lease_until is kept in every state, so
+-- The fence is the moment of the claim, or the one after the last fence. Moments are
+-- microseconds since 1970. lease_until is kept in every state, so
 -- that no row is ever without an owner because of a missing lease.
 CREATE TABLE idempotency_records (
     scope       TEXT    NOT NULL,

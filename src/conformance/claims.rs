@@ -9,7 +9,10 @@ use super::{
 };
 use crate::{
     Fence, OperationId, Store,
-    store::{Claim, Claimed, ReclaimAs, RecordState, Release, Token},
+    store::{
+        Claim, Claimed, ReclaimAs, Record, RecordState, Release, Token,
+        transition::FORGOTTEN_RETENTION,
+    },
 };
 
 /// # Claiming
@@ -50,9 +53,7 @@ impl<S: Subject> Trial<S> {
     /// or not, and changes nothing.
     pub async fn claim_of_an_occupied_name_shows_its_record(&self) {
         for case in self.cases(State::all()).await {
-            let Some(record) = self.peek(&case.held.name).await else {
-                continue;
-            };
+            let record = self.record(&case.held.name).await;
             let what = format!("claim of {:?}", case.state);
             let seen = occupied(&self.peer, &case.held.name, &what).await;
             Self::unchanged(Some(&record), Some(&seen), &what);
@@ -64,12 +65,7 @@ impl<S: Subject> Trial<S> {
     pub async fn read_shows_each_state_expired_or_not(&self) {
         for case in self.cases(State::all()).await {
             let Some(record) = good(self.peer.read(&case.held.name).await) else {
-                assert_eq!(
-                    case.state.status,
-                    Status::Absent,
-                    "read: a record stays until it is swept or forgotten"
-                );
-                continue;
+                panic!("read: a record stays until it is swept");
             };
             let what = format!("read of {:?}", case.state);
             assert_eq!(status_of(&record), case.state.status, "{what}: its state");
@@ -176,16 +172,20 @@ impl<S: Subject> Trial<S> {
         }
     }
 
-    /// A claim that is repeated because its answer was lost finds its own token, and a
+    /// A claim that is repeated because its answer was lost finds its own token, and a new
     /// fence that is larger than every earlier one.
     pub async fn i1_repeated_claim_shows_its_own_record(&self) {
         let held = self.hold(&name("again"), HOUR, HOUR).await;
+        let mut last = held.grant.fence;
         for store in [&self.store, &self.peer] {
             match good(store.claim(&held.name, &held.claim).await) {
-                Claimed::Occupied(record) => assert!(
-                    record.token == held.token && record.fence >= held.grant.fence,
-                    "claim: asked again, it finds its own token and a fence that will do"
-                ),
+                Claimed::Occupied(record) => {
+                    assert!(
+                        record.token == held.token && record.fence > last,
+                        "claim: asked again, it finds its own token and writes a new fence"
+                    );
+                    last = record.fence;
+                }
                 other => panic!("claim: each token is granted once, and again as {other:?}"),
             }
         }
@@ -193,22 +193,33 @@ impl<S: Subject> Trial<S> {
         applied(renewed, "renew after a repeated claim");
     }
 
-    /// A repeated reclaim is not granted again, and the record shows its token and fence.
-    pub async fn i1_repeated_reclaim_is_granted_once(&self) {
+    /// A repeated reclaim is granted again to its own token alone, with a new fence.
+    pub async fn i1_repeated_reclaim_returns_its_grant(&self) {
         let held = self.hold(&name("again"), HOUR, HOUR).await;
         self.release(&held, Release::SameRequest).await;
         let claim = long_claim(1);
         let next = self.hold_again(&held, ReclaimAs::Retry, claim).await;
+        let mut last = next.grant;
         for seen in [held.grant.fence, next.grant.fence] {
-            let again = self
-                .peer
-                .reclaim(&held.name, seen, ReclaimAs::Retry, &claim)
-                .await;
-            assert_eq!(good(again), None, "reclaim: each token is granted once");
+            let reclaim = async |claim: &Claim| {
+                let name = &held.name;
+                good(self.peer.reclaim(name, seen, ReclaimAs::Retry, claim).await)
+            };
+            let stranger = reclaim(&long_claim(1)).await;
+            assert_eq!(stranger, None, "reclaim: another token is not granted it");
+            let Some(again) = reclaim(&claim).await else {
+                panic!("reclaim: asked again with its own token, it is granted again");
+            };
+            assert!(
+                (again.operation, again.attempt) == (last.operation, last.attempt)
+                    && again.fence > last.fence,
+                "reclaim: asked again, it gets a new fence, and got {again:?} after {last:?}"
+            );
+            last = again;
         }
         let record = self.record(&held.name).await;
         assert!(
-            record.token == claim.token && record.fence == next.grant.fence,
+            record.token == claim.token && record.fence == last.fence,
             "reclaim: asked again, the record shows its own token and fence"
         );
     }
@@ -241,24 +252,26 @@ impl<S: Subject> Trial<S> {
         self.lapse().await;
         held = self.hold_again(&held, ReclaimAs::Expired, short()).await;
         grows(held.grant.fence, "an expiry");
-        match Self::swept() {
-            Status::Unknown => self.mark_unknown(&held, S::SHORT).await,
-            _ => self.release(&held, Release::SameRequest).await,
-        }
-        self.lapse().await;
-        let purged = good(self.peer.purge_expired(10, HOUR).await);
-        assert_eq!(purged.removed, 1, "purge_expired: removes what has expired");
-        for turn in 0..4 {
+        for turn in 0..2 {
+            match Self::swept() {
+                Status::Unknown => self.mark_unknown(&held, S::SHORT).await,
+                _ => self.release(&held, Release::SameRequest).await,
+            }
+            self.lapse().await;
+            let purged = good(self.peer.purge_expired(10, HOUR).await);
+            assert_eq!(purged.removed, 1, "purge_expired: removes what has expired");
             held = self
                 .hold_through(self.either(turn), &name, HOUR, HOUR)
                 .await;
             grows(held.grant.fence, "a removal, in whichever process");
             self.forget(&held).await;
+            held = self.hold_again(&held, ReclaimAs::Replace, short()).await;
+            grows(held.grant.fence, "a forget");
         }
     }
 
     /// The fences of a name grow while callers claim and forget it at the same time.
-    pub async fn i2_fences_grow_while_claims_and_removals_race(&self) {
+    pub async fn i2_fences_grow_while_claims_and_forgets_race(&self) {
         let name = name("contended");
         // An owner notes its fence before it forgets the record, so the list is in
         // the order of the grants.
@@ -269,7 +282,16 @@ impl<S: Subject> Trial<S> {
             async move {
                 for _ in 0..10 {
                     let claim = long_claim(1);
-                    if let Claimed::Acquired(grant) = good(store.claim(&name, &claim).await) {
+                    let grant = match good(store.claim(&name, &claim).await) {
+                        Claimed::Acquired(grant) => Some(grant),
+                        Claimed::Occupied(Record { fence, .. }) => good(
+                            store
+                                .reclaim(&name, fence, ReclaimAs::Replace, &claim)
+                                .await,
+                        ),
+                        Claimed::Vanished => None,
+                    };
+                    if let Some(grant) = grant {
                         let write = |fence| granted.lock().expect("unpoisoned").push(fence);
                         write(grant.fence);
                         applied(
@@ -308,14 +330,33 @@ impl<S: Subject> Trial<S> {
         );
     }
 
-    /// A forgotten name is free for a new operation, and the owner of the forgotten claim
-    /// changes nothing.
-    pub async fn forget_removes_a_record_in_any_state(&self) {
+    /// A forgotten record is free for any request for a day, and the owner of the forgotten
+    /// claim changes nothing.
+    pub async fn forget_frees_a_record_in_any_state(&self) {
         self.guard_holds(Call::Forget).await;
         let held = self.hold(&name("forgotten"), HOUR, HOUR).await;
         let answer = held.make(Call::Forget, &self.peer).await;
         applied(answer, "forget with the fence seen");
-        let next = self.hold(&held.name, HOUR, HOUR).await;
+        let forgotten = self.record(&held.name).await;
+        assert!(
+            Self::close(
+                forgotten.expires_in.unwrap_or_default(),
+                FORGOTTEN_RETENTION
+            ) && forgotten.takeovers == 0,
+            "forget: keeps the record for a day, and not its takeovers: {forgotten:?}"
+        );
+        for call in Call::ALL {
+            let answer = held.make(call, &self.store).await;
+            let what = format!("{call:?} of a forgotten record");
+            match call {
+                Call::Forget => applied(answer, &what),
+                _ => superseded(answer, &what),
+            }
+            self.stays(&held.name, &forgotten, &what).await;
+        }
+        let next = self
+            .hold_again(&held, ReclaimAs::Replace, long_claim(2))
+            .await;
         assert!(
             next.grant.operation == next.claim.operation
                 && next.grant.operation != held.grant.operation

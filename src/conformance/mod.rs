@@ -342,7 +342,7 @@ impl<S: Subject> Trial<S> {
     async fn record(&self, name: &RecordName) -> Record {
         self.peek(name)
             .await
-            .unwrap_or_else(|| panic!("read: a record stays until it is swept or forgotten"))
+            .unwrap_or_else(|| panic!("read: a record stays until it is swept"))
     }
 
     /// Returns the record, or `None` if there is none.
@@ -516,11 +516,11 @@ macro_rules! for_each_promise {
             every_call_without_a_record_is_superseded
             one_of_many_simultaneous_claims_is_acquired
             i1_repeated_claim_shows_its_own_record
-            i1_repeated_reclaim_is_granted_once
+            i1_repeated_reclaim_returns_its_grant
             i2_fences_grow_over_release_expiry_sweep_and_forget
-            i2_fences_grow_while_claims_and_removals_race
+            i2_fences_grow_while_claims_and_forgets_race
             abandoned_claim_lapses_and_stays_in_progress
-            forget_removes_a_record_in_any_state
+            forget_frees_a_record_in_any_state
             ids_tokens_and_fingerprints_are_kept_whole
             i3_takeover_needs_a_lapsed_lease
             rerun_needs_an_unknown_record

@@ -5,12 +5,13 @@ use bytes::Bytes;
 use super::{
     HOUR, Subject, Trial, beyond, good,
     lists::listed,
-    states::{Call, response_of, superseded},
+    long_claim,
+    states::{Call, Status, response_of, superseded},
 };
 use crate::{
     Key, Scope, Store,
     scope::RecordName,
-    store::{Token, admin::Filter},
+    store::{ReclaimAs, Token, admin::Filter},
 };
 
 /// # Names and scopes
@@ -143,14 +144,15 @@ impl<S: Subject> Trial<S> {
         }
         for (index, held) in held.iter().enumerate() {
             assert_eq!(
-                self.peek(&held.name).await.is_none(),
+                self.status(&held.name).await == Status::Free,
                 index % 2 == 0,
                 "names are compared byte for byte, and {:?} was taken for another",
                 parts[index]
             );
         }
         for held in held.iter().step_by(2) {
-            self.hold(&held.name, HOUR, HOUR).await;
+            self.hold_again(held, ReclaimAs::Replace, long_claim(2))
+                .await;
         }
         self.lapse().await;
         let listed = listed(&self.peer, &Filter::in_progress_for(S::SHORT), 100).await;

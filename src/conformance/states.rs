@@ -66,7 +66,7 @@ impl State {
         ];
         let live = records.into_iter().map(Status::live);
         let expired = records.into_iter().map(Status::expired);
-        live.chain(expired).chain([Status::Absent.live()])
+        live.chain(expired)
     }
 
     /// Returns whether a reclaim is granted in this state.
@@ -171,7 +171,7 @@ impl Call {
         let in_progress = matches!(state.status, Status::Live | Status::Lapsed);
         match (self, state.status) {
             (_, Status::Absent) => Effect::Refused,
-            (Self::Forget, _) => Effect::Becomes(Status::Absent),
+            (Self::Forget, _) => Effect::Becomes(Status::Free),
             (Self::Renew, _) if in_progress => Effect::Becomes(Status::Live),
             (Self::Complete, Status::Completed) => Effect::Repeated,
             (Self::Complete, Status::Unknown) => Effect::Becomes(Status::Completed),
@@ -197,13 +197,17 @@ impl Call {
 
 impl Call {
     /// Asserts that the claim stays the same, except for the token of a record that was
-    /// resolved as happened.
+    /// forgotten or resolved as happened.
     pub(super) fn leaves_the_claim(self, before: &Record, after: &Record, what: &str) {
-        let resolved = self == Self::ResolveHappened && status_of(after) == Status::Completed;
+        let ends_the_claim = match self {
+            Self::ResolveHappened => status_of(after) == Status::Completed,
+            Self::Forget => status_of(after) == Status::Free,
+            _ => false,
+        };
         assert_eq!(
             before.token == after.token,
-            !resolved,
-            "{what}: the token stays, and changes only if it happened"
+            !ends_the_claim,
+            "{what}: the token stays, and changes only if it happened or was forgotten"
         );
         let before = &Record {
             token: after.token,
@@ -241,7 +245,7 @@ impl<S: Subject> Trial<S> {
         let held = self.hold_again(&former, ReclaimAs::Retry, claim).await;
         match status {
             Status::Live | Status::Lapsed => {}
-            Status::Absent => self.forget(&held).await,
+            Status::Absent => unreachable!("a case has a record"),
             Status::Completed => {
                 self.complete(&held, response(), retention).await;
             }

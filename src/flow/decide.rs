@@ -11,7 +11,7 @@ use super::{config::Config, request::KeyedRequest};
 use crate::{
     Fence, OperationId, Recovery,
     fingerprint::{Comparison, Mismatch},
-    store::{Grant, ReclaimAs, Record, RecordState, Release},
+    store::{Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
 };
 
 /// What a request may do about a record.
@@ -79,6 +79,11 @@ pub(super) fn decide(request: &KeyedRequest, config: &Config, record: &Record) -
     if has_expired && !is_in_progress {
         return Decision::Reclaim(ReclaimAs::Expired);
     }
+    let is_free = matches!(record.state, RecordState::Released(Release::AnyRequest));
+    // It was forgotten: the next request begins a new operation, even if it is the same.
+    if is_free && record.token == NO_OWNER {
+        return Decision::Reclaim(ReclaimAs::Replace);
+    }
     let claim = &request.claim;
     let fingerprinter = &config.fingerprinter;
     let compared = catch_unwind(AssertUnwindSafe(|| {
@@ -88,7 +93,6 @@ pub(super) fn decide(request: &KeyedRequest, config: &Config, record: &Record) -
     let Ok(compared) = compared else {
         return Decision::Answer(Answer::FingerprintPanicked);
     };
-    let is_free = matches!(record.state, RecordState::Released(Release::AnyRequest));
     // A crashed claim keeps its key until it expires, whether it was swept or not.
     let has_lapsed = matches!(record.state, RecordState::InProgress { lease_left: None });
     let is_over = has_lapsed && has_expired;

@@ -1,7 +1,7 @@
 //! For operators: which records need attention, and how to end them.
 //!
 //! [`Store::list`] and [`Store::count`] find records, [`Store::resolve`] ends one whose
-//! outcome is unknown, and [`Store::forget`] removes one:
+//! outcome is unknown, and [`Store::forget`] lets its next request run:
 //!
 //! ```
 //! use std::time::Duration;

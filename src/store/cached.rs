@@ -186,11 +186,6 @@ impl<S: Store> Store for CachedStore<S> {
         self.0.store.count(filter, limit).await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        let _changing = self.0.changing(name);
-        self.0.store.forget(name, seen).await
-    }
-
     async fn purge_expired(
         &self,
         limit: u32,

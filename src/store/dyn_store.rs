@@ -63,7 +63,6 @@ macro_rules! methods {
             fn read(name: &$life RecordName) -> Option<Record>;
             fn list(filter: &$life Filter, after: Option<&$life RecordName>, limit: u32) -> Page;
             fn count(filter: &$life Filter, limit: u32) -> Count;
-            fn forget(name: &$life RecordName, seen: Fence) -> Transitioned;
             fn purge_expired(limit: u32, unknown_retention: Duration) -> Purged;
             fn wait(name: &$life RecordName, seen: Fence) -> ();
         }

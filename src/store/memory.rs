@@ -50,7 +50,6 @@ struct Inner {
     shards: Box<[Shard]>,
     hasher: RandomState,
     start: Instant,
-    fences: AtomicU64,
     records: AtomicUsize,
     bytes: AtomicUsize,
     most_records: usize,
@@ -100,7 +99,6 @@ impl MemoryStore {
                 shards: (0..SHARDS).map(|_| Shard::default()).collect(),
                 hasher: RandomState::new(),
                 start: Instant::now(),
-                fences: AtomicU64::new(1),
                 records: AtomicUsize::new(0),
                 bytes: AtomicUsize::new(0),
                 most_records: records,
@@ -127,10 +125,6 @@ impl MemoryStore {
 impl Inner {
     fn now(&self) -> Duration {
         self.start.elapsed()
-    }
-
-    fn next_fence(&self) -> Fence {
-        Fence::from(self.fences.fetch_add(1, Ordering::Relaxed))
     }
 
     /// Returns the shard of a name, and the hash of the name. Other bits of the
@@ -278,11 +272,11 @@ impl Store for MemoryStore {
         loop {
             let mut table = shard.lock();
             let now = inner.now();
-            if let Some(slot) = table.find(hash, |slot| slot.is(hash, name)) {
-                return Ok(Claimed::Occupied(slot.entry.record.read(now)));
+            if let Some(slot) = table.find_mut(hash, |slot| slot.is(hash, name)) {
+                return Ok(slot.entry.record.claim(claim, now));
             }
             if take(&inner.records, 1, inner.most_records) {
-                let record = StoredRecord::claimed(claim, inner.next_fence(), now);
+                let record = StoredRecord::claimed(claim, now);
                 let grant = record.grant();
                 shard.lower(&record);
                 let name = name.clone();
@@ -313,7 +307,7 @@ impl Store for MemoryStore {
         };
         let record = &mut slot.entry.record;
         let bytes = record.response_len();
-        let grant = record.reclaim(seen, reclaim_as, claim, inner.next_fence(), inner.now());
+        let grant = record.reclaim(seen, reclaim_as, claim, inner.now());
         shard.lower(record);
         inner.give_back(0, bytes - record.response_len());
         Ok(grant)
@@ -336,8 +330,9 @@ impl Store for MemoryStore {
             let transitioned = next.apply(&transition, inner.now());
             // A repeated or superseded call needs no room, and is answered by a full
             // store too.
-            let more = next.response_len() - record.response_len();
-            if take(&inner.bytes, more, inner.most_bytes) {
+            let (before, after) = (record.response_len(), next.response_len());
+            if take(&inner.bytes, after.saturating_sub(before), inner.most_bytes) {
+                inner.give_back(0, before.saturating_sub(after));
                 *record = next;
                 shard.lower(record);
                 return Ok(transitioned);
@@ -399,20 +394,6 @@ impl Store for MemoryStore {
             records,
             next: None,
         })
-    }
-
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        let inner = &*self.inner;
-        let (shard, hash) = inner.shard(name);
-        let mut table = shard.lock();
-        match table.find_entry(hash, |slot| slot.is(hash, name)) {
-            Ok(found) if found.get().entry.record.grant().fence == seen => {
-                let (slot, _) = found.remove();
-                inner.give_back(1, slot.entry.record.response_len());
-                Ok(Transitioned::Applied)
-            }
-            _ => Ok(Transitioned::Superseded),
-        }
     }
 
     async fn purge_expired(

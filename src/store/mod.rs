@@ -84,9 +84,14 @@ pub trait Store: Send + Sync + 'static {
     /// being granted. A crash right after the call leaves a record in progress whose
     /// lease lapses.
     ///
+    /// The fence comes from the store's clock, see [`next_fence`](transition::next_fence).
+    /// It could be smaller than one of a record that was swept in two cases only: the
+    /// clock was set back by more than that record's retention, or this call was delayed
+    /// in the store for longer than that.
+    ///
     /// A claim whose answer was lost is made again with its token, at once or later. Then
-    /// it returns its own record, with a fence that is larger than every earlier fence of
-    /// this name. While the first call is still being written, the second waits for it or
+    /// it returns its own record, with a new fence that is larger than every earlier fence
+    /// of this name. While the first call is still being written, the second waits for it or
     /// fails. Once the second is answered, the first is never granted. If the claim was
     /// released or has ended, the call returns the existing record.
     fn claim(
@@ -98,7 +103,8 @@ pub trait Store: Send + Sync + 'static {
     /// Claims a name whose record still has the fence `seen` and is in the state that
     /// `reclaim_as` names. Returns `None` otherwise.
     ///
-    /// The new fence is larger than every earlier fence of this name. Exactly one of all
+    /// A reclaim whose answer was lost may be made again with its token. While its claim
+    /// is in progress, it is granted again. The new fence is larger than every earlier fence of this name. Exactly one of all
     /// simultaneous calls returns a [`Grant`]. A crash right after the call leaves a
     /// record in progress whose lease lapses.
     fn reclaim(
@@ -145,16 +151,6 @@ pub trait Store: Send + Sync + 'static {
         after: Option<&RecordName>,
         limit: u32,
     ) -> impl Future<Output = Result<Page, StoreError>> + Send;
-
-    /// Removes a record that still has the fence `seen`, whatever its state.
-    ///
-    /// **The next request with this key runs.** An owner still at work finds its claim
-    /// superseded. If the answer was lost, read the record.
-    fn forget(
-        &self,
-        name: &RecordName,
-        seen: Fence,
-    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send;
 
     /// Sweeps up to `limit` expired records.
     ///
@@ -284,6 +280,20 @@ pub trait Store: Send + Sync + 'static {
             at_least,
         };
         self.transition(name, Transition::Fenced(seen, resolve))
+    }
+
+    /// Forgets a record that still has the fence `seen`, whatever its state.
+    ///
+    /// **The next request with this key runs**, as a new operation. An owner still at work
+    /// finds its claim superseded. The record is released for any request, without its
+    /// response, and is kept for one more day, so that the next fence is larger. Forgetting
+    /// it again returns [`Transitioned::Applied`] and changes nothing.
+    fn forget(
+        &self,
+        name: &RecordName,
+        seen: Fence,
+    ) -> impl Future<Output = Result<Transitioned, StoreError>> + Send {
+        self.transition(name, Transition::Fenced(seen, FencedTransition::Forget))
     }
 
     /// Counts the records that `filter` chooses, up to `limit`: a number to alert on.

@@ -12,12 +12,12 @@
 //!
 //! ```
 //! use std::time::Duration;
-//! use tower_idempotency::{Fence, store::{Claim, Completion, OwnerTransition, RecordState, Transition, Transitioned, transition::StoredRecord, Fingerprint}};
+//! use tower_idempotency::store::{Claim, Completion, OwnerTransition, RecordState, Transition, Transitioned, transition::StoredRecord, Fingerprint};
 //!
 //! let hour = Duration::from_secs(3600);
 //! let claim = Claim::new(Fingerprint::from_bytes([0; Fingerprint::LENGTH]), hour, hour);
 //! let now = Duration::ZERO;
-//! let mut record = StoredRecord::claimed(&claim, Fence::from(1), now);
+//! let mut record = StoredRecord::claimed(&claim, now);
 //!
 //! let completion = Completion::new("the encoded response".into(), hour, hour);
 //! let complete = Transition::Owner(claim.token, OwnerTransition::Complete(completion));
@@ -30,19 +30,34 @@ use std::{array, fmt, time::Duration};
 use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::{
-    Claim, FencedTransition, Grant, OwnerTransition, ReclaimAs, Record, RecordState, Release,
-    StoreError, Transition, Transitioned, admin::Resolution,
+    Claim, Claimed, FencedTransition, Grant, OwnerTransition, ReclaimAs, Record, RecordState,
+    Release, StoreError, Transition, Transitioned, admin::Resolution,
 };
 use crate::{Fence, OperationId, fingerprint::Fingerprint, store::Token};
 
-/// The token of a record that was resolved as happened. No claim has it.
+/// The token of a record that was forgotten, or resolved as happened. No claim has it.
 pub(crate) const NO_OWNER: Token = Token::from_bytes([0; 16]);
+
+/// How long a forgotten record is kept from then on: one day.
+///
+/// It keeps the last fence, so that the next claim has a larger one even if the clock is
+/// set back by less than this.
+pub const FORGOTTEN_RETENTION: Duration = Duration::from_secs(24 * 3600);
+
+/// Returns the fence of a claim at `now`: the microseconds on the store's clock, or the
+/// one after `last` if that is larger.
+///
+/// With a clock that counts from 1970, it stays below 2^53 until the year 2255.
+#[must_use]
+pub fn next_fence(last: Fence, now: Duration) -> Fence {
+    let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
+    Fence::from(now.max(last.get() + 1))
+}
 
 /// A record as a store keeps it, with moments on the store's clock.
 ///
 /// There is no value for an absent record: [`claimed`](Self::claimed) makes the
-/// first one of a name, and after [`Swept::Remove`] or a
-/// [`forget`](super::Store::forget) there is none.
+/// first one of a name, and after [`Swept::Remove`] there is none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredRecord {
     pub(crate) operation: OperationId,
@@ -67,15 +82,14 @@ pub(crate) enum State {
 impl StoredRecord {
     /// The record of a first claim: in progress, attempt 1.
     ///
-    /// Keep it only if the name has no record. `fence` must be larger than every
-    /// fence that this name ever had, also those of records that were removed. A
-    /// crash right after the record is kept leaves it in progress, and its lease
-    /// lapses.
+    /// Keep it only if the name has no record. Its fence comes from the clock, and is
+    /// larger than those of records that were [swept](Self::sweep) before. A crash right
+    /// after the record is kept leaves it in progress, and its lease lapses.
     #[must_use]
-    pub fn claimed(claim: &Claim, fence: Fence, now: Duration) -> Self {
+    pub fn claimed(claim: &Claim, now: Duration) -> Self {
         Self {
             operation: claim.operation,
-            fence,
+            fence: next_fence(Fence::from(0), now),
             attempt: 1,
             takeovers: 0,
             fingerprint: claim.fingerprint,
@@ -88,20 +102,35 @@ impl StoredRecord {
         }
     }
 
+    /// Returns the answer to a claim of a name that has this record.
+    ///
+    /// Changes nothing, unless the record is that of an earlier call with the claim's
+    /// token, whose answer was lost. Then the claim gets a new fence. Keep it before you
+    /// answer: a write tells that the store's replicas have the record.
+    pub fn claim(&mut self, claim: &Claim, now: Duration) -> Claimed {
+        if self.is_own(claim) {
+            self.fence = next_fence(self.fence, now);
+        }
+        Claimed::Occupied(self.read(now))
+    }
+
     /// Claims the record again. Returns `None`, and changes nothing, unless `seen`
     /// is its fence and its state is the one that `reclaim_as` names.
     ///
-    /// `next` is a fence of the store's that was drawn after the record was read. The
-    /// grant has this fence, or the one after the record's if that is larger. A crash
-    /// right after the record is kept leaves it in progress, and its lease lapses.
+    /// If an earlier call with the claim's token was granted, whose answer was lost, it is
+    /// granted again with a new fence. A crash right after the record is kept leaves it in
+    /// progress, and its lease lapses.
     pub fn reclaim(
         &mut self,
         seen: Fence,
         reclaim_as: ReclaimAs,
         claim: &Claim,
-        next: Fence,
         now: Duration,
     ) -> Option<Grant> {
+        if self.is_own(claim) {
+            self.fence = next_fence(self.fence, now);
+            return Some(self.grant());
+        }
         let expired = self.has_expired(now);
         let allowed = match (&self.state, reclaim_as) {
             (State::InProgress { .. }, ReclaimAs::Takeover) => self.has_lapsed(now),
@@ -124,12 +153,12 @@ impl StoredRecord {
             ReclaimAs::Retry => (self.operation, self.attempt + 1, self.takeovers.min(1)),
             ReclaimAs::Replace | ReclaimAs::Expired => (claim.operation, 1, 0),
         };
-        let fence = next.max(Fence::from(self.fence.get() + 1));
         *self = Self {
             operation,
+            fence: next_fence(self.fence, now),
             attempt,
             takeovers,
-            ..Self::claimed(claim, fence, now)
+            ..Self::claimed(claim, now)
         };
         Some(self.grant())
     }
@@ -224,6 +253,14 @@ impl StoredRecord {
                     }
                 }
             }
+            (FencedTransition::Forget, State::Released(Release::AnyRequest))
+                if self.token == NO_OWNER => {}
+            (FencedTransition::Forget, _) => {
+                self.token = NO_OWNER;
+                self.takeovers = 0;
+                self.expires_at = now.saturating_add(FORGOTTEN_RETENTION);
+                self.state = State::Released(Release::AnyRequest);
+            }
             _ => return Transitioned::Superseded,
         }
         Transitioned::Applied
@@ -234,12 +271,11 @@ impl StoredRecord {
     /// Does nothing before [`sweep_after`](Self::sweep_after) has passed.
     pub fn sweep(&mut self, unknown_retention: Duration, now: Duration) -> Swept {
         match self.state {
-            _ if !self.has_expired(now) => Swept::Kept,
-            State::InProgress { .. } if self.has_lapsed(now) => {
+            _ if now <= self.sweep_after() => Swept::Kept,
+            State::InProgress { .. } => {
                 self.mark_unknown(unknown_retention, now);
                 Swept::MarkedUnknown
             }
-            State::InProgress { .. } => Swept::Kept,
             State::Unknown => Swept::Remove { unknown: true },
             State::Completed { .. } | State::Released(_) => Swept::Remove { unknown: false },
         }
@@ -248,13 +284,18 @@ impl StoredRecord {
     /// The last moment at which a sweep has nothing to do with the record, if nothing
     /// changes it: the key of an index for sweeps.
     ///
+    /// It is not before the moment of the fence, which lies ahead if the clock was set
+    /// back. So the next claim of the name has a larger fence.
+    ///
     /// A store that removes records by itself, for example by a time to live, must
     /// not do so before a sweep has seen the record.
     #[must_use]
     pub fn sweep_after(&self) -> Duration {
+        let fence = Duration::from_micros(self.fence.get().saturating_add(1));
+        let due = self.expires_at.max(fence);
         match self.state {
-            State::InProgress { lease_until } => self.expires_at.max(lease_until),
-            _ => self.expires_at,
+            State::InProgress { lease_until } => due.max(lease_until),
+            _ => due,
         }
     }
 
@@ -385,6 +426,10 @@ impl StoredRecord {
         self.expires_at = now.saturating_add(retention);
     }
 
+    fn is_own(&self, claim: &Claim) -> bool {
+        self.is_in_progress() && self.token == claim.token
+    }
+
     fn has_expired(&self, now: Duration) -> bool {
         self.expires_at < now
     }
@@ -455,7 +500,7 @@ mod tests {
 
     #[test]
     fn each_call_in_each_state_does_as_documented() {
-        let calls: [(&str, Call); 15] = [
+        let calls: [(&str, Call); 16] = [
             (
                 "`Renew`",
                 Call::Apply(|claim, _| by_owner(claim, OwnerTransition::Renew { lease: HOUR })),
@@ -493,6 +538,10 @@ mod tests {
             (
                 "`Resolve(DidNotHappen)`",
                 Call::Apply(|_, seen| resolve(seen, Resolution::DidNotHappen)),
+            ),
+            (
+                "`Forget`",
+                Call::Apply(|_, seen| Transition::Fenced(seen, FencedTransition::Forget)),
             ),
             ("`Takeover`", Call::Reclaim(ReclaimAs::Takeover)),
             ("`Rerun`", Call::Reclaim(ReclaimAs::Rerun)),
@@ -538,9 +587,9 @@ mod tests {
             }
             Call::Reclaim(reclaim_as) => {
                 let claim = new_claim(HOUR, HOUR);
-                let refused = after.reclaim(strange, reclaim_as, &claim, strange, NOW);
+                let refused = after.reclaim(strange, reclaim_as, &claim, NOW);
                 assert_eq!((refused, &after), (None, &before));
-                let granted = after.reclaim(seen, reclaim_as, &claim, Fence::from(0), NOW);
+                let granted = after.reclaim(seen, reclaim_as, &claim, NOW);
                 assert!(granted.is_none_or(|grant| grant.fence > seen));
                 granted.is_some()
             }
@@ -572,7 +621,7 @@ mod tests {
     fn record(state: &str, retention: Duration) -> (Claim, StoredRecord) {
         let lease = if state == "lapsed" { SHORT } else { HOUR };
         let claim = new_claim(lease, retention);
-        let mut record = StoredRecord::claimed(&claim, Fence::from(7), Duration::ZERO);
+        let mut record = StoredRecord::claimed(&claim, Duration::ZERO);
         let transition = match state {
             "completed" => complete(&claim, "kept", retention, Duration::ZERO),
             "unknown" => mark_unknown(&claim, retention),
@@ -631,12 +680,12 @@ mod tests {
                 HOUR,
             )
         };
-        let mut record = StoredRecord::claimed(&claim, Fence::from(7), Duration::new(1, 2));
+        let mut record = StoredRecord::claimed(&claim, Duration::new(1, 2));
         record.attempt = 5;
         record.takeovers = 6;
         let head = |state: &str, expires: &str, lease: &str| {
             let bytes = format!(
-                "01{state}05000000060000000700000000000000\
+                "01{state}050000000600000040420f0000000000\
                  010000000000000002000000{expires}{lease}{}{}{}",
                 "a1".repeat(16),
                 "b1".repeat(16),
@@ -681,7 +730,7 @@ mod tests {
         let for_ever = Duration::MAX;
         let claim = new_claim(for_ever, for_ever);
         let now = Duration::from_secs(1);
-        let mut record = StoredRecord::claimed(&claim, Fence::from(1), now);
+        let mut record = StoredRecord::claimed(&claim, now);
         for transition in [
             by_owner(&claim, OwnerTransition::Renew { lease: for_ever }),
             mark_unknown(&claim, for_ever),

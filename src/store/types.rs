@@ -193,6 +193,8 @@ pub enum FencedTransition {
         /// How long the record is kept from now at least.
         at_least: Duration,
     },
+    /// See [`Store::forget`](super::Store::forget).
+    Forget,
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -215,7 +217,7 @@ impl FencedTransition {
                 Resolution::Happened(response) => response.body_len(),
                 Resolution::DidNotHappen => 0,
             },
-            Self::MarkLapsed { .. } => 0,
+            Self::MarkLapsed { .. } | Self::Forget => 0,
         }
     }
 }

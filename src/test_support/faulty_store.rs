@@ -305,6 +305,7 @@ impl<S: Store> Store for FaultyStore<S> {
             Transition::Owner(_, OwnerTransition::MarkUnknown { .. })
             | Transition::Fenced(_, FencedTransition::MarkLapsed { .. }) => StoreCall::MarkUnknown,
             Transition::Fenced(_, FencedTransition::Resolve { .. }) => StoreCall::Resolve,
+            Transition::Fenced(_, FencedTransition::Forget) => StoreCall::Forget,
         };
         self.call(call, self.inner.transition(name, transition))
             .await
@@ -326,11 +327,6 @@ impl<S: Store> Store for FaultyStore<S> {
 
     async fn count(&self, filter: &Filter, limit: u32) -> Result<Count, StoreError> {
         self.call(StoreCall::Count, self.inner.count(filter, limit))
-            .await
-    }
-
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        self.call(StoreCall::Forget, self.inner.forget(name, seen))
             .await
     }
 

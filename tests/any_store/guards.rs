@@ -9,13 +9,14 @@ use futures_util::future::join_all;
 use tower_idempotency::{
     Fence, Store,
     store::{
-        Claim, Claimed, Completion, ReclaimAs, RecordState, Release, Token,
+        Claim, Claimed, Completion, Grant, ReclaimAs, RecordState, Release, Token,
         admin::{Filter, Resolution},
     },
 };
 
 use super::{
-    HOUR, acquired, applied, done, expired, fingerprint, hour, name, past, reclaimed, superseded,
+    HOUR, acquired, applied, done, expire, expired, expiring, fingerprint, hour, name, past,
+    reclaimed, superseded,
 };
 
 pub(crate) async fn one_of_64_claims_is_acquired(store: &(impl Store + Clone)) {
@@ -103,7 +104,12 @@ pub(crate) async fn each_transition_checks_its_own_guard(store: &impl Store) {
     }
     superseded(store.release(&taken_over, token, Release::AnyRequest).await);
     applied(store.forget(&taken_over, second.fence).await);
-    assert!(store.read(&taken_over).await.unwrap().is_none());
+    let forgotten = store.read(&taken_over).await.unwrap().unwrap();
+    assert!(matches!(
+        forgotten.state,
+        RecordState::Released(Release::AnyRequest)
+    ));
+    superseded(store.complete(&taken_over, token, &done()).await);
 
     // Released for the same request: no other request may replace it.
     let released = name("caller", "released");
@@ -127,8 +133,8 @@ pub(crate) async fn each_transition_checks_its_own_guard(store: &impl Store) {
 }
 
 pub(crate) async fn a_repeated_call_returns_the_lost_answer(store: &impl Store) {
-    let completed = name("s", "completed");
-    for _ in 0..2 {
+    for round in 0..2 {
+        let completed = name("s", &format!("completed {round}"));
         let claim = hour();
         acquired(store.claim(&completed, &claim).await);
         for response in ["first", "second"] {
@@ -140,7 +146,6 @@ pub(crate) async fn a_repeated_call_returns_the_lost_answer(store: &impl Store) 
             record.state,
             RecordState::Completed { response } if response == "first"
         ));
-        applied(store.forget(&completed, record.fence).await);
     }
 
     let (released, claim) = (name("s", "released"), hour());
@@ -285,4 +290,35 @@ pub(crate) async fn a_dropped_outcome_is_still_written(store: &impl Store) {
     while !is_completed().await {
         assert!(begun.elapsed() < Duration::from_secs(60));
     }
+}
+
+/// Claims a name in each way in which its last claim may have ended, and expects fences
+/// after `last`. Returns the last one.
+pub(crate) async fn fences_grow_over_sweeping_and_forgetting(
+    store: &impl Store,
+    mut last: Fence,
+) -> Fence {
+    let name = name("caller", "key");
+    let mut grows = |grant: Grant| {
+        assert!(grant.fence > last, "{} after {last}", grant.fence);
+        last = grant.fence;
+    };
+    let swept = expiring();
+    grows(acquired(store.claim(&name, &swept).await));
+    expire(store, &name, &swept).await;
+    assert_eq!(store.purge_expired(10, HOUR).await.unwrap().removed, 1);
+    let forgotten = acquired(store.claim(&name, &expiring()).await);
+    grows(forgotten);
+    applied(store.forget(&name, forgotten.fence).await);
+    let claim = expiring();
+    let replaced = store.reclaim(&name, forgotten.fence, ReclaimAs::Replace, &claim);
+    let replaced = replaced.await.unwrap().unwrap();
+    grows(replaced);
+    expire(store, &name, &claim).await;
+    let claim = expiring();
+    let expired = store.reclaim(&name, replaced.fence, ReclaimAs::Expired, &claim);
+    grows(expired.await.unwrap().unwrap());
+    expire(store, &name, &claim).await;
+    assert_eq!(store.purge_expired(10, HOUR).await.unwrap().removed, 1);
+    last
 }

@@ -517,7 +517,7 @@ const POSTGRES: &[Fault] = &[
         "the row in the way is swept before it is read",
         By(&[
             "f59_a_claim_retries_when_its_record_vanishes",
-            "i2_fences_grow_while_claims_and_removals_race",
+            "i2_fences_grow_while_claims_and_forgets_race",
         ]),
     ),
     Fault(

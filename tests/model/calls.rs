@@ -146,11 +146,11 @@ impl Protocol {
         if world.row.is_some() {
             return false;
         }
-        let mut fence = world.fence();
-        if self.has(Bug::FencesStartAgain) {
-            fence = Fence::from(1);
-        }
-        let row = StoredRecord::claimed(&claim_of(token, other), fence, world.now());
+        let at = match self.has(Bug::FencesStartAgain) {
+            true => moment(0),
+            false => world.now(),
+        };
+        let row = StoredRecord::claimed(&claim_of(token, other), at);
         world.grant(&row, token, other, None);
         world.row = Some(row);
         true
@@ -164,7 +164,6 @@ impl Protocol {
         fence: u64,
         plan: Plan,
     ) -> bool {
-        let next = world.fence();
         let now = world.now();
         let Some(mut row) = world.row.clone() else {
             return false;
@@ -181,10 +180,18 @@ impl Protocol {
         if self.has(Bug::TakesOverLive) && plan == Plan::Takeover {
             at = moment(LATER);
         }
-        let Some(_) = row.reclaim(seen, plan.reclaim_as(), &claim, next, at) else {
+        let is_own = matches!(view(&row, now).state, ViewState::InProgress(_))
+            && row.read(now).token == claim.token;
+        let Some(_) = row.reclaim(seen, plan.reclaim_as(), &claim, at) else {
             return false;
         };
-        world.grant(&row, claim.token.as_bytes()[0], other, Some(plan));
+        if is_own {
+            // Granted before: its answer was lost, or the call was sent twice.
+            world.demand(row.grant().fence.get() > world.ghost.fence, Broken::I2);
+            world.ghost.fence = row.grant().fence.get();
+        } else {
+            world.grant(&row, claim.token.as_bytes()[0], other, Some(plan));
+        }
         world.row = Some(row);
         true
     }
@@ -243,7 +250,7 @@ impl Protocol {
         let completed = matches!(before.state, ViewState::Completed(_));
         if completed && token == last && self.has(Bug::CompletesAgain) {
             let other = before.other;
-            *row = StoredRecord::claimed(&claim_of(token, other), row.grant().fence, now);
+            *row = StoredRecord::claimed(&claim_of(token, other), now);
         }
         let completion = Completion::new(response(token), moment(RETENTION), moment(0));
         let complete = Transition::Owner(by, OwnerTransition::Complete(completion));

@@ -195,11 +195,6 @@ impl World {
         self.next_token - 1
     }
 
-    /// The next fence of the store.
-    pub(crate) fn fence(&self) -> Fence {
-        Fence::from(self.ghost.fence + 1)
-    }
-
     pub(crate) fn send_late(&mut self, late: Late) {
         self.faults -= 1;
         self.late = Some(late);

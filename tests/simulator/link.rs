@@ -234,8 +234,8 @@ impl Store for Link {
                 })
                 .await
             }
-            Transition::Fenced(_, FencedTransition::Resolve { .. }) => {
-                unreachable!("a layer resolves nothing")
+            Transition::Fenced(_, FencedTransition::Resolve { .. } | FencedTransition::Forget) => {
+                unreachable!("a layer resolves and forgets nothing")
             }
         }
     }
@@ -255,10 +255,6 @@ impl Store for Link {
 
     async fn list(&self, _: &Filter, _: Option<&RecordName>, _: u32) -> Result<Page, StoreError> {
         unreachable!("a layer lists nothing")
-    }
-
-    async fn forget(&self, _: &RecordName, _: Fence) -> Result<Transitioned, StoreError> {
-        unreachable!("a layer forgets nothing")
     }
 
     async fn purge_expired(&self, _: u32, _: Duration) -> Result<Purged, StoreError> {

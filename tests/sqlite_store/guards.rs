@@ -1,14 +1,13 @@
 //! The guards of the transitions, as the memory store has them.
 
 use tower_idempotency::{
-    Fence, Store,
+    Fence,
     sqlx::{Connection as _, query_scalar},
-    store::ReclaimAs,
 };
 
 use crate::{
     File,
-    any_store::{acquired, expire, expiring, guards, name, reclaimed, reference::Compared},
+    any_store::{guards, reference::Compared},
     with_store,
 };
 
@@ -77,25 +76,10 @@ async fn a_random_walk_gets_the_answers_of_the_memory_store() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fences_grow_over_sweeping_forgetting_and_reopening() {
     let file = File::new();
-    let name = name("caller", "key");
     let mut last = Fence::from(0);
-    for round in 0..12 {
+    for _ in 0..6 {
         let store = file.open().await;
-        let claim = expiring();
-        let grant = acquired(store.claim(&name, &claim).await);
-        assert!(grant.fence > last, "{} after {last}", grant.fence);
-        last = grant.fence;
-        if round % 2 == 0 {
-            let _ = store.forget(&name, grant.fence).await.unwrap();
-        } else {
-            expire(&store, &name, &claim).await;
-            let again = reclaimed(&store, &name, grant, ReclaimAs::Expired)
-                .await
-                .unwrap();
-            assert!(again.fence > last);
-            last = again.fence;
-            let _ = store.forget(&name, again.fence).await.unwrap();
-        }
+        last = guards::fences_grow_over_sweeping_and_forgetting(&store, last).await;
         store.close().await;
     }
 }

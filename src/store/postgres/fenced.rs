@@ -24,7 +24,7 @@ use crate::{
         sql::calls::Call,
         sql::columns::{COMPLETED, RELEASED_SAME_REQUEST, grant},
         sql::single::{Attempt, Single},
-        transition::{NO_OWNER, StoredRecord},
+        transition::{FORGOTTEN_RETENTION, NO_OWNER, StoredRecord},
     },
 };
 
@@ -43,7 +43,6 @@ pub(super) struct FencedCall {
 pub(super) enum FencedChange {
     Reclaim(ReclaimAs, Claim),
     Transition(FencedTransition),
-    Forget,
 }
 
 #[derive(Clone, Copy)]
@@ -61,7 +60,7 @@ impl Call for FencedCall {
     fn bytes(&self) -> usize {
         let response = match &self.change {
             FencedChange::Transition(transition) => transition.response_len(),
-            FencedChange::Reclaim(..) | FencedChange::Forget => 0,
+            FencedChange::Reclaim(..) => 0,
         };
         self.name.bytes() + response
     }
@@ -111,6 +110,15 @@ impl Fenced {
                         grant: Some(grant(&row)?),
                     }));
                 }
+                // The answer to an earlier try of this reclaim got lost.
+                let token = claim.token.as_bytes().as_slice();
+                let refence = session.query_record(&self.sql.refence, &call.name);
+                if let Some(row) = session.row(refence.bind(token)).await? {
+                    return Ok(Attempt::Made(FencedAnswer {
+                        transitioned: Transitioned::Applied,
+                        grant: Some(grant(&row)?),
+                    }));
+                }
                 false
             }
             FencedChange::Transition(FencedTransition::MarkLapsed { retention }) => {
@@ -132,7 +140,12 @@ impl Fenced {
                     .bind(NO_OWNER.as_bytes().as_slice());
                 session.changes(resolve).await?
             }
-            FencedChange::Forget => session.changes(query(session, &self.sql.forget)).await?,
+            FencedChange::Transition(FencedTransition::Forget) => {
+                let forget = query(session, &self.sql.forget)
+                    .bind(NO_OWNER.as_bytes().as_slice())
+                    .bind(micros(FORGOTTEN_RETENTION));
+                session.changes(forget).await?
+            }
         };
         let answer = match is_applied {
             true => Attempt::Made(Transitioned::Applied),
@@ -157,10 +170,9 @@ impl Fenced {
         };
         let is_allowed = match change {
             FencedChange::Reclaim(reclaim_as, claim) => {
-                let reclaimed = record.reclaim(*seen, *reclaim_as, claim, *seen, now);
+                let reclaimed = record.reclaim(*seen, *reclaim_as, claim, now);
                 reclaimed.is_some()
             }
-            FencedChange::Forget => record.fence == *seen,
             FencedChange::Transition(transition) => {
                 let apply = |record: &mut StoredRecord| record.apply_fenced(*seen, transition, now);
                 return Ok(not_applied(&record, apply));
@@ -231,18 +243,20 @@ WHERE scope = $1 AND key = $2 AND fence = $3
   AND (state = {unknown} OR (state = {in_progress} AND lease_until < clock_timestamp()))
   {unlocked}";
 
-    /// Draws a number before the removal is visible, for claims that are under way.
+    refence = "
+UPDATE {records} AS record
+SET fence = GREATEST({next_fence}, record.fence + 1)
+WHERE scope = $1 AND key = $2 AND token = $3 AND state = {in_progress}{unlocked}
+RETURNING operation, fence, attempt::bigint";
+
     forget = "
-WITH held AS MATERIALIZED (
-    SELECT
-    FROM {records}
-    WHERE scope = $1 AND key = $2 AND fence = $3
-    FOR UPDATE SKIP LOCKED
-), drawn AS MATERIALIZED (
-    SELECT {next_removal} AS removal
-    FROM held
-)
-DELETE FROM {records} AS record
-USING drawn
-WHERE record.scope = $1 AND record.key = $2 AND record.fence = $3 AND removal > 0";
+UPDATE {records}
+SET state = {released_any},
+    response = NULL,
+    unknown_since = NULL,
+    token = $4,
+    takeovers = 0,
+    expires_at = clock_timestamp() + $5 * interval '1 microsecond'
+WHERE scope = $1 AND key = $2 AND fence = $3
+  AND NOT (state = {released_any} AND token = $4){unlocked}";
 }

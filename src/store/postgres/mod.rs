@@ -266,11 +266,6 @@ impl Store for PostgresStore {
         .await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        let answer = self.by_fence(name, seen, FencedChange::Forget).await?;
-        Ok(answer.transitioned)
-    }
-
     async fn purge_expired(
         &self,
         limit: u32,

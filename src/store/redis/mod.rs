@@ -31,7 +31,7 @@ use super::{
     Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record, Release,
     Store, StoreError, Token, Transition, Transitioned,
     admin::{Filter, Page, Resolution},
-    transition::StoredRecord,
+    transition::{FORGOTTEN_RETENTION, StoredRecord},
 };
 use crate::{Fence, OperationId, scope::RecordName};
 
@@ -327,13 +327,6 @@ impl Store for RedisStore {
         self.0.list(filter, after, limit).await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        let (seen, forget) = (seen.to_string(), Call::new("forget", Duration::ZERO));
-        self.0
-            .make(name, [b"fence", seen.as_bytes()], &forget)
-            .await
-    }
-
     async fn purge_expired(
         &self,
         limit: u32,
@@ -379,6 +372,7 @@ impl Call {
     fn of_others(transition: &FencedTransition) -> Self {
         match transition {
             FencedTransition::MarkLapsed { retention } => Self::new("mark-lapsed", *retention),
+            FencedTransition::Forget => Self::new("forget", FORGOTTEN_RETENTION),
             FencedTransition::Resolve {
                 resolution,
                 at_least,

@@ -6,7 +6,7 @@ use sqlx::{SqliteConnection, SqlitePool};
 
 use super::{
     error::failure,
-    statements::{Loaded, load_all, new_fences, now, store_all},
+    statements::{Loaded, load_all, now, store_all},
     writer::Writer,
 };
 use crate::{
@@ -97,29 +97,24 @@ impl WriteCall {
         }
     }
 
-    /// Returns whether the call takes a new fence.
-    fn takes_fence(&self, loaded: &Loaded) -> bool {
-        match (self, loaded) {
-            (Self::Claim(_), Ok(None)) => true,
-            (Self::Reclaim { seen, .. }, Ok(Some(loaded))) => loaded.record.fence == *seen,
-            _ => false,
-        }
-    }
-
-    /// Returns the answer, and the record if the call changes it. `next` is the fence
-    /// that the call takes, if it takes one.
+    /// Returns the answer, and the record if the call changes it.
     fn apply(
         &self,
         loaded: Option<LoadedRecord>,
-        next: Fence,
         now: Duration,
     ) -> (Written, Option<StoredRecord>) {
         match self {
             Self::Claim(ClaimCall { claim, .. }) => {
                 let (claimed, record) = match loaded {
-                    Some(loaded) => (loaded.read(now).into(), None),
+                    Some(mut loaded) => {
+                        let before = loaded.record.grant();
+                        loaded.record.claim(claim, now);
+                        let found = loaded.read(now).into();
+                        let record = loaded.record;
+                        (found, (record.grant() != before).then_some(record))
+                    }
                     None => {
-                        let record = StoredRecord::claimed(claim, next, now);
+                        let record = StoredRecord::claimed(claim, now);
                         let claimed = Claimed::Acquired(record.grant());
                         (claimed.into(), Some(record))
                     }
@@ -134,7 +129,7 @@ impl WriteCall {
                 let mut record = loaded.map(|loaded| loaded.record);
                 let grant = record
                     .as_mut()
-                    .and_then(|record| record.reclaim(*seen, *reclaim_as, claim, next, now));
+                    .and_then(|record| record.reclaim(*seen, *reclaim_as, claim, now));
                 let record = record.filter(|_| grant.is_some());
                 (Written::Reclaimed(grant), record)
             }
@@ -190,39 +185,16 @@ async fn write_all(
     let names = calls.iter().map(|call| (call.name(), call.max_response()));
     let loaded = load_all(on, &names.collect::<Vec<_>>()).await?;
     let now = now();
-    let mut next = first_fence(on, calls, &loaded).await?;
     let (mut answers, mut changed) = (Vec::with_capacity(calls.len()), Vec::new());
     for (call, loaded) in calls.iter().zip(loaded) {
-        let takes_fence = call.takes_fence(&loaded);
         answers.push(loaded.map(|loaded| {
-            let (answer, record) = call.apply(loaded, next, now);
+            let (answer, record) = call.apply(loaded, now);
             changed.extend(record.map(|record| (call.name(), record)));
             answer
         }));
-        if takes_fence {
-            next = Fence::from(next.get() + 1);
-        }
     }
     store_all(on, &changed).await?;
     Ok(answers)
-}
-
-/// Returns the first of the new fences that the calls take.
-async fn first_fence(
-    on: &mut SqliteConnection,
-    calls: &[WriteCall],
-    loaded: &[Loaded],
-) -> Result<Fence, StoreError> {
-    let taking = calls.iter().zip(loaded);
-    let taking = taking.filter(|(call, loaded)| call.takes_fence(loaded));
-    let seen = taking.map(|(_, loaded)| match loaded {
-        Ok(Some(loaded)) => loaded.record.fence,
-        _ => Fence::from(0),
-    });
-    match seen.clone().max() {
-        Some(last) => new_fences(on, seen.count(), last).await,
-        None => Ok(Fence::from(0)),
-    }
 }
 
 /// Reads records on a connection that does not write.

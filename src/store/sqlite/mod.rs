@@ -28,7 +28,7 @@ use super::{
     sql::batcher::{Batcher, ConcurrentBatches},
     sql::calls::{ClaimCall, TransitionCall},
     sql::detached,
-    sql::reads::Reads,
+    sql::reads::{Reads, is_own},
     sql::single::Limits,
 };
 use crate::{Fence, scope::RecordName};
@@ -91,7 +91,7 @@ impl SqliteStore {
     ///
     /// Several processes may open a new file at the same time. After a crash meanwhile, the
     /// tables are unchanged. In a file of the application, the store adds the tables
-    /// `idempotency_records`, `idempotency_fences` and `_idempotency_migrations`.
+    /// `idempotency_records` and `_idempotency_migrations`.
     ///
     /// # Errors
     ///
@@ -188,8 +188,8 @@ impl fmt::Debug for SqliteStore {
 impl Store for SqliteStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         // Most retries of a key that is taken need no write lock.
-        let reads_response = claim.reads_response;
-        if let Some(record) = self.reads.read(name, reads_response).await? {
+        let found = self.reads.read(name, claim.reads_response).await?;
+        if let Some(record) = found.filter(|record| !is_own(record, claim.token.as_bytes())) {
             return Ok(Claimed::Occupied(record));
         }
         let call = ClaimCall {
@@ -263,15 +263,6 @@ impl Store for SqliteStore {
         detached(async move {
             let mut connection = readers.acquire().await.map_err(failure)?;
             statements::list(&mut connection, &filter, after.as_ref(), limit).await
-        })
-        .await
-    }
-
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        let (writer, name) = (self.writer.clone(), name.clone());
-        detached(async move {
-            let forget = async |on: &mut _| statements::forget(on, &name, seen).await;
-            writer.write(forget).await
         })
         .await
     }

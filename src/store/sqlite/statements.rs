@@ -13,7 +13,7 @@ use crate::{
     Fence,
     scope::RecordName,
     store::{
-        Purged, StoreError, Transitioned,
+        Purged, StoreError,
         admin::{Filter, FilterKind, Page},
         sql::columns::{self, LoadedRecord, StoreRow as _, UNKNOWN, state_number},
         sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
@@ -171,26 +171,6 @@ fn response(record: &StoredRecord) -> Option<&[u8]> {
     }
 }
 
-/// Returns the first of `number` new fences, each larger than `last` and than every
-/// fence before.
-pub(super) async fn new_fences(
-    connection: &mut SqliteConnection,
-    number: usize,
-    last: Fence,
-) -> Result<Fence, StoreError> {
-    let newest: Option<i64> = query_scalar(NEW_FENCES)
-        .bind(length(number))
-        .bind(fence(last))
-        .fetch_optional(connection)
-        .await
-        .map_err(failure)?;
-    let first = newest.and_then(|newest| newest.checked_sub(length(number)));
-    let first = first.and_then(|before| u64::try_from(before + 1).ok());
-    first
-        .map(Fence::from)
-        .ok_or(StoreError::corrupt("the last fence"))
-}
-
 pub(super) async fn list(
     connection: &mut SqliteConnection,
     filter: &Filter,
@@ -219,25 +199,6 @@ pub(super) async fn list(
     }
     let rows = found.fetch_all(connection).await.map_err(failure)?;
     page(&rows, limit)
-}
-
-/// Removes a record, also one that cannot be decoded.
-pub(super) async fn forget(
-    connection: &mut SqliteConnection,
-    name: &RecordName,
-    seen: Fence,
-) -> Result<Transitioned, StoreError> {
-    let done = query(FORGET)
-        .bind(name.scope().as_str())
-        .bind(name.key().as_str())
-        .bind(fence(seen))
-        .execute(connection)
-        .await
-        .map_err(failure)?;
-    Ok(match done.rows_affected() {
-        0 => Transitioned::Superseded,
-        _ => Transitioned::Applied,
-    })
 }
 
 pub(super) async fn purge_expired(
@@ -352,11 +313,6 @@ FROM json_each(?1)
 WHERE true"
 );
 
-const NEW_FENCES: &str = "
-UPDATE idempotency_fences
-SET last = max(last, ?2) + ?1
-RETURNING last";
-
 macro_rules! listed {
     () => {
         "scope, key, operation, fence, attempt, state, takeovers, fingerprint, token,
@@ -428,16 +384,12 @@ FROM last"
 const LIST_IN_PROGRESS: &str = list_in_progress!("(scope, key) >= (?2, ?3)");
 const LIST_IN_PROGRESS_IN_SCOPE: &str = list_in_progress!("scope = ?2 AND key >= ?3");
 
-const FORGET: &str = "
-DELETE FROM idempotency_records
-WHERE scope = ?1 AND key = ?2 AND fence = ?3";
-
 const REMOVE_EXPIRED: &str = "
 DELETE FROM idempotency_records
 WHERE rowid IN (
     SELECT rowid
     FROM idempotency_records
-    WHERE expires_at < ?1 AND state <> 1 /* in progress */
+    WHERE expires_at < ?1 AND state <> 1 /* in progress */ AND fence < ?1
     ORDER BY expires_at
     LIMIT ?2)
 RETURNING state";

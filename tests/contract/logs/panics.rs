@@ -204,10 +204,6 @@ impl Store for Hasty {
         self.0.list(filter, after, limit).await
     }
 
-    async fn forget(&self, name: &RecordName, seen: Fence) -> Result<Transitioned, StoreError> {
-        self.0.forget(name, seen).await
-    }
-
     async fn purge_expired(&self, limit: u32, retention: Duration) -> Result<Purged, StoreError> {
         self.0.purge_expired(limit, retention).await
     }

@@ -15,8 +15,9 @@ if not record then
     save('')
     return record.fence
 end
-if record.token == ids:sub(17, 32) then
-    touch()
+if record.token == ids:sub(17, 32) and before == IN_PROGRESS then
+    grant_again()
+    head = redis.call('GET', key)
 end
 if record.state == COMPLETED and reads_response == '1' then
     head = redis.call('GET', key)

@@ -1,5 +1,9 @@
 local seen, as, ids, lease, retention = unpack(ARGV)
 local token = ids:sub(17, 32)
+if record and before == IN_PROGRESS and record.token == token then
+    grant_again()
+    return { record.operation, record.fence, record.attempt, token }
+end
 if not record or digits(record.fence) ~= seen then
     return false
 end

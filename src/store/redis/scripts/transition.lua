@@ -19,6 +19,7 @@ end
 if (call == 'complete' and before == COMPLETED)
     or ((call == 'release-same' or call == 'release-any') and free)
     or ((call == 'mark-unknown' or call == 'mark-lapsed') and before == UNKNOWN)
+    or (call == 'forget' and before == RELEASED_ANY and owner == NO_OWNER)
 then
     touch()
     return ''
@@ -42,10 +43,11 @@ elseif (call == 'release-same' or call == 'release-any') and before == IN_PROGRE
     save('')
     return owner
 elseif call == 'forget' then
-    redis.call('DEL', key)
-    if before == IN_PROGRESS then
-        redis.call('SPUBLISH', key, '')
-    end
+    record.state = RELEASED_ANY
+    record.token = NO_OWNER
+    record.takeovers = 0
+    record.expires = now + time
+    save('')
     return owner
 elseif call == 'happened' and settled then
     record.state = COMPLETED
