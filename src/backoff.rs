@@ -8,7 +8,7 @@ use rand::RngExt as _;
 ///
 /// Each one is jittered, so that callers that failed together do not try again
 /// together.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Backoff {
     next: Duration,
     longest: Duration,
@@ -27,6 +27,14 @@ impl Backoff {
         let pause = self.next;
         self.next = (pause * 2).min(self.longest);
         jittered(pause)
+    }
+
+    /// Returns a random duration of up to the next pause, for callers that need not pause.
+    #[cfg(feature = "client")]
+    pub(crate) fn full_jitter(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.longest);
+        pause.mul_f64(rand::rng().random())
     }
 }
 

@@ -100,7 +100,7 @@ impl<S: Store> IdempotencyBuilder<S> {
             config: Config {
                 requirement,
                 scope,
-                header: HeaderName::from_static("idempotency-key"),
+                header: crate::key::HEADER,
                 syntax: KeySyntax::compat(),
                 methods: vec![Method::POST, Method::PATCH],
                 guard_if: None,

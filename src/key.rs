@@ -352,6 +352,8 @@ fn hyphenated(key: &str) -> Result<Uuid, KeyFault> {
         })
 }
 
+/// The header of the IETF draft.
+pub(crate) const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 const DEFAULT_LENGTH: RangeInclusive<usize> = 1..=255;
 const LONGEST_KEY: usize = 1024;
 const PARAMETER_ROOM: usize = 256;

@@ -359,6 +359,8 @@ mod sync;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod store;
+#[cfg(feature = "client")]
+pub mod client;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "test-support")]

@@ -92,9 +92,11 @@ impl Renderer {
             .unwrap_or_else(|| head.standard(&rejection));
         let headers = response.headers_mut();
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if let Some(seconds) = rejection.retry_after {
-            headers.insert(header::RETRY_AFTER, seconds.into());
-        }
+        // Clients try again exactly where it is set, whatever a custom renderer says.
+        match rejection.retry_after {
+            Some(seconds) => headers.insert(header::RETRY_AFTER, seconds.into()),
+            None => headers.remove(header::RETRY_AFTER),
+        };
         if let Some(link) = &self.documentation {
             headers.append(header::LINK, link.clone());
         }

@@ -42,7 +42,7 @@ pub(crate) struct ResponseSettings {
 impl Default for ResponseSettings {
     fn default() -> Self {
         Self {
-            marker: HeaderName::from_static("idempotent-replayed"),
+            marker: REPLAYED,
             kept_headers: KeptHeaders::all_but_transient(),
             retention: Duration::from_secs(24 * 3600),
             retention_by_status: HashMap::new(),
@@ -196,6 +196,8 @@ pub(crate) fn declared_length(parts: &response::Parts) -> Option<u64> {
     length.to_str().ok()?.parse().ok()
 }
 
+/// Marks a replay, unless the layer uses another header.
+pub(crate) const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 /// The longest retention that a handler can ask for: ten years.
 const LONGEST_RETENTION: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// What the headers and trailers of a kept response may take beside its body.

@@ -494,6 +494,27 @@ async fn refusals_may_have_custom_types_and_renderings() {
 }
 
 #[tokio::test]
+async fn rule_70_a_renderer_neither_sets_nor_removes_retry_after() {
+    let gate = Gate::closed();
+    let builder = required(memory()).render(|_, _| {
+        let response = Response::builder().status(409).header("retry-after", "77");
+        Some(response.body("refused").unwrap())
+    });
+    let api = Api::new(builder, &Probe::behind(&gate));
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    let in_progress = api.send(keyed("K")).await;
+    assert_eq!(in_progress.retry_after(), Some(1));
+    let reused = api.send(keyed("K").body("{}")).await;
+    assert_eq!(
+        (&*reused.body, reused.retry_after()),
+        (&b"refused"[..], None)
+    );
+    gate.open();
+    owner.await.unwrap();
+}
+
+#[tokio::test]
 async fn renderers_return_any_body_that_is_whole() {
     fn answered<B>(body: B) -> Option<Response<B>> {
         Some(Response::new(body))
