@@ -181,6 +181,10 @@ pub trait Subject: Send + Sync + 'static {
     }
 
     /// Lets at least this time pass on the store's clock. Defaults to Tokio's `sleep`.
+    ///
+    /// If the store learns that a lease has lapsed by observing the record, as
+    /// [`CasStore`](crate::store::cas::CasStore) does, list its records through each handle
+    /// first.
     fn pass(&self, time: Duration) -> impl Future<Output = ()> + Send {
         tokio::time::sleep(time)
     }

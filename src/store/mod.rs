@@ -10,6 +10,7 @@ mod sweep;
 pub mod transition;
 pub mod admin;
 mod memory;
+pub mod cas;
 #[cfg(feature = "cache")]
 mod cached;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]

@@ -50,6 +50,9 @@ impl fmt::Debug for Token {
 pub struct Fence(u64);
 
 impl Fence {
+    /// Smaller than that of every claim.
+    pub(crate) const ZERO: Self = Self(0);
+
     /// The number.
     #[must_use]
     pub fn get(self) -> u64 {
