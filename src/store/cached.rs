@@ -186,6 +186,10 @@ impl<S: Store> Store for CachedStore<S> {
         self.0.store.count(filter, limit).await
     }
 
+    async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
+        self.0.store.wait(name, seen).await
+    }
+
     async fn purge_expired(
         &self,
         limit: u32,
