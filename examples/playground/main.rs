@@ -20,6 +20,9 @@
 )]
 
 mod caller;
+#[path = "../etcd_store.rs"]
+#[allow(dead_code, reason = "its backend is used, and its server is not")]
+mod etcd_store;
 mod handlers;
 mod operator;
 mod orders;

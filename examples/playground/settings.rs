@@ -3,7 +3,7 @@
 //! | variable | value | default |
 //! |---|---|---|
 //! | `PORT` | 0 picks one | 0 |
-//! | `STORE` | `memory`, `memory:RECORDS` with a bound, `sqlite:PATH`, `postgres://…`, `redis://…`, `redis+cluster://…`, `redis+sentinel://…` | `memory` |
+//! | `STORE` | `memory`, `memory:RECORDS` with a bound, `sqlite:PATH`, `postgres://…`, `redis://…`, `redis+cluster://…`, `redis+sentinel://…`, `etcd://HOST:PORT` or `etcd://HOST:PORT/PREFIX` | `memory` |
 //! | `SQLITE_PAGES` | the most pages the file may have; what is there already stays | SQLite's |
 //! | `POOLER` | `1` if a pooler stands between, one connection for each transaction | `0` |
 //! | `RUNS` | the file that each run of a handler adds a line to | in memory |

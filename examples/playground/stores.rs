@@ -4,10 +4,10 @@ use std::{error::Error, path::PathBuf};
 
 use tower_idempotency::{
     DynStore, MemoryStore, PostgresStore, RedisStore, SqliteStore,
-    sqlx::sqlite::SqliteConnectOptions,
+    sqlx::sqlite::SqliteConnectOptions, store::cas::CasStore,
 };
 
-use crate::orders::Orders;
+use crate::{etcd_store::Etcd, orders::Orders};
 
 /// A store and its address.
 pub(crate) enum StoreAddress {
@@ -17,6 +17,11 @@ pub(crate) enum StoreAddress {
     },
     Sqlite(PathBuf),
     Postgres(String),
+    Etcd {
+        url: String,
+        /// Of its keys.
+        prefix: String,
+    },
     Redis {
         url: String,
         prefix: Option<String>,
@@ -35,6 +40,14 @@ impl StoreAddress {
             },
             Some(("sqlite", path)) if !path.is_empty() => Ok(Self::Sqlite(path.into())),
             Some(("postgres" | "postgresql", _)) => Ok(Self::Postgres(text.to_owned())),
+            Some(("etcd", rest)) => {
+                let address = rest.trim_start_matches('/');
+                let (address, prefix) = address.split_once('/').unwrap_or((address, ""));
+                Ok(Self::Etcd {
+                    url: format!("http://{address}"),
+                    prefix: prefix.to_owned(),
+                })
+            }
             Some((scheme, _)) if scheme.starts_with("redis") => {
                 let (url, prefix) = match text.split_once('#') {
                     Some((url, prefix)) => (url, Some(prefix.to_owned())),
@@ -44,7 +57,8 @@ impl StoreAddress {
                 Ok(Self::Redis { url, prefix })
             }
             _ => Err(
-                "it is none of memory, memory:RECORDS, sqlite:PATH, postgres://…, redis…://…"
+                "it is none of memory, memory:RECORDS, sqlite:PATH, postgres://…, redis…://…, \
+                 etcd://…"
                     .to_owned(),
             ),
         }
@@ -74,6 +88,10 @@ pub(crate) async fn open(
             let store = SqliteStore::open_with(options).await?;
             let orders = Orders::in_file(store.clone(), path).await?;
             (DynStore::new(store), orders)
+        }
+        StoreAddress::Etcd { url, prefix } => {
+            let store = CasStore::new(Etcd::new(url, prefix));
+            (DynStore::new(store), Orders::Nowhere)
         }
         StoreAddress::Postgres(url) => {
             let mut builder = PostgresStore::builder(url.parse()?);

@@ -52,6 +52,8 @@ pub(crate) async fn claimed_elsewhere(
     let claim = Claim::new(fingerprint(keyed("K")).await, lease, retention);
     let claimed = store.claim(&named(key), &claim).await.unwrap();
     assert!(matches!(claimed, Claimed::Acquired(_)));
+    // Where no clock is shared, a lease counts from when this process sees the record.
+    store.read(&named(key)).await.unwrap();
     claim
 }
 

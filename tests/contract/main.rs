@@ -6,6 +6,8 @@ mod client;
 mod crowd;
 #[path = "../databases/mod.rs"]
 mod databases;
+#[path = "../etcd/mod.rs"]
+mod etcd;
 mod faulty;
 mod probe;
 #[path = "../redis_servers/mod.rs"]

@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Mutex, time::Duration};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tower_idempotency::{DynStore, MemoryStore, PostgresStore, SqliteStore};
 
-use crate::{databases::Database, redis_servers::Keys};
+use crate::{databases::Database, etcd, redis_servers::Keys};
 
 /// The records of one test. Each [`open`](Self::open) is the view of another
 /// process.
@@ -22,6 +22,7 @@ enum Kind {
     Sqlite(PathBuf),
     Postgres(Box<Database>),
     Redis(Keys),
+    Etcd(etcd::Keys),
 }
 
 impl Place {
@@ -51,6 +52,10 @@ impl Place {
 
     pub(crate) async fn redis_cluster() -> Self {
         Self::of(Kind::Redis(Keys::on_cluster()))
+    }
+
+    pub(crate) async fn etcd() -> Self {
+        Self::of(Kind::Etcd(etcd::Keys::new()))
     }
 
     /// A database without the store's tables.
@@ -83,6 +88,7 @@ impl Place {
                 DynStore::new(store)
             }
             Kind::Redis(keys) => DynStore::new(keys.connect().await),
+            Kind::Etcd(keys) => DynStore::new(keys.open()),
         }
     }
 
@@ -93,6 +99,7 @@ impl Place {
             Kind::Sqlite(path) => format!("sqlite:{}", path.display()),
             Kind::Postgres(database) => database.url(),
             Kind::Redis(keys) => keys.address(),
+            Kind::Etcd(keys) => keys.address(),
         }
     }
 
@@ -118,6 +125,7 @@ impl Place {
             Kind::Postgres(database) => database.remove().await,
             // No other test reads them.
             Kind::Redis(_) => {}
+            Kind::Etcd(keys) => keys.remove().await,
         }
     }
 }
@@ -176,6 +184,11 @@ macro_rules! on_shared_stores {
         #[tokio::test]
         async fn redis_cluster() {
             check(Place::redis_cluster().await, super::$rule).await;
+        }
+
+        #[tokio::test]
+        async fn etcd() {
+            check(Place::etcd().await, super::$rule).await;
         }
     };
 }
