@@ -30,11 +30,12 @@ pub(crate) fn key(name: &RecordName) -> String {
 
 /// The key of the sorted set that has the open claims of a name.
 pub(crate) fn index(name: &RecordName) -> String {
-    let joined = format!("{}\0{}", name.scope().as_str(), name.key().as_str());
-    format!(
-        "idempotency:{{{:03x}}}",
-        crc32fast::hash(joined.as_bytes()) % 1024
-    )
+    let group = group(name.scope().as_str(), name.key().as_str());
+    format!("idempotency:{{{group:03x}}}")
+}
+
+pub(crate) fn group(scope: &str, key: &str) -> u32 {
+    crc32fast::hash(format!("{scope}\0{key}").as_bytes()) % 1024
 }
 
 /// The slot of a name.

@@ -41,7 +41,7 @@ impl RedisStore {
             prefix: "idempotency".to_owned(),
             replicas: None,
             connect_timeout: Duration::from_secs(1),
-            response_timeout: Duration::from_secs(1),
+            response_timeout: Duration::from_secs(2),
         }
     }
 }
@@ -126,7 +126,7 @@ impl RedisStoreBuilder {
     }
 
     /// Sets how long a call waits for its answer before it fails as timed out, at least
-    /// 1 ms. The time for [`replicas`](Self::replicas) comes on top. Defaults to 1 s.
+    /// 1 ms. The time for [`replicas`](Self::replicas) comes on top. Defaults to 2 s.
     ///
     /// After two timeouts the store connects anew. In a cluster, a call is sent again
     /// within this time while a primary is replaced or a slot moves.

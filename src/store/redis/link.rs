@@ -11,7 +11,7 @@ use std::{
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::connection::{Connection, Connector};
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// Clones share the connection.
 #[derive(Clone)]
@@ -119,6 +119,9 @@ impl Link {
             self.tend(async move {
                 match connection.inspect().await {
                     Ok(()) => link.update(connected, |live| live.inspected = Instant::now()),
+                    Err(error) if error.kind() == StoreErrorKind::TimedOut => {
+                        link.timed_out(connected);
+                    }
                     // The next call connects, and tells why that is refused.
                     Err(_) => link.forget(connected),
                 }
