@@ -177,7 +177,8 @@ async fn sentinel_names_the_new_primary() {
     })
     .await;
     let url = format!("redis+sentinel://127.0.0.1:{}/service", sentinel.port);
-    let store = connect(&url).await;
+    let builder = RedisStore::builder(url).response_timeout(Duration::from_millis(500));
+    let store = builder.connect().await.unwrap();
     let (first, claim) = (name("caller", "first"), hour());
     acquired(store.claim(&first, &claim).await);
     replica.catches_up().await;
@@ -188,7 +189,8 @@ async fn sentinel_names_the_new_primary() {
             .is_ok_and(|keys| keys > 0)
     })
     .await;
-    primary.kill();
+    // It stays frozen, and its connections stay open.
+    primary.freeze();
     eventually("the sentinel promotes the replica", async || {
         sentinel
             .ask::<()>("SENTINEL FAILOVER service")
