@@ -14,6 +14,7 @@ mod index;
 mod redis_servers;
 #[path = "../redis_servers/nodes.rs"]
 mod redis_nodes;
+mod rights;
 mod slots;
 mod times;
 

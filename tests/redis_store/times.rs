@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::Value;
 use tower_idempotency::{
     Store,
-    store::{Claim, Purged, RecordName, RecordState},
+    store::{Claim, Completion, Purged, ReclaimAs, RecordName, RecordState},
 };
 
 use crate::{
@@ -80,7 +80,7 @@ async fn a_record_with_a_response_of_512_bytes_takes_less_than_a_kibibyte() {
         hour(),
     );
     acquired(store.claim(&name, &claim).await);
-    let completion = tower_idempotency::store::Completion::new(vec![7; 512].into(), HOUR, HOUR);
+    let completion = Completion::new(vec![7; 512].into(), HOUR, HOUR);
     applied(store.complete(&name, claim.token, &completion).await);
     let usage = asked(&node, redis::cmd("MEMORY").arg("USAGE").arg(key(&name))).await;
     let Value::Int(bytes) = usage else {
@@ -89,12 +89,38 @@ async fn a_record_with_a_response_of_512_bytes_takes_less_than_a_kibibyte() {
     assert!(bytes < 1_024, "{bytes} bytes");
 }
 
+#[tokio::test]
+async fn a_forgotten_record_keeps_its_fence_while_the_clock_is_set_back() {
+    let node = Node::start(&[]).await;
+    let store = connect(&node.url()).await;
+    let (name, claim) = (name("caller", "key"), hour());
+    let grant = acquired(store.claim(&name, &claim).await);
+    // As if the clock had been a minute ahead at the claim.
+    let ahead = grant.fence.get() + 60_000_000;
+    let mut patch = redis::cmd("SETRANGE");
+    patch
+        .arg(key(&name))
+        .arg(FENCE_AT)
+        .arg(&ahead.to_le_bytes());
+    asked(&node, &patch).await;
+    let seen = store.read(&name).await.unwrap().unwrap().fence;
+    assert_eq!(seen.get(), ahead);
+    applied(store.forget(&name, seen).await);
+    let again = store
+        .reclaim(&name, seen, ReclaimAs::Replace, &hour())
+        .await;
+    assert!(again.unwrap().unwrap().fence > seen);
+}
+
 async fn expiry(node: &Node, name: &RecordName) -> i64 {
     match asked(node, redis::cmd("PTTL").arg(key(name))).await {
         Value::Int(millis) => millis,
         other => panic!("{other:?}"),
     }
 }
+
+/// Behind version, state, attempt and takeovers.
+const FENCE_AT: usize = 1 + 1 + 4 + 4;
 
 /// A key without a time to live.
 const NEVER: i64 = -1;

@@ -130,8 +130,8 @@ impl Link {
         Some(live)
     }
 
-    /// One timeout may be a slow call. After the second, the connection is replaced:
-    /// clients of clusters keep one to a primary that is frozen.
+    /// One timeout may be a slow call. After the second, the connection is replaced: that to
+    /// a frozen primary stays open after another one was promoted.
     fn timed_out(&self, connected: Instant) {
         let timeout = self.0.connector.response_timeout;
         let mut is_second = false;
