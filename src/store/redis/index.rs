@@ -1,10 +1,11 @@
 //! The index of records whose outcome is open: in progress or unknown.
 //!
 //! Each of 1,024 groups of names is a sorted set in the slot of its records. An entry names
-//! one claim, and its score is the time at which it was added. It is added before the
-//! claim and removed after the outcome, each by a command of its own, which no moving slot
-//! delays. So each open record has an entry, and an entry need not have an open record:
-//! readers look. A replica receives both in the same order.
+//! one claim, and its score is the time at which it was added. The scripts keep it, except
+//! on a cluster: there, a script with two keys fails while their slot moves. So an entry is
+//! added before the claim and removed after the outcome, by commands of their own. Each
+//! open record has an entry, and an entry need not have an open record: readers look. A
+//! replica receives both in the same order.
 
 use std::{
     collections::BTreeMap,
@@ -52,6 +53,12 @@ impl Place {
             index: index.into_bytes(),
             name: name.into_bytes(),
         }
+    }
+
+    /// Returns the keys for a script.
+    pub(super) fn keys(&self, is_cluster: bool) -> Vec<&[u8]> {
+        let index = (!is_cluster).then_some(&*self.index);
+        [&*self.key].into_iter().chain(index).collect()
     }
 
     /// Adds the entry of a claim.

@@ -9,7 +9,7 @@ mod link;
 mod scripts;
 
 use std::{
-    fmt,
+    fmt, iter,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -128,12 +128,13 @@ impl Inner {
     ) -> Result<Option<Record>, StoreError> {
         let place = self.place(name);
         let arguments: [&[u8]; 1] = [flag(reads_response)];
-        let answers = self.eval(&self.reads, &scripts::READ, &place, &arguments, None, None);
+        let answers = self.eval(&self.reads, &scripts::READ, &place, &arguments, None);
         let found = Option::from_redis_value(answers.await?.pop().unwrap_or(Value::Nil));
         found.map_err(unexpected)?.map(decode).transpose()
     }
 
-    /// Calls a script that writes, after the entry of a claim was added to the index.
+    /// Calls a script that writes. In a cluster, adds the entry of a claim to the index
+    /// first.
     async fn write(
         &self,
         script: &Script,
@@ -143,17 +144,12 @@ impl Inner {
     ) -> Result<Value, StoreError> {
         let next = self.next_write.fetch_add(1, Ordering::Relaxed);
         let link = &self.writes[next % self.writes.len()];
-        let mut before = claim.map(|token| place.add(token));
-        if self.is_cluster
-            && let Some(add) = before.take()
-        {
-            // Of commands sent together, the second would not follow a slot that moves.
-            link.send([add], &place.key).await?.map_err(failure)?;
+        if let Some(token) = claim.filter(|_| self.is_cluster) {
+            let add = [place.add(token)];
+            link.send(add, &place.key).await?.map_err(failure)?;
         }
         let wait = self.replicas.map(Replicas::wait);
-        let mut answers = self
-            .eval(link, script, place, arguments, before, wait)
-            .await?;
+        let mut answers = self.eval(link, script, place, arguments, wait).await?;
         if let Some(replicas) = self.replicas {
             let acknowledged = answers.pop().unwrap_or(Value::Nil);
             replicas.check(u32::from_redis_value(acknowledged).map_err(unexpected)?)?;
@@ -161,19 +157,18 @@ impl Inner {
         Ok(answers.pop().unwrap_or(Value::Nil))
     }
 
-    /// Calls a script, with other commands before and behind it.
+    /// Calls a script, with another command behind it.
     async fn eval(
         &self,
         link: &Link,
         script: &Script,
         place: &Place,
         arguments: &[&[u8]],
-        before: Option<Cmd>,
         behind: Option<Cmd>,
     ) -> Result<Vec<Value>, StoreError> {
         let call = async |is_loaded| {
-            let script = script.call(is_loaded, &place.key, arguments);
-            let commands = before.iter().cloned().chain([script]).chain(behind.clone());
+            let script = script.call(is_loaded, &place.keys(self.is_cluster), arguments);
+            let commands = iter::once(script).chain(behind.clone());
             link.send(commands, &place.key).await
         };
         match call(true).await? {
@@ -212,9 +207,12 @@ impl Inner {
         Ok(Transitioned::Applied)
     }
 
-    /// Removes the entry of a claim whose outcome is known. If that fails, a sweep removes
-    /// it later, and until then readers pass over it.
+    /// Removes the entry of a claim whose outcome is known from the index of a cluster. If
+    /// that fails, a sweep removes it later, and until then readers pass over it.
     fn unlist(&self, place: Place, token: Token) {
+        if !self.is_cluster {
+            return;
+        }
         let link = self.reads.clone();
         tokio::spawn(async move {
             let _ = link.send([place.remove(token)], &place.key).await;

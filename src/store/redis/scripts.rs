@@ -36,7 +36,9 @@ impl Script {
         let code = format!(
             "{first_line}\n\
              local VERSION, HEAD, FIXED, GRACE = {VERSION}, {ENCODED_LEN}, {fixed}, {GRACE_MILLIS}\n\
+             local LAST_OF_HEAD = '{}'\n\
              {STATES}{}{script}",
+            ENCODED_LEN - 1,
             include_str!("scripts/record.lua"),
         );
         let digest = redis::Script::new(&code).get_hash().to_owned();
@@ -44,15 +46,15 @@ impl Script {
     }
 
     /// Calls the script, which the server knows if it `is_loaded`.
-    pub(super) fn call(&self, is_loaded: bool, key: &[u8], arguments: &[&[u8]]) -> Cmd {
+    pub(super) fn call(&self, is_loaded: bool, keys: &[&[u8]], arguments: &[&[u8]]) -> Cmd {
         let mut command = match is_loaded {
             true => redis::cmd("EVALSHA"),
             false => redis::cmd("EVAL"),
         };
         command
             .arg(if is_loaded { &self.digest } else { &self.code })
-            .arg(1)
-            .arg(key)
+            .arg(keys.len())
+            .arg(keys)
             .arg(arguments);
         command
     }

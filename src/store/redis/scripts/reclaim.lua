@@ -23,7 +23,6 @@ end
 if not allowed then
     return false
 end
-local former = record.token
 if as == 'takeover' or as == 'rerun' then
     record.attempt = record.attempt + 1
     record.takeovers = record.takeovers + 1
@@ -44,4 +43,4 @@ record.lease = now + lease
 record.token = token
 record.fingerprint = ids:sub(33)
 save('')
-return { record.operation, record.fence, record.attempt, former }
+return { record.operation, record.fence, record.attempt, owner }

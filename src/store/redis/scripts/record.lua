@@ -1,7 +1,7 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 local key = KEYS[1]
-local head = redis.call('GETRANGE', key, 0, HEAD - 1)
+local head = redis.call('GETRANGE', key, '0', LAST_OF_HEAD)
 local record
 
 local function moment(secs, nanos)
@@ -39,6 +39,23 @@ if head ~= '' then
     record.lapsed = state == IN_PROGRESS and record.lease < now
 end
 local before = record and record.state
+local owner = record and record.token
+
+local function is_open(state)
+    return state == IN_PROGRESS or state == UNKNOWN
+end
+
+-- Keeps the index, where its key was given.
+local function list(name)
+    local opens = is_open(record.state)
+    local changes = record.token ~= owner
+    if is_open(before) and (changes or not opens) then
+        redis.call('ZREM', KEYS[2], owner .. name)
+    end
+    if opens and (changes or not is_open(before)) then
+        redis.call('ZADD', KEYS[2], digits(now / 1000), record.token .. name)
+    end
+end
 
 -- Writes the record. It lives for ever while its outcome is open, and otherwise until it
 -- has expired.
@@ -49,13 +66,16 @@ local function save(response)
     local bytes = struct.pack(FORMAT, VERSION, record.state, record.attempt, record.takeovers,
         record.fence, cs, cn, es, en, ls, ln)
         .. record.operation .. record.token .. record.fingerprint .. response
-    if record.state == IN_PROGRESS or record.state == UNKNOWN then
+    if is_open(record.state) then
         redis.call('SET', key, bytes)
     else
         redis.call('SET', key, bytes, 'PXAT', digits(math.ceil(record.expires / 1000) + GRACE))
     end
     if before == IN_PROGRESS and record.state ~= IN_PROGRESS then
         redis.call('SPUBLISH', key, '')
+    end
+    if KEYS[2] then
+        list(key:sub(#KEYS[2] + 2))
     end
 end
 
@@ -67,5 +87,5 @@ end
 
 -- A repeated call writes too: WAIT waits for the writes of its own connection only.
 local function touch()
-    redis.call('SETRANGE', key, 0, head)
+    redis.call('SETRANGE', key, '0', head)
 end

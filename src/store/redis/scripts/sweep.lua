@@ -1,9 +1,11 @@
 -- Sweeps the record of the claim with this token.
 local token, retention = unpack(ARGV)
-local open = before == IN_PROGRESS or before == UNKNOWN
-if not open or record.token ~= token then
+if not is_open(before) or record.token ~= token then
     return 'other'
-elseif not record.expired or (before == IN_PROGRESS and not record.lapsed) then
+elseif not record.expired or (before == IN_PROGRESS and not record.lapsed)
+    -- The clock was set back: the next claim needs a larger fence.
+    or now <= record.fence
+then
     return 'kept'
 elseif before == UNKNOWN then
     redis.call('DEL', key)

@@ -4,8 +4,7 @@ local guard, seen, call, time, at_least, response = unpack(ARGV)
 if not record or (guard == 'token' and record.token or digits(record.fence)) ~= seen then
     return false
 end
-local owner = record.token
-local open = before == IN_PROGRESS or before == UNKNOWN
+local open = is_open(before)
 local free = before == RELEASED_SAME or before == RELEASED_ANY
 local settled = open and (before == UNKNOWN or record.lapsed)
 
