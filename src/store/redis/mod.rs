@@ -73,8 +73,16 @@ use crate::{Fence, OperationId, scope::RecordName};
 /// and retention last longer. If it is set forward, leases lapse early.
 ///
 /// A list reads an index of the records in progress and the unknown ones, and looks at up
-/// to 2,000 records a page. [`purge_expired`](Store::purge_expired) marks and removes
-/// these, and reads all of them.
+/// to 2,000 of them a page. [`purge_expired`](Store::purge_expired) reads all of them, and
+/// marks or removes those that are due.
+///
+/// While a primary is replaced, calls for its keys fail. A primary that was replaced and does
+/// not know it yet may show an old record, and may grant a claim unless writes wait for
+/// replicas.
+///
+/// A call that is repeated by the client after a broken connection may find its own work
+/// done: then [`resolve`](Store::resolve) returns
+/// [`Superseded`](Transitioned::Superseded). Read the record.
 ///
 /// # Keys
 ///
