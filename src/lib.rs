@@ -354,6 +354,7 @@ mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod per_runtime;
+mod waiters;
 mod sync;
 
 #[cfg(any(doc, doctest))]

@@ -19,7 +19,8 @@ use super::{
     store_call::catch_panic,
 };
 use crate::{
-    Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure, outcome::Notice,
+    Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure, backoff::Backoff,
+    outcome::Notice,
 };
 
 /// How a request may run.
@@ -160,10 +161,11 @@ async fn wait<S: Store, E>(
     mut answered: Answered,
     deadline: Instant,
 ) -> Result<(), NotRun<E>> {
-    let Some(mut waiter) = shared.waiters.enter(&request.name) else {
+    let Some(waiter) = shared.waiters.enter(&request.name) else {
         return Err(NotRun::Answered(answered));
     };
     let warnings = shared.config.warnings();
+    let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
         let fence = answered.fence;
         // Resolves at most once for each claim, so that no store makes this loop spin.
@@ -187,7 +189,7 @@ async fn wait<S: Store, E>(
             tokio::select! {
                 biased;
                 () = client.left() => return Err(NotRun::ClientLeft),
-                () = woken => {}
+                _ = time::timeout(backoff.pause(), woken) => {}
                 () = time::sleep_until(deadline) => {}
                 () = shared.drain_started() => {}
                 told = &mut ended => if let Err(error) = told {
@@ -227,5 +229,8 @@ where
     }
 }
 
+/// The pauses after which a waiter reads the record although nothing woke it.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The shortest time in which an inner service may become ready.
 const MIN_READY_TIMEOUT: Duration = Duration::from_secs(1);

@@ -18,7 +18,6 @@ mod request;
 mod run;
 pub(crate) mod shared;
 mod store_call;
-pub(crate) mod waiters;
 mod withdraw;
 
 use std::{

@@ -16,12 +16,12 @@ use super::{
     heartbeat::{HeartbeatSettings, Heartbeats},
     limits::{Limit, Permit},
     store_call,
-    waiters::Waiters,
 };
 use crate::{
     Rejection, Store, StoreError,
     scope::RecordName,
     store::{OwnerTransition, Token, Transition, Transitioned},
+    waiters::Waiters,
 };
 
 pub(crate) struct Shared<S> {

@@ -12,8 +12,8 @@ use hashbrown::HashTable;
 use tokio::{task::yield_now, time::Instant};
 
 use super::{
-    Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, Store, StoreError, Transition,
-    Transitioned,
+    Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, RecordState, Store, StoreError,
+    Transition, Transitioned,
     admin::{Filter, Page},
     transition::{StoredRecord, Swept},
 };
@@ -22,6 +22,7 @@ use crate::{
     log::Warnings,
     outcome::Notice,
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
+    waiters::Waiters,
 };
 
 /// Records in memory, lost when the process ends.
@@ -57,6 +58,7 @@ struct Inner {
     /// The shard in which room was found last.
     emptied: AtomicUsize,
     warnings: Warnings,
+    waiters: Waiters,
 }
 
 #[derive(Default)]
@@ -105,6 +107,7 @@ impl MemoryStore {
                 most_bytes: bytes,
                 emptied: AtomicUsize::new(0),
                 warnings: Warnings::default(),
+                waiters: Waiters::new(usize::MAX),
             }),
         }
     }
@@ -335,12 +338,31 @@ impl Store for MemoryStore {
                 inner.give_back(0, before.saturating_sub(after));
                 *record = next;
                 shard.lower(record);
+                drop(table);
+                inner.waiters.wake(name);
                 return Ok(transitioned);
             }
             drop(table);
             if !inner.make_room() {
                 return Err(StoreError::full("the bound on bytes of the memory store"));
             }
+        }
+    }
+
+    async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
+        // There is no limit: the layer has one.
+        let Some(waiter) = self.inner.waiters.enter(name) else {
+            return Ok(());
+        };
+        loop {
+            let woken = waiter.listen();
+            let is_at_work = self.read(name).await?.is_some_and(|record| {
+                record.fence == seen && matches!(record.state, RecordState::InProgress { .. })
+            });
+            if !is_at_work {
+                return Ok(());
+            }
+            woken.await;
         }
     }
 

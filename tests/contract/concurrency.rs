@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use http::StatusCode;
+use tokio::time::{Instant, sleep};
 use tower::{Layer as _, ServiceExt as _, limit::ConcurrencyLimit};
 use tower_idempotency::{
     Dispositions, DynStore, MemoryStore, Outcome, RejectionKind, Store,
@@ -259,6 +260,25 @@ async fn rule_45_when_the_owner_releases_exactly_one_of_the_waiters_runs(place: 
     for replay in &replays {
         replay.assert_replay_of(&ran[0]);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_45_the_store_wakes_a_waiter_of_another_layer() {
+    let store = memory();
+    let gate = Gate::closed();
+    let probe = Probe::behind(&gate);
+    let layer = || required(store.clone()).wait(Duration::from_secs(60));
+    let (one, other) = (Api::new(layer(), &probe), Api::new(layer(), &probe));
+    let owner = one.spawn(keyed("K"));
+    gate.arrival().await;
+    let waiter = other.spawn(keyed("K"));
+    // Until the pauses of the waiter are long.
+    sleep(Duration::from_secs(10)).await;
+    let ended = Instant::now();
+    gate.open();
+    let owner = owner.await.unwrap();
+    waiter.await.unwrap().assert_replay_of(&owner);
+    assert_eq!(ended.elapsed(), Duration::ZERO);
 }
 
 #[tokio::test(start_paused = true)]

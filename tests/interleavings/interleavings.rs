@@ -12,7 +12,7 @@
 //! `ORDERS=1000000 cargo test --release -p interleavings`. A failure prints
 //! its order, for `shuttle::replay`.
 
-#[path = "../../src/flow/waiters.rs"]
+#[path = "../../src/waiters.rs"]
 mod waiters;
 
 #[path = "../../src/store/memory.rs"]
@@ -48,24 +48,6 @@ mod outcome {
     impl Notice {
         /// No log is kept here.
         pub(crate) fn tell(self, _: &Warnings, _: Option<OperationId>) {}
-    }
-}
-
-mod backoff {
-    use std::time::Duration;
-
-    pub(crate) struct Backoff {
-        pause: Duration,
-    }
-
-    impl Backoff {
-        pub(crate) fn new(pause: Duration, _: Duration) -> Self {
-            Self { pause }
-        }
-
-        pub(crate) fn pause(&mut self) -> Duration {
-            self.pause
-        }
     }
 }
 
@@ -271,7 +253,7 @@ fn f6_a_completion_wakes_every_waiter() {
             .map(|_| {
                 let (waiters, completed) = (waiters.clone(), completed.clone());
                 thread::spawn(move || {
-                    let mut permit = waiters.enter(&name()).expect("a permit is free");
+                    let permit = waiters.enter(&name()).expect("a permit is free");
                     loop {
                         let heard = permit.listen();
                         if completed.load(Ordering::SeqCst) == 1 {
@@ -300,7 +282,7 @@ fn f6_a_waiter_that_leaves_takes_no_other_wake_up() {
         let waiting = {
             let (waiters, completed) = (waiters.clone(), completed.clone());
             thread::spawn(move || {
-                let mut permit = waiters.enter(&name()).expect("a permit is free");
+                let permit = waiters.enter(&name()).expect("a permit is free");
                 loop {
                     let heard = permit.listen();
                     if completed.load(Ordering::SeqCst) == 1 {

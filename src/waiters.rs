@@ -1,29 +1,29 @@
-//! Requests that wait for another request with the same key.
+//! Who waits for which record, in this process.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    time::Duration,
+    hash::Hash,
+    pin::Pin,
 };
 
-use tokio::{sync::Notify, time};
+use tokio::sync::{Notify, futures::OwnedNotified};
 
 use crate::{
-    backoff::Backoff,
     store::RecordName,
     sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 
 /// The waiters of this process, by the record that they wait for.
-pub(crate) struct Waiters {
+pub(crate) struct Waiters<K = RecordName> {
     max: usize,
     count: AtomicUsize,
-    records: Mutex<Records>,
+    records: Mutex<Records<K>>,
 }
 
 /// The number of waiters of each record, and what wakes them.
-type Records = HashMap<RecordName, (usize, Arc<Notify>)>;
+type Records<K> = HashMap<K, (usize, Arc<Notify>)>;
 
-impl Waiters {
+impl<K: Clone + Eq + Hash> Waiters<K> {
     pub(crate) fn new(max: usize) -> Self {
         Self {
             max,
@@ -34,7 +34,7 @@ impl Waiters {
 
     /// Adds a waiter, which is removed when it is dropped. Returns `None` if there are
     /// as many as there may be.
-    pub(crate) fn enter(&self, name: &RecordName) -> Option<Waiter<'_>> {
+    pub(crate) fn enter(&self, name: &K) -> Option<Waiter<'_, K>> {
         self.count
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| {
                 (count < self.max).then_some(count + 1)
@@ -50,12 +50,11 @@ impl Waiters {
             waiters: self,
             name: name.clone(),
             ended,
-            backoff: Backoff::new(FIRST_PAUSE, LONGEST_PAUSE),
         })
     }
 
     /// Wakes the waiters of a record.
-    pub(crate) fn wake(&self, name: &RecordName) {
+    pub(crate) fn wake(&self, name: &K) {
         // Most completions have no waiter, and need no lock. A waiter that enters after
         // this load reads the record after its completion.
         if self.count.load(Ordering::SeqCst) == 0 {
@@ -66,35 +65,29 @@ impl Waiters {
         }
     }
 
-    fn records(&self) -> MutexGuard<'_, Records> {
+    fn records(&self) -> MutexGuard<'_, Records<K>> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One waiter.
-pub(crate) struct Waiter<'a> {
-    waiters: &'a Waiters,
-    name: RecordName,
+pub(crate) struct Waiter<'a, K: Clone + Eq + Hash = RecordName> {
+    waiters: &'a Waiters<K>,
+    name: K,
     ended: Arc<Notify>,
-    backoff: Backoff,
 }
 
-impl Waiter<'_> {
-    /// Starts to listen. A completion after this call is not missed.
-    ///
-    /// The future resolves when a request of this process ends, or after a pause that
-    /// grows with each call, since the owner may run in another process.
-    pub(crate) fn listen(&mut self) -> impl Future<Output = ()> + Send + use<> {
+impl<K: Clone + Eq + Hash> Waiter<'_, K> {
+    /// Starts to listen. The future resolves when the record's waiters are woken after
+    /// this call.
+    pub(crate) fn listen(&self) -> Pin<Box<OwnedNotified>> {
         let mut ended = Box::pin(Arc::clone(&self.ended).notified_owned());
         ended.as_mut().enable();
-        let pause = self.backoff.pause();
-        async move {
-            let _ = time::timeout(pause, ended).await;
-        }
+        ended
     }
 }
 
-impl Drop for Waiter<'_> {
+impl<K: Clone + Eq + Hash> Drop for Waiter<'_, K> {
     fn drop(&mut self) {
         let mut records = self.waiters.records();
         if let Entry::Occupied(mut entry) = records.entry(self.name.clone()) {
@@ -107,6 +100,3 @@ impl Drop for Waiter<'_> {
         self.waiters.count.fetch_sub(1, Ordering::SeqCst);
     }
 }
-
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
