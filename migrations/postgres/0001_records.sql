@@ -1,16 +1,11 @@
--- Fences: every claim takes a larger number, over the removal of its record too.
-CREATE SEQUENCE idempotency_fences AS bigint;
-
--- Removals: each removal of records draws a number before it is done, so that a
--- claim can tell whether any was done while it was on its way. The first number
--- is drawn here, since a sequence looks the same before and after it.
-CREATE SEQUENCE idempotency_removals AS bigint;
-SELECT nextval('idempotency_removals');
-
 -- One row for each key of each scope.
 --
 -- state: 1 in progress, 2 completed, 3 unknown, 4 released for the same
 -- request, 5 released for any request.
+--
+-- Moments are microseconds since 1970, since their arithmetic gives the same result on
+-- every node of a distributed table. The fence is the moment of the claim, or the one
+-- after the last fence.
 --
 -- The name has byte order, since other collations can treat two keys as equal.
 -- lease_until is set in every state, so that no row lacks an owner for want of a
@@ -23,15 +18,15 @@ CREATE TABLE idempotency_records (
     attempt     integer          NOT NULL,
     takeovers   integer          NOT NULL,
     fence       bigint           NOT NULL,
-    claimed_at  timestamptz      NOT NULL,
-    lease_until timestamptz      NOT NULL,
-    expires_at  timestamptz      NOT NULL,
+    claimed_at  bigint           NOT NULL,
+    lease_until bigint           NOT NULL,
+    expires_at  bigint           NOT NULL,
     operation   bytea            NOT NULL,
     token       bytea            NOT NULL,
     fingerprint bytea            NOT NULL,
     response    bytea,
     -- Set in state 3, and NULL in every other.
-    unknown_since timestamptz,
+    unknown_since bigint,
     PRIMARY KEY (scope, key)
     -- Most of each page stays free for the completed versions of its rows, which
     -- then need no new index entries; enough for responses of 500 bytes.

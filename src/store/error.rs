@@ -111,14 +111,6 @@ impl StoreError {
         self
     }
 
-    /// It is about all calls that were made together: making them one by one would
-    /// not do.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn about_all(mut self) -> Self {
-        self.is_about_one = false;
-        self
-    }
-
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn is_about_one(&self) -> bool {
         self.is_about_one

@@ -29,7 +29,8 @@ use self::admin::{Count, Filter, Page, Resolution};
 pub use self::cached::CachedStore;
 #[cfg(feature = "postgres")]
 pub use self::postgres::{
-    PostgresStore, builder::PostgresStoreBuilder, transaction::PostgresTransaction,
+    PostgresStore, builder::PostgresStoreBuilder, engine::PostgresEngine,
+    transaction::PostgresTransaction,
 };
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStore, builder::RedisStoreBuilder};

@@ -89,7 +89,7 @@ pub(crate) async fn run_on(connection: &mut PgConnection, statements: &str) {
         .unwrap();
 }
 
-fn address(variable: &str) -> PgConnectOptions {
+pub(crate) fn address(variable: &str) -> PgConnectOptions {
     let url = std::env::var(variable)
         .unwrap_or_else(|_| panic!("{variable} is not set; ./tests/run starts what it names"));
     options(&url)

@@ -22,7 +22,7 @@ async fn a_sweep_never_deletes_a_record_that_was_claimed_again() {
         let mut reclaiming = connection.begin().await.unwrap();
         raw_sql(
             "UPDATE idempotency_records SET state = 1, response = NULL, fence = fence + 1,
-             lease_until = now() + interval '1 hour', expires_at = now() + interval '1 hour'",
+             lease_until = claimed_at + 3600000000, expires_at = claimed_at + 3600000000",
         )
         .execute(&mut *reclaiming)
         .await

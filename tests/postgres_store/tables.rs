@@ -107,11 +107,6 @@ async fn an_unreadable_row_is_an_error_and_never_absent() {
             run(&url, "DROP TABLE IF EXISTS idempotency_records CASCADE").await;
             run(
                 &url,
-                "DROP SEQUENCE idempotency_fences, idempotency_removals",
-            )
-            .await;
-            run(
-                &url,
                 include_str!("../../migrations/postgres/0001_records.sql"),
             )
             .await;

@@ -150,10 +150,8 @@ impl Shop for PostgresShop {
     }
 
     async fn lapse(&self) {
-        self.execute(
-            "UPDATE idempotency_records SET lease_until = clock_timestamp() - interval '1 second'",
-        )
-        .await;
+        self.execute("UPDATE idempotency_records SET lease_until = claimed_at - 1000000")
+            .await;
     }
 }
 

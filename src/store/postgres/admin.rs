@@ -7,13 +7,14 @@ use super::{
     parameters::micros,
     pool::Pool,
     schema::{Schema, statements},
-    session::{Session, column},
+    session::{PgQuery, Session, column},
 };
 use crate::{
     scope::RecordName,
     store::{
         Purged, StoreError,
         admin::{Filter, FilterKind, Page},
+        sql::columns::UNKNOWN,
         sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
     },
 };
@@ -73,20 +74,38 @@ impl Admin {
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
         // Planned each time: a plan for a small table reads all of a large one.
-        let counts = session
-            .query(&self.sql.purge_expired)
-            .persistent(false)
-            .bind(i64::from(limit))
-            .bind(micros(unknown_retention))
-            .fetch_one(&mut *session.connection)
-            .await
-            .map_err(failure)?;
-        let count = |name| column(&counts, name).map(i64::unsigned_abs);
-        Ok(Purged {
-            removed: count("removed")?,
-            removed_unknown: count("removed_unknown")?,
-            marked_unknown: count("marked_unknown")?,
-        })
+        let due = session.query(&self.sql.due).persistent(false);
+        let due = session.rows(due.bind(i64::from(limit))).await?;
+        let (mut scopes, mut keys, mut fences) = (Vec::new(), Vec::new(), Vec::new());
+        for row in &due {
+            scopes.push(column::<&str>(row, "scope")?);
+            keys.push(column::<&str>(row, "key")?);
+            fences.push(column::<i64>(row, "fence")?);
+        }
+        let changing = |session: &Session<'_>, statement| -> PgQuery {
+            let query = session.query(statement);
+            query
+                .bind(scopes.clone())
+                .bind(keys.clone())
+                .bind(fences.clone())
+        };
+        let mut purged = Purged::default();
+        if due.is_empty() {
+            return Ok(purged);
+        }
+        // Before the marks, so that no record is marked and removed in one sweep.
+        let remove = changing(session, &self.sql.remove);
+        for row in session.rows(remove).await? {
+            purged.removed += 1;
+            let is_unknown = column::<i64>(&row, "state")? == UNKNOWN;
+            purged.removed_unknown += u64::from(is_unknown);
+        }
+        if purged.removed < due.len() as u64 {
+            let mark = changing(session, &self.sql.mark).bind(micros(unknown_retention));
+            let marked = mark.execute(&mut *session.connection).await;
+            purged.marked_unknown = marked.map_err(failure)?.rows_affected();
+        }
+        Ok(purged)
     }
 }
 
@@ -96,7 +115,7 @@ macro_rules! list_unknown {
             "
 SELECT scope, key, {record},
        NULL::bytea AS response, NULL::bigint AS bytes, false AS is_last
-FROM {records}, (SELECT clock_timestamp() AS now) AS clock
+FROM {records}, {clock}
 WHERE unknown_since IS NOT NULL AND ",
             $names,
             "
@@ -122,8 +141,8 @@ WITH examined AS MATERIALIZED (
 ), found AS (
     SELECT scope, key, {record},
            NULL::bytea AS response, NULL::bigint AS bytes, false AS is_last
-    FROM examined, (SELECT clock_timestamp() AS now) AS clock
-    WHERE state = {in_progress} AND claimed_at < clock.now - $4 * interval '1 microsecond'
+    FROM examined, {clock}
+    WHERE state = {in_progress} AND claimed_at < clock.now - $4
     ORDER BY scope, key
     LIMIT $3
 ), last AS (
@@ -150,44 +169,30 @@ statements! {
     list_in_progress = list_in_progress!("(scope, key) >= ($1, $2)");
     list_in_progress_in_scope = list_in_progress!("scope = $1 AND key >= $2");
 
-    /// The conditions stand twice: a record may be claimed again after it is found and
-    /// before it is locked.
-    ///
-    /// The index serves comparisons with `statement_timestamp()` only, which finds the
-    /// records. `clock_timestamp()` makes the planner find locked records by their
-    /// names, however many have expired. `due.state` keeps a planner that knows of few
-    /// leases from reading the whole table. A removal draws a number before it is
-    /// visible, for claims that are under way.
-    purge_expired = "
-WITH due AS MATERIALIZED (
-    SELECT scope, key, state, (SELECT {next_removal}) AS removal
-    FROM {records}
-    WHERE expires_at < statement_timestamp()
-      AND (state <> {in_progress} OR lease_until < statement_timestamp())
-    ORDER BY expires_at
-    LIMIT $1
-    FOR UPDATE SKIP LOCKED
-), marked AS (
-    UPDATE {records} AS record
-    SET state = {unknown},
-        unknown_since = statement_timestamp(),
-        expires_at = statement_timestamp() + $2 * interval '1 microsecond'
-    FROM due
-    WHERE due.state = {in_progress}
-      AND record.scope = due.scope AND record.key = due.key
-      AND record.expires_at < clock_timestamp()
-      AND record.state = {in_progress} AND record.lease_until < clock_timestamp()
-    RETURNING 1
-), removed AS (
-    DELETE FROM {records} AS record
-    USING due
-    WHERE due.state <> {in_progress} AND due.removal > 0
-      AND record.scope = due.scope AND record.key = due.key
-      AND record.expires_at < clock_timestamp()
-      AND record.state <> {in_progress}
-    RETURNING record.state
-)
-SELECT (SELECT count(*) FROM removed) AS removed,
-       (SELECT count(*) FROM removed WHERE state = {unknown}) AS removed_unknown,
-       (SELECT count(*) FROM marked) AS marked_unknown";
+    /// `lease_until` keeps a planner that knows of few leases from reading the whole table.
+    due = "
+SELECT scope, key, fence
+FROM {records}, {clock}
+WHERE expires_at < clock.now AND fence < clock.now
+  AND (state <> {in_progress} OR lease_until < clock.now)
+ORDER BY expires_at
+LIMIT $1{skip_locked}";
+
+    /// The conditions stand here again: a record may have been claimed since it was found.
+    remove = "
+DELETE FROM {records} AS record
+USING unnest($1::text[], $2::text[], $3::bigint[]) AS due (scope, key, fence), {clock}
+WHERE record.scope = due.scope AND record.key = due.key AND record.fence = due.fence
+  AND record.expires_at < clock.now AND record.state <> {in_progress}
+RETURNING record.state::bigint";
+
+    mark = "
+UPDATE {records} AS record
+SET state = {unknown},
+    unknown_since = clock.now,
+    expires_at = clock.now + $4
+FROM unnest($1::text[], $2::text[], $3::bigint[]) AS due (scope, key, fence), {clock}
+WHERE record.scope = due.scope AND record.key = due.key AND record.fence = due.fence
+  AND record.expires_at < clock.now
+  AND record.state = {in_progress} AND record.lease_until < clock.now";
 }

@@ -10,6 +10,7 @@ use super::{
     admin::Admin,
     claims::Claims,
     connector::Connector,
+    engine::PostgresEngine,
     error::{connect_timeout, failure},
     fenced::Fenced,
     pool::Pool,
@@ -46,6 +47,7 @@ impl PostgresStore {
         PostgresStoreBuilder {
             options,
             schema: None,
+            engine: None,
             max_connections: 10,
             transaction_connections: 10,
             acquire_timeout: Duration::from_secs(3),
@@ -83,6 +85,7 @@ impl PostgresStore {
 pub struct PostgresStoreBuilder {
     options: PgConnectOptions,
     schema: Option<String>,
+    engine: Option<PostgresEngine>,
     max_connections: u32,
     transaction_connections: u32,
     acquire_timeout: Duration,
@@ -103,6 +106,13 @@ impl PostgresStoreBuilder {
     /// looks for it once, when it connects.
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.schema = Some(schema.into());
+        self
+    }
+
+    /// Sets the engine behind the connection. Defaults to the one that the server names
+    /// when the store connects.
+    pub fn engine(mut self, engine: PostgresEngine) -> Self {
+        self.engine = Some(engine);
         self
     }
 
@@ -196,7 +206,7 @@ impl PostgresStoreBuilder {
     ///   than PostgreSQL 12.
     /// - A pooler gives each transaction another server connection, and the store is
     ///   not [`pooler_safe`](Self::pooler_safe).
-    /// - The table of records is `UNLOGGED`.
+    /// - The table of records is `UNLOGGED`, or distributed by another column than `key`.
     /// - The name of the schema is empty or longer than 63 bytes, or none was given
     ///   and the role's `search_path` has no schema that exists.
     pub async fn connect(self) -> Result<PostgresStore, StoreError> {
@@ -208,6 +218,7 @@ impl PostgresStoreBuilder {
         let schema = inspect(
             options.clone(),
             self.schema,
+            self.engine,
             pooler_safe,
             self.acquire_timeout,
         );
@@ -305,11 +316,12 @@ impl fmt::Debug for PostgresStoreBuilder {
 async fn inspect(
     options: PgConnectOptions,
     schema: Option<String>,
+    engine: Option<PostgresEngine>,
     pooler_safe: bool,
     timeout: Duration,
 ) -> Result<Schema, StoreError> {
     detached(async move {
-        let schema = server::inspect(&options, schema, pooler_safe);
+        let schema = server::inspect(&options, schema, engine, pooler_safe);
         let schema = tokio::time::timeout(timeout, schema).await;
         schema.unwrap_or_else(|_| Err(connect_timeout(&options, timeout)))
     })

@@ -3,13 +3,7 @@
 //! No statement here waits for a transaction that completes a record. A claim may
 //! wait for another claim of the same new name until that one is committed.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicI64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use sqlx::SqlStr;
 
@@ -35,26 +29,6 @@ pub(super) struct Claims {
     pool: Arc<Pool>,
     sql: Statements,
     reads: reads::Statements,
-    removals: Removals,
-}
-
-/// The number of the last removal that this process has seen.
-///
-/// Between the drawing of a fence and the insertion of its record, another claim of
-/// the same name can be granted with a later fence and removed. Each removal draws
-/// a number first. So the fence of a claim is the largest if no number was drawn
-/// since the claim was sent. Otherwise the claim gets a new fence.
-#[derive(Default)]
-struct Removals(AtomicI64);
-
-impl Removals {
-    fn last(&self) -> i64 {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    fn set_last(&self, removal: i64) {
-        self.0.store(removal, Ordering::Relaxed);
-    }
 }
 
 impl Batch for Claims {
@@ -83,7 +57,6 @@ impl Claims {
             pool,
             sql: Statements::new(schema),
             reads: reads::Statements::new(schema),
-            removals: Removals::default(),
         }
     }
 
@@ -94,7 +67,6 @@ impl Claims {
         call: &ClaimCall,
     ) -> Result<Attempt<ClaimAnswer>, StoreError> {
         let ClaimCall { name, claim } = call;
-        let last_removal = self.removals.last();
         let granted = session
             .query_record(statement, name)
             .bind(claim.operation.as_bytes().as_slice())
@@ -109,21 +81,15 @@ impl Claims {
             granted => granted.map_err(failure)?,
         };
         if let Some(row) = granted {
-            let removal = column(&row, "removals")?;
-            if removal == last_removal {
-                return Ok(Attempt::Made(acquired(grant(&row)?)));
-            }
-            self.removals.set_last(removal);
-            if let Some((_, grant)) = self.refence(session, &[call]).await?.first() {
-                return Ok(Attempt::Made(acquired(*grant)));
-            }
+            return Ok(Attempt::Made(acquired(grant(&row)?)));
         }
         // In a statement of its own: the snapshot of the first may lack the record.
         let found = reads::read(session, &self.reads, name, SMALL_RESPONSE).await?;
         Ok(match found {
-            // The answer to an earlier try got lost, and its fence may be too small.
+            // The answer to an earlier try got lost.
             Some(mut found) if is_own(&found.record, claim.token.as_bytes()) => {
-                let Some((_, grant)) = self.refence(session, &[call]).await?.pop() else {
+                let granted = reads::grant_again(session, &self.reads, name, claim.token);
+                let Some(grant) = granted.await? else {
                     return Ok(Attempt::Locked);
                 };
                 found.record.fence = grant.fence;
@@ -146,7 +112,6 @@ impl Claims {
                 Attempt::Locked => None,
             }]);
         }
-        let last_removal = self.removals.last();
         let bytes = |value: fn(&Claim) -> &[u8]| -> Vec<&[u8]> {
             calls.iter().map(|call| value(&call.claim)).collect()
         };
@@ -165,58 +130,18 @@ impl Claims {
         let rows = session.rows(query).await?;
         let mut answers =
             AnswersByToken::new(calls.iter().map(|call| *call.claim.token.as_bytes()));
-        let mut refenced = Vec::new();
         for row in &rows {
             let token = column(row, "asked")?;
-            match column(row, "removals")? {
+            match column::<Option<i64>>(row, "state")? {
                 // The answer to an earlier try of this claim got lost: made singly.
-                None => match found(row) {
+                Some(_) => match found(row) {
                     Ok(found) if is_own(&found.record, token) => {}
                     found => answers.set(token, found.map(ClaimAnswer::from)),
                 },
-                Some(removal) if removal == last_removal => {
-                    answers.set(token, grant(row).map(acquired));
-                }
-                Some(removal) => {
-                    self.removals.set_last(removal);
-                    refenced.push(token);
-                }
-            }
-        }
-        let refenced: Vec<&ClaimCall> = calls
-            .iter()
-            .filter(|call| refenced.contains(&call.claim.token.as_bytes().as_slice()))
-            .collect();
-        if !refenced.is_empty() {
-            // The claims are written, so none of them may be made again.
-            let grants = self.refence(session, &refenced).await;
-            for (token, grant) in grants.map_err(StoreError::about_all)? {
-                answers.set(&token, Ok(acquired(grant)));
+                None => answers.set(token, grant(row).map(acquired)),
             }
         }
         Ok(answers.into_answers())
-    }
-
-    /// Draws new fences for claims whose records exist. Returns the grants of those that
-    /// are in progress and not locked, with their tokens.
-    ///
-    /// While the record exists, no other claim of its name can be granted and removed.
-    async fn refence(
-        &self,
-        session: &mut Session<'_>,
-        calls: &[&ClaimCall],
-    ) -> Result<Vec<(Vec<u8>, Grant)>, StoreError> {
-        let tokens = calls
-            .iter()
-            .map(|call| call.claim.token.as_bytes().as_slice());
-        let query = session
-            .query_records(&self.sql.refence, calls.iter().map(|call| &call.name))
-            .bind(tokens.collect::<Vec<_>>());
-        let rows = session.rows(query).await?;
-        let grants = rows
-            .iter()
-            .map(|row| Ok((column(row, "asked")?, grant(row)?)));
-        grants.collect()
     }
 }
 
@@ -224,29 +149,20 @@ fn acquired(grant: Grant) -> ClaimAnswer {
     Claimed::Acquired(grant).into()
 }
 
-/// `removals` is read once the record exists: see [`Removals`].
-///
-/// The filter keeps a name with a visible record away from the sequence, and from
-/// `ON CONFLICT`, which would wait for a transaction that completes the record.
-/// `statement_timestamp()` is the same everywhere in the statement, so a completion
-/// with an unchanged retention computes the same `expires_at`.
 macro_rules! claim {
-    ($from:literal) => {
+    ($patience:literal) => {
         concat!(
             "
 INSERT INTO {records}
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
      claimed_at, lease_until, expires_at)
-SELECT $1, $2, $3, $4, $5, {in_progress}, 1, 0, {next_fence},
-       statement_timestamp(),
-       statement_timestamp() + $6 * interval '1 microsecond',
-       statement_timestamp() + $7 * interval '1 microsecond'",
-            $from,
-            "
-WHERE NOT EXISTS (SELECT FROM {records} WHERE scope = $1 AND key = $2)
+SELECT $1, $2, $3, $4, $5, {in_progress}, 1, 0, clock.now, clock.now, clock.now + $6,
+       clock.now + $7
+FROM {clock}",
+            $patience,
+            "{absent}
 ON CONFLICT (scope, key) DO NOTHING
-RETURNING operation, fence, attempt::bigint,
-    (SELECT last_value FROM {removals}) AS removals"
+RETURNING operation, fence, attempt::bigint"
         )
     };
 }
@@ -256,14 +172,13 @@ statements! {
 
     /// Waits for another claim of the same name only while that one commits. The
     /// setting ends with the statement.
-    claim_singly = claim!("
-FROM (SELECT pg_catalog.set_config('lock_timeout', '20ms', true) OFFSET 0) AS patience");
+    claim_singly = claim!(",
+    (SELECT pg_catalog.set_config('lock_timeout', '20ms', true) OFFSET 0) AS patience");
 
     /// Returns the records that are visible, and inserts the other names. A name
     /// without a row has a record that was inserted meanwhile.
     ///
-    /// `LATERAL` and `OFFSET` make the planner find records by their names. `removals`
-    /// is read after each row is inserted.
+    /// `LATERAL` and `OFFSET` make the planner find records by their names.
     claim_many = "
 WITH asked AS MATERIALIZED (
     SELECT *
@@ -286,46 +201,30 @@ WITH asked AS MATERIALIZED (
         (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
          claimed_at, lease_until, expires_at)
     SELECT asked.scope, asked.key, asked.operation, asked.token, asked.fingerprint,
-           {in_progress}, 1, 0, {next_fence},
-           statement_timestamp(),
-           statement_timestamp() + asked.lease * interval '1 microsecond',
-           statement_timestamp() + asked.retention * interval '1 microsecond'
-    FROM asked
+           {in_progress}, 1, 0, clock.now, clock.now, clock.now + asked.lease,
+           clock.now + asked.retention
+    FROM asked, {clock}
     WHERE NOT EXISTS (SELECT FROM found WHERE found.asked = asked.token)
     ORDER BY asked.scope COLLATE \"C\", asked.key COLLATE \"C\"
     ON CONFLICT (scope, key) DO NOTHING
-    RETURNING token, operation, fence, attempt,
-        (SELECT last_value FROM {removals}
-         WHERE record.fence > 0) AS removals
+    RETURNING token, operation, fence, attempt
 )
-SELECT asked, NULL AS removals, {record}, response, bytes
-FROM found, (SELECT clock_timestamp() AS now) AS clock
+SELECT asked, {record}, response, bytes
+FROM found, {clock}
 UNION ALL
-SELECT token, removals,
-       operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM claimed";
-
-    /// `LATERAL` with its lock, and `ON CONFLICT`, make the planner find records by
-    /// their names. No row is ever inserted.
-    refence = "
-WITH held AS MATERIALIZED (
-    SELECT record.*
-    FROM unnest($1::text[], $2::text[], $3::bytea[]) AS asked (scope, key, token)
-        CROSS JOIN LATERAL (
-            SELECT *
-            FROM {records} AS record
-            WHERE record.scope = asked.scope AND record.key = asked.key
-              AND record.token = asked.token AND record.state = {in_progress}
-            FOR NO KEY UPDATE SKIP LOCKED
-        ) AS record
-)
-INSERT INTO {records} AS record
+SELECT token, operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+FROM claimed", "
+INSERT INTO {records}
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
      claimed_at, lease_until, expires_at)
-SELECT scope, key, operation, token, fingerprint, state, attempt, takeovers,
-    GREATEST({next_fence}, fence + 1),
-    claimed_at, lease_until, expires_at
-FROM held
-ON CONFLICT (scope, key) DO UPDATE SET fence = EXCLUDED.fence
-RETURNING token AS asked, operation, fence, attempt::bigint";
+SELECT asked.scope, asked.key, asked.operation, asked.token, asked.fingerprint,
+       {in_progress}, 1, 0, clock.now, clock.now, clock.now + asked.lease,
+       clock.now + asked.retention
+FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[], $5::bytea[],
+            $6::bigint[], $7::bigint[])
+        AS asked (scope, key, operation, token, fingerprint, lease, retention),
+    {clock}
+WHERE $8::bigint > 0
+ON CONFLICT (scope, key) DO NOTHING
+RETURNING token AS asked, operation, fence, attempt::bigint, NULL::bigint AS state";
 }

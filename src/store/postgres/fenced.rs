@@ -111,12 +111,12 @@ impl Fenced {
                     }));
                 }
                 // The answer to an earlier try of this reclaim got lost.
-                let token = claim.token.as_bytes().as_slice();
-                let refence = session.query_record(&self.sql.refence, &call.name);
-                if let Some(row) = session.row(refence.bind(token)).await? {
+                let granted =
+                    reads::grant_again(session, &self.reads, &call.name, claim.token).await?;
+                if granted.is_some() {
                     return Ok(Attempt::Made(FencedAnswer {
                         transitioned: Transitioned::Applied,
-                        grant: Some(grant(&row)?),
+                        grant: granted,
                     }));
                 }
                 false
@@ -200,54 +200,49 @@ SET operation = CASE
         WHEN $4 = {retry} THEN LEAST(record.takeovers, 1)
         WHEN $4 = {reconcile} THEN record.takeovers
         ELSE 0 END,
-    fence = GREATEST({next_fence}, record.fence + 1),
+    fence = GREATEST(clock.now, record.fence + 1),
     token = $6,
     fingerprint = $7,
     state = {in_progress},
     response = NULL,
     unknown_since = NULL,
     claimed_at = clock.now,
-    lease_until = clock.now + $8 * interval '1 microsecond',
-    expires_at = clock.now + $9 * interval '1 microsecond'
-FROM (SELECT clock_timestamp() AS now) AS clock
+    lease_until = clock.now + $8,
+    expires_at = clock.now + $9
+FROM {clock}
 WHERE record.scope = $1 AND record.key = $2 AND record.fence = $3
-  AND CASE $4::bigint
-      WHEN {takeover} THEN record.state = {in_progress} AND record.lease_until < clock.now
-      WHEN {retry} THEN record.state IN ({released_same}, {released_any})
+  AND CASE
+      WHEN $4 = {takeover} THEN record.state = {in_progress} AND record.lease_until < clock.now
+      WHEN $4 = {retry} THEN record.state IN ({released_same}, {released_any})
           AND record.expires_at >= clock.now
-      WHEN {replace} THEN record.state = {released_any} AND record.expires_at >= clock.now
-      WHEN {expired} THEN record.expires_at < clock.now
+      WHEN $4 = {replace} THEN record.state = {released_any} AND record.expires_at >= clock.now
+      WHEN $4 = {expired} THEN record.expires_at < clock.now
           AND (record.state <> {in_progress} OR record.lease_until < clock.now)
-      WHEN {rerun} THEN record.state = {unknown} AND record.expires_at >= clock.now
-      WHEN {reconcile} THEN record.state = {unknown} AND record.expires_at >= clock.now
+      WHEN $4 = {rerun} THEN record.state = {unknown} AND record.expires_at >= clock.now
+      WHEN $4 = {reconcile} THEN record.state = {unknown} AND record.expires_at >= clock.now
       END{unlocked}
 RETURNING record.operation, record.fence, record.attempt::bigint";
 
     mark_lapsed = "
 UPDATE {records}
 SET state = {unknown},
-    unknown_since = clock_timestamp(),
-    expires_at = clock_timestamp() + $4 * interval '1 microsecond'
+    unknown_since = clock.now,
+    expires_at = clock.now + $4
+FROM {clock}
 WHERE scope = $1 AND key = $2 AND fence = $3
-  AND state = {in_progress} AND lease_until < clock_timestamp(){unlocked}";
+  AND state = {in_progress} AND lease_until < clock.now{unlocked}";
 
     resolve = "
 UPDATE {records}
 SET state = $4,
     response = $5,
     unknown_since = NULL,
-    token = CASE $4 WHEN {completed} THEN $7 ELSE token END,
-    takeovers = CASE $4 WHEN {completed} THEN takeovers ELSE 0 END,
-    expires_at = GREATEST(expires_at, clock_timestamp() + $6 * interval '1 microsecond')
+    token = CASE WHEN $4 = {completed} THEN $7 ELSE token END,
+    takeovers = CASE WHEN $4 = {completed} THEN takeovers ELSE 0 END,
+    expires_at = GREATEST(expires_at, clock.now + $6)
+FROM {clock}
 WHERE scope = $1 AND key = $2 AND fence = $3
-  AND (state = {unknown} OR (state = {in_progress} AND lease_until < clock_timestamp()))
-  {unlocked}";
-
-    refence = "
-UPDATE {records} AS record
-SET fence = GREATEST({next_fence}, record.fence + 1)
-WHERE scope = $1 AND key = $2 AND token = $3 AND state = {in_progress}{unlocked}
-RETURNING operation, fence, attempt::bigint";
+  AND (state = {unknown} OR (state = {in_progress} AND lease_until < clock.now)){unlocked}";
 
     forget = "
 UPDATE {records}
@@ -256,7 +251,8 @@ SET state = {released_any},
     unknown_since = NULL,
     token = $4,
     takeovers = 0,
-    expires_at = clock_timestamp() + $5 * interval '1 microsecond'
+    expires_at = clock.now + $5
+FROM {clock}
 WHERE scope = $1 AND key = $2 AND fence = $3
   AND NOT (state = {released_any} AND token = $4){unlocked}";
 }

@@ -5,6 +5,7 @@ mod answers;
 pub(super) mod builder;
 mod claims;
 mod connector;
+pub(super) mod engine;
 mod error;
 mod fenced;
 mod migrations;
@@ -71,15 +72,13 @@ use crate::{Fence, scope::RecordName, store::Token};
 ///
 /// # Tables
 ///
-/// [`migrate`](Self::migrate) creates the table and the sequences
-/// `idempotency_records`, `idempotency_fences` and `idempotency_removals`, with a
+/// [`migrate`](Self::migrate) creates the table `idempotency_records`, with a
 /// ledger of its own, `_idempotency_migrations`. Connecting creates nothing: the
 /// application decides who may change a schema, and when. Applications with
 /// migrations of their own copy [`schema_sql`](Self::schema_sql) into them.
 /// [`check_schema`](Self::check_schema) names every difference.
 ///
-/// To serve requests, a role needs to read and write the table, and to use and read
-/// the sequences. [`grants_for`](Self::grants_for) returns its GRANT statements.
+/// To serve requests, a role needs to read and write the table. [`grants_for`](Self::grants_for) returns its GRANT statements.
 ///
 /// # A server that is gone
 ///

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     scope::RecordName,
     store::{
-        StoreError,
+        Grant, StoreError, Token,
         sql::batcher::{Answers, Batch},
         sql::calls::ReadCall,
         sql::columns::{self, Found, found},
@@ -116,6 +116,19 @@ pub(super) async fn load(
     )))
 }
 
+/// Gives the claim in progress with this token a new fence, since the answer to an earlier
+/// call got lost. Returns `None` if there is no such claim, or if its record is locked.
+pub(super) async fn grant_again(
+    session: &mut Session<'_>,
+    sql: &Statements,
+    name: &RecordName,
+    token: Token,
+) -> Result<Option<Grant>, StoreError> {
+    let query = session.query_record(&sql.grant_again, name);
+    let row = session.row(query.bind(token.as_bytes().as_slice())).await?;
+    row.as_ref().map(columns::grant).transpose()
+}
+
 /// Returns a length as the type of a column.
 fn length(bytes: usize) -> i64 {
     i64::try_from(bytes).unwrap_or(i64::MAX)
@@ -130,21 +143,23 @@ statements! {
 SELECT {record},
        CASE WHEN octet_length(response) <= $3 THEN response END AS response,
        octet_length(response)::bigint AS bytes
-FROM {records}, (SELECT clock_timestamp() AS now) AS clock
+FROM {records}, {clock}
 WHERE scope = $1 AND key = $2";
 
+    grant_again = "
+UPDATE {records} AS record
+SET fence = GREATEST(clock.now, record.fence + 1)
+FROM {clock}
+WHERE record.scope = $1 AND record.key = $2 AND record.token = $3
+  AND record.state = {in_progress}{unlocked}
+RETURNING record.operation, record.fence, record.attempt::bigint";
+
     read_many = "
-SELECT asked.place, record.*
+SELECT asked.place, {record},
+       CASE WHEN octet_length(response) <= asked.max_response THEN response END AS response,
+       octet_length(response)::bigint AS bytes
 FROM unnest($1::text[], $2::text[], $3::bigint[])
-        WITH ORDINALITY AS asked (scope, key, max_response, place)
-    CROSS JOIN LATERAL (
-        SELECT {record},
-               CASE
-                   WHEN octet_length(response) <= asked.max_response THEN response
-               END AS response,
-               octet_length(response)::bigint AS bytes
-        FROM {records} AS record, (SELECT clock_timestamp() AS now) AS clock
-        WHERE record.scope = asked.scope AND record.key = asked.key
-        OFFSET 0
-    ) AS record";
+        WITH ORDINALITY AS asked (asked_scope, asked_key, max_response, place)
+    JOIN {records} ON scope = asked_scope AND key = asked_key,
+    {clock}";
 }

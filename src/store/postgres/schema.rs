@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use super::parameters::reclaim_as;
+use super::{engine::PostgresEngine, parameters::reclaim_as};
 use crate::store::{
     ReclaimAs, StoreError,
     sql::columns::{COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN},
@@ -18,17 +18,22 @@ use crate::store::{
 pub(super) struct Schema {
     name: String,
     role: String,
+    pub(super) engine: PostgresEngine,
 }
 
 impl Schema {
-    pub(super) fn new(name: String, role: String) -> Result<Self, StoreError> {
+    pub(super) fn new(
+        name: String,
+        role: String,
+        engine: PostgresEngine,
+    ) -> Result<Self, StoreError> {
         let bytes = name.len();
         if bytes == 0 || bytes > LONGEST_NAME || name.contains('\0') {
             return Err(StoreError::unavailable(format!(
                 "`schema` must be a name of 1 to {LONGEST_NAME} bytes without NUL, got {bytes} bytes"
             )));
         }
-        Ok(Self { name, role })
+        Ok(Self { name, role, engine })
     }
 
     /// Returns the schema's name as an identifier.
@@ -40,6 +45,15 @@ impl Schema {
     pub(super) fn statement(&self, template: &str) -> SqlStr {
         let text: Arc<str> = self.expand(template).into();
         AssertSqlSafe(text).into_sql_str()
+    }
+
+    /// Returns the statement for many calls, of which plain PostgreSQL skips locked
+    /// records.
+    pub(super) fn batch(&self, skipping: &str, portable: &str) -> SqlStr {
+        self.statement(match self.engine {
+            PostgresEngine::Postgres => skipping,
+            _ => portable,
+        })
     }
 
     /// Replaces the names in braces.
@@ -59,22 +73,17 @@ impl Schema {
     fn part(&self, name: &str) -> String {
         let schema = self.identifier();
         let object = |name: &str| format!("{schema}.{name}");
-        let next = |sequence: &str| {
-            let sequence = literal(&object(sequence));
-            format!("pg_catalog.nextval({sequence}::pg_catalog.regclass)")
-        };
         match name {
             "name" => schema,
             "schema" => literal(&self.name),
             "records" => object(RECORDS),
-            "fences" => object(FENCES),
-            "removals" => object(REMOVALS),
             "ledger" => object(LEDGER),
-            "next_fence" => next(FENCES),
-            "next_removal" => next(REMOVALS),
 
             "record" => RECORD.into(),
-            "unlocked" => self.expand(UNLOCKED),
+            "clock" => CLOCK.into(),
+            "unlocked" => self.of_engine(UNLOCKED),
+            "absent" => self.of_engine(ABSENT),
+            "skip_locked" => self.of_engine(SKIP_LOCKED),
 
             "in_progress" => IN_PROGRESS.to_string(),
             "completed" => COMPLETED.to_string(),
@@ -93,13 +102,20 @@ impl Schema {
         }
     }
 
+    /// Returns what a statement has on plain PostgreSQL only.
+    fn of_engine(&self, template: &str) -> String {
+        match self.engine {
+            PostgresEngine::Postgres => self.expand(template),
+            _ => String::new(),
+        }
+    }
+
     /// Returns the GRANT statements for a role that serves requests.
-    pub(super) fn grants(&self, role: &str) -> [String; 3] {
+    pub(super) fn grants(&self, role: &str) -> [String; 2] {
         let role = identifier(role);
         [
             "GRANT USAGE ON SCHEMA {name}",
             "GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {records}",
-            "GRANT USAGE, SELECT ON SEQUENCE {fences}, {removals}",
         ]
         .map(|grant| format!("{} TO {role};", self.expand(grant)))
     }
@@ -114,9 +130,10 @@ impl Schema {
     }
 }
 
-/// Defines the statements of a module, each by its template.
+/// Defines the statements of a module, each by its template. A second template is that of
+/// engines other than plain PostgreSQL.
 macro_rules! statements {
-    ($($(#[$doc:meta])* $name:ident = $template:expr;)*) => {
+    ($($(#[$doc:meta])* $name:ident = $template:expr $(, $portable:expr)?;)*) => {
         pub(super) struct Statements {
             $($(#[$doc])* $name: sqlx::SqlStr,)*
         }
@@ -124,10 +141,18 @@ macro_rules! statements {
         impl Statements {
             pub(super) fn new(schema: &super::schema::Schema) -> Self {
                 Self {
-                    $($name: schema.statement($template),)*
+                    $($name: $crate::store::postgres::schema::statements!(
+                        @new schema, $template $(, $portable)?
+                    ),)*
                 }
             }
         }
+    };
+    (@new $schema:ident, $template:expr) => {
+        $schema.statement($template)
+    };
+    (@new $schema:ident, $skipping:expr, $portable:expr) => {
+        $schema.batch($skipping, $portable)
     };
 }
 pub(super) use statements;
@@ -150,9 +175,22 @@ fn literal(text: &str) -> String {
 /// The columns of a record, without its response, at the time `clock.now`.
 const RECORD: &str = "
        operation, fence, attempt::bigint, state::bigint, takeovers::bigint, fingerprint, token,
-       (EXTRACT(EPOCH FROM clock.now - claimed_at) * 1000000)::bigint AS age,
-       (EXTRACT(EPOCH FROM expires_at - clock.now) * 1000000)::bigint AS expires_in,
-       (EXTRACT(EPOCH FROM lease_until - clock.now) * 1000000)::bigint AS lease_left";
+       clock.now - claimed_at AS age,
+       expires_at - clock.now AS expires_in,
+       lease_until - clock.now AS lease_left";
+
+/// The time of the statement. Distributed tables refuse functions that are VOLATILE, as
+/// `clock_timestamp` is. No statement of plain PostgreSQL waits for a lock after this.
+const CLOCK: &str = "
+    (SELECT (EXTRACT(EPOCH FROM statement_timestamp()) * 1000000)::bigint AS now) AS clock";
+
+/// Keeps a name with a visible record away from `ON CONFLICT`, which would wait for a
+/// transaction that completes the record.
+const ABSENT: &str = "
+WHERE NOT EXISTS (SELECT FROM {records} WHERE scope = $1 AND key = $2)";
+
+const SKIP_LOCKED: &str = "
+FOR UPDATE OF idempotency_records SKIP LOCKED";
 
 /// Holds for a record that is not locked, and locks it.
 const UNLOCKED: &str = "
@@ -162,8 +200,6 @@ const UNLOCKED: &str = "
       FOR NO KEY UPDATE SKIP LOCKED)";
 
 const RECORDS: &str = "idempotency_records";
-const FENCES: &str = "idempotency_fences";
-const REMOVALS: &str = "idempotency_removals";
 const LEDGER: &str = "_idempotency_migrations";
 
 /// The server truncates longer names.
@@ -174,24 +210,22 @@ mod tests {
     use super::*;
 
     fn schema(name: &str) -> Result<Schema, StoreError> {
-        Schema::new(name.to_owned(), "role".to_owned())
+        Schema::new(name.to_owned(), "role".to_owned(), PostgresEngine::Postgres)
     }
 
     #[test]
     fn statement_quotes_any_schema_name() {
         let expand = |name: &str| {
             let schema = schema(name).unwrap();
-            schema.expand("{next_fence} FROM {records} WHERE {schema}")
+            schema.expand("FROM {records} WHERE {schema}")
         };
         assert_eq!(
             expand("app"),
-            "pg_catalog.nextval('\"app\".idempotency_fences'::pg_catalog.regclass) \
-             FROM \"app\".idempotency_records WHERE 'app'"
+            "FROM \"app\".idempotency_records WHERE 'app'"
         );
         assert_eq!(
             expand("a\"b'c\\{records}"),
-            "pg_catalog.nextval(E'\"a\"\"b''c\\\\{records}\".idempotency_fences'::pg_catalog.regclass) \
-             FROM \"a\"\"b'c\\{records}\".idempotency_records WHERE E'a\"b''c\\\\{records}'"
+            "FROM \"a\"\"b'c\\{records}\".idempotency_records WHERE E'a\"b''c\\\\{records}'"
         );
     }
 

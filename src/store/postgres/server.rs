@@ -9,6 +9,7 @@ use sqlx::{
 use tokio::time::timeout;
 
 use super::{
+    engine::PostgresEngine,
     error::{connect_failure, failure},
     schema::Schema,
     session::{RESET, UNFIT, refuse_unfit},
@@ -22,6 +23,7 @@ use crate::store::StoreError;
 pub(super) async fn inspect(
     options: &PgConnectOptions,
     schema: Option<String>,
+    engine: Option<PostgresEngine>,
     pooler_safe: bool,
 ) -> Result<Schema, StoreError> {
     let connected = options.connect().await;
@@ -45,7 +47,15 @@ pub(super) async fn inspect(
             found.ok_or_else(|| StoreError::unavailable(NO_SCHEMA))?
         }
     };
-    let schema = Schema::new(schema, found.try_get("role").map_err(failure)?)?;
+    let engine = match engine {
+        Some(engine) => engine,
+        None if found.try_get("citus").map_err(failure)? => PostgresEngine::Citus,
+        None => PostgresEngine::Postgres,
+    };
+    let schema = Schema::new(schema, found.try_get("role").map_err(failure)?, engine)?;
+    if engine == PostgresEngine::Citus {
+        refuse_other_distribution(&mut connection, &schema).await?;
+    }
     refuse_unfit(&mut connection, &schema.statement(UNFIT))
         .await
         .map_err(failure)?;
@@ -53,6 +63,23 @@ pub(super) async fn inspect(
         return Err(StoreError::unavailable(POOLED));
     }
     Ok(schema)
+}
+
+/// Refuses a table that is distributed by another column than `key`.
+async fn refuse_other_distribution(
+    connection: &mut PgConnection,
+    schema: &Schema,
+) -> Result<(), StoreError> {
+    let found = raw_sql(schema.statement(DISTRIBUTION))
+        .fetch_optional(connection)
+        .await
+        .map_err(failure)?;
+    let Some(found) = found else { return Ok(()) };
+    let by: Option<String> = found.try_get("distributed_by").map_err(failure)?;
+    match by.as_deref() {
+        Some("key") => Ok(()),
+        _ => Err(StoreError::unavailable(OTHER_DISTRIBUTION)),
+    }
 }
 
 /// Returns whether a pooler gives each transaction another server connection.
@@ -87,12 +114,25 @@ const INSPECT: &str = "
 SELECT current_setting('server_version_num', true)::int AS number,
        current_setting('server_version', true) AS version,
        current_user::text AS role,
+       EXISTS (SELECT FROM pg_catalog.pg_extension WHERE extname = 'citus') AS citus,
        COALESCE(
            (SELECT namespace.nspname
             FROM pg_catalog.pg_class AS class
                 JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
             WHERE class.oid = to_regclass('idempotency_records')),
            current_schema())::text AS schema";
+
+/// No row for a table that is not distributed.
+const DISTRIBUTION: &str = "
+SELECT column_to_column_name(logicalrelid, partkey) AS distributed_by
+FROM pg_catalog.pg_dist_partition
+    JOIN pg_catalog.pg_class AS class ON class.oid = logicalrelid
+    JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
+WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'";
+
+const OTHER_DISTRIBUTION: &str = "the table of records is not distributed by `key`: \
+    `SELECT create_distributed_table('idempotency_records', 'key')` on a table that is not \
+    distributed yet";
 
 /// A later process may get the same number.
 const BACKEND: &str = "

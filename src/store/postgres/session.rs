@@ -9,7 +9,7 @@ use sqlx::{
     raw_sql,
 };
 
-use super::{error::failure, schema::Schema};
+use super::{engine::PostgresEngine, error::failure, schema::Schema};
 use crate::{scope::RecordName, store::StoreError};
 
 /// A connection for the statements of one call.
@@ -117,7 +117,7 @@ impl SessionSettings {
         let begin = || schema.statement(&(timeouts.begin() + LOCAL_PLANS));
         Self {
             timeouts,
-            sets_plans: true,
+            sets_plans: schema.engine == PostgresEngine::Postgres,
             unfit: schema.statement(UNFIT),
             begin: pooler_safe.then(begin),
         }
@@ -213,8 +213,7 @@ const DURABLE: &str = concat!("SELECT ", durable!(true));
 /// while the table grows.
 ///
 /// Disabled plan nodes carry a cost of 1e10, which makes PostgreSQL compile the
-/// plan. So the JIT compiler is disabled too. Other servers with PostgreSQL's
-/// protocol know only some of these settings.
+/// plan. So the JIT compiler is disabled too. Citus plans with the values of parameters.
 const PLANS: &str = "
 SELECT set_config(name, CASE name WHEN 'plan_cache_mode' THEN 'force_generic_plan' ELSE 'off' END, false)
 FROM pg_catalog.pg_settings

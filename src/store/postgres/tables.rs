@@ -11,7 +11,7 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// If the server cannot be reached. If a table, column, index, sequence or
+    /// If the server cannot be reached. If a table, column, index or
     /// privilege is missing or differs; the error names each, with a remedy.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
         let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
@@ -59,7 +59,6 @@ impl Tables {
         let differences = query_scalar(template(schema, DIFFERENCES))
             .persistent(false)
             .bind(schema.expand("table {records}"))
-            .bind(schema.expand("sequence {name}."))
             .fetch_all(on)
             .await?;
         Ok(Self { exist, differences })
@@ -101,12 +100,9 @@ SELECT EXISTS (
     FROM pg_catalog.pg_class AS class
         JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
     WHERE namespace.nspname = {schema}
-      AND class.relname IN ('idempotency_records', 'idempotency_fences', 'idempotency_removals'))";
+      AND class.relname = 'idempotency_records')";
 
-/// `$1` names the table, and `$2` begins the name of a sequence.
-///
-/// Collations that compare by bytes have three names. The last value of a sequence is
-/// NULL before the first number is drawn.
+/// `$1` names the table. Collations that compare by bytes have three names.
 const DIFFERENCES: &str = "
 WITH relation AS (
     SELECT class.oid, class.relname::text AS name, class.relkind AS kind,
@@ -125,14 +121,14 @@ WITH relation AS (
            (4, 'attempt', 'integer', true),
            (5, 'takeovers', 'integer', true),
            (6, 'fence', 'bigint', true),
-           (7, 'claimed_at', 'timestamp with time zone', true),
-           (8, 'lease_until', 'timestamp with time zone', true),
-           (9, 'expires_at', 'timestamp with time zone', true),
+           (7, 'claimed_at', 'bigint', true),
+           (8, 'lease_until', 'bigint', true),
+           (9, 'expires_at', 'bigint', true),
            (10, 'operation', 'bytea', true),
            (11, 'token', 'bytea', true),
            (12, 'fingerprint', 'bytea', true),
            (13, 'response', 'bytea', false),
-           (14, 'unknown_since', 'timestamp with time zone', false)
+           (14, 'unknown_since', 'bigint', false)
 ), found AS (
     SELECT attribute.attnum AS place, attribute.attname::text AS name,
            format_type(attribute.atttypid, attribute.atttypmod) AS kind,
@@ -200,19 +196,6 @@ WITH relation AS (
     WHERE NOT EXISTS (
         SELECT FROM indexed
         WHERE predicate = '(unknown_since IS NOT NULL)' AND columns = ARRAY['scope', 'key'])
-    UNION ALL
-    SELECT 8, wanted.place, $2 || name || CASE
-        WHEN sequence.seqrelid IS NULL THEN ' does not exist'
-        WHEN format_type(sequence.seqtypid, NULL) <> 'bigint'
-            OR sequence.seqincrement < 1 OR sequence.seqcycle
-            THEN ' is not an ascending bigint without CYCLE'
-        WHEN has_table_privilege(sequence.seqrelid, 'SELECT') AND wanted.place = 2
-            AND pg_sequence_last_value(sequence.seqrelid) IS NULL
-            THEN ' has drawn no number: call nextval once'
-        END
-    FROM (VALUES (1, 'idempotency_fences'), (2, 'idempotency_removals')) AS wanted (place, name)
-        LEFT JOIN relation USING (name)
-        LEFT JOIN pg_catalog.pg_sequence AS sequence ON sequence.seqrelid = relation.oid
 )
 SELECT text
 FROM difference
@@ -224,22 +207,11 @@ SELECT 'schema ' || quote_ident(namespace.nspname) || ' (USAGE)'
 FROM pg_catalog.pg_namespace AS namespace
 WHERE namespace.nspname = {schema} AND NOT has_schema_privilege(namespace.oid, 'USAGE')
 UNION ALL
-SELECT CASE class.relkind WHEN 'S' THEN 'sequence ' ELSE 'table ' END
-       || quote_ident(namespace.nspname) || '.' || class.relname
+SELECT 'table ' || quote_ident(namespace.nspname) || '.' || class.relname
        || ' (' || wanted.privilege || ')'
 FROM pg_catalog.pg_class AS class
     JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
-    JOIN (VALUES ('idempotency_records', 'SELECT'),
-                 ('idempotency_records', 'INSERT'),
-                 ('idempotency_records', 'UPDATE'),
-                 ('idempotency_records', 'DELETE'),
-                 ('idempotency_fences', 'USAGE'),
-                 ('idempotency_removals', 'USAGE'),
-                 ('idempotency_removals', 'SELECT')) AS wanted (name, privilege)
-        ON wanted.name = class.relname
-WHERE namespace.nspname = {schema} AND NOT CASE
-    -- One that is of another kind is a difference, and has other privileges.
-    WHEN (class.relkind = 'S') = (wanted.name = 'idempotency_records') THEN true
-    WHEN class.relkind = 'S' THEN has_sequence_privilege(class.oid, wanted.privilege)
-    ELSE has_table_privilege(class.oid, wanted.privilege)
-    END";
+    CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS wanted (privilege)
+WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'
+  -- One that is of another kind is a difference, and has other privileges.
+  AND class.relkind <> 'S' AND NOT has_table_privilege(class.oid, wanted.privilege)";

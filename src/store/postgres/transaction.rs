@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sqlx::{
     Connection as _, PgPool, Postgres, SqlSafeStr as _, SqlStr, Transaction,
-    postgres::PgPoolOptions, query, query_as,
+    postgres::PgPoolOptions, query, query_as, query_scalar,
 };
 
 use super::{
@@ -177,7 +177,7 @@ impl CommitBackend for PostgresStore {
         if isolation != "read committed" {
             return Err(CommitError::new(CommitErrorKind::Isolation));
         }
-        let (completed, still_open): (bool, bool) = query_as(sql.complete.clone())
+        let completed = query(sql.complete.clone())
             .persistent(*persistent)
             .bind(operation.name().scope().as_str())
             .bind(operation.name().key().as_str())
@@ -185,26 +185,32 @@ impl CommitBackend for PostgresStore {
             .bind(&completion.response[..])
             .bind(micros(completion.retention))
             .bind(micros(completion.at_least))
-            .fetch_one(&mut **transaction)
+            .execute(&mut **transaction)
             .await
             .map_err(refused)?;
-        match (completed, still_open) {
-            (true, _) => {
-                // Deferred triggers run at COMMIT, with the handler's settings.
-                if path.is_some() || role.is_some() {
-                    query(RESTORE)
-                        .persistent(*persistent)
-                        .bind(path)
-                        .bind(role)
-                        .execute(&mut **transaction)
-                        .await
-                        .map_err(refused)?;
-                }
-                Ok(Transitioned::Applied)
-            }
-            (false, true) => Ok(Transitioned::Superseded),
-            (false, false) => Err(CommitError::caused(CommitErrorKind::Aborted, ENDED)),
+        if completed.rows_affected() == 0 {
+            let is_open: bool = query_scalar(sql.is_open.clone())
+                .persistent(*persistent)
+                .bind(operation.token().as_bytes().as_slice())
+                .fetch_one(&mut **transaction)
+                .await
+                .map_err(refused)?;
+            return match is_open {
+                true => Ok(Transitioned::Superseded),
+                false => Err(CommitError::caused(CommitErrorKind::Aborted, ENDED)),
+            };
         }
+        // Deferred triggers run at COMMIT, with the handler's settings.
+        if path.is_some() || role.is_some() {
+            query(RESTORE)
+                .persistent(*persistent)
+                .bind(path)
+                .bind(role)
+                .execute(&mut **transaction)
+                .await
+                .map_err(refused)?;
+        }
+        Ok(Transitioned::Applied)
     }
 
     fn is_abort(error: &sqlx::Error) -> bool {
@@ -366,6 +372,19 @@ WHERE scope = $1 AND key = $2 AND token = $3"
     };
 }
 
+/// Whether the transaction that `prepare` prepared for this token is still open.
+macro_rules! is_open {
+    ($token:literal) => {
+        concat!(
+            "COALESCE(
+        current_setting('tower_idempotency.completes', true) = encode(",
+            $token,
+            ", 'hex'),
+        false)"
+        )
+    };
+}
+
 statements! {
     /// Sets what `complete` needs, until the transaction ends.
     ///
@@ -418,25 +437,17 @@ FROM (
 
     /// Completes an open claim. A record that was completed before, even with this token,
     /// must not take further writes with it.
-    complete = "
-WITH transaction AS MATERIALIZED (
-    SELECT COALESCE(
-        current_setting('tower_idempotency.completes', true) = encode($3, 'hex'),
-        false) AS is_open
-), completed AS (
-    UPDATE {records}
-    SET state = {completed},
-        response = $4,
-        unknown_since = NULL,
-        expires_at = GREATEST(
-            claimed_at + $5 * interval '1 microsecond',
-            clock_timestamp() + $6 * interval '1 microsecond')
-    WHERE scope = $1 AND key = $2 AND token = $3 AND state IN ({in_progress}, {unknown})
-      AND (SELECT is_open FROM transaction)
-    RETURNING 1
-)
-SELECT EXISTS (SELECT FROM completed), is_open
-FROM transaction";
+    complete = concat!("
+UPDATE {records}
+SET state = {completed},
+    response = $4,
+    unknown_since = NULL,
+    expires_at = GREATEST(claimed_at + $5, clock.now + $6)
+FROM {clock}
+WHERE scope = $1 AND key = $2 AND token = $3 AND state IN ({in_progress}, {unknown})
+  AND ", is_open!("$3"));
+
+    is_open = concat!("SELECT ", is_open!("$1"));
 
     /// Skips a record that an open transaction has written. A plain read would see the
     /// version before it.

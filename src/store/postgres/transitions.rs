@@ -210,26 +210,41 @@ INSERT INTO {records} AS record
 SELECT scope, key, operation, token, fingerprint, attempt, takeovers, fence, claimed_at,
     CASE WHEN goal = {released_any} AND takeovers > 0 THEN {released_same} ELSE goal END,
     given,
-    CASE goal WHEN {unknown} THEN statement_timestamp() END,
-    CASE goal
-        WHEN {in_progress} THEN statement_timestamp() + time * interval '1 microsecond'
-        ELSE lease_until
-        END,
-    CASE goal
-        WHEN {completed} THEN GREATEST(
-            claimed_at + time * interval '1 microsecond',
-            statement_timestamp() + at_least * interval '1 microsecond')
-        WHEN {unknown} THEN statement_timestamp() + time * interval '1 microsecond'
+    CASE WHEN goal = {unknown} THEN clock.now END,
+    CASE WHEN goal = {in_progress} THEN clock.now + time ELSE lease_until END,
+    CASE
+        WHEN goal = {completed} THEN GREATEST(claimed_at + time, clock.now + at_least)
+        WHEN goal = {unknown} THEN clock.now + time
         ELSE expires_at
         END
-FROM held
+FROM held, {clock}
 ON CONFLICT (scope, key) DO UPDATE
 SET state = EXCLUDED.state,
     response = EXCLUDED.response,
     unknown_since = EXCLUDED.unknown_since,
     lease_until = EXCLUDED.lease_until,
     expires_at = EXCLUDED.expires_at
-RETURNING token";
+RETURNING token", "
+UPDATE {records} AS record
+SET state = CASE
+        WHEN goal = {released_any} AND takeovers > 0 THEN {released_same}
+        ELSE goal
+        END,
+    response = given,
+    unknown_since = CASE WHEN goal = {unknown} THEN clock.now END,
+    lease_until = CASE WHEN goal = {in_progress} THEN clock.now + time ELSE lease_until END,
+    expires_at = CASE
+        WHEN goal = {completed} THEN GREATEST(claimed_at + time, clock.now + at_least)
+        WHEN goal = {unknown} THEN clock.now + time
+        ELSE expires_at
+        END
+FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bigint[], $5::bytea[],
+            $6::bigint[], $7::bigint[])
+        AS asked (scope, key, token, goal, given, time, at_least),
+    {clock}
+WHERE record.scope = asked.scope AND record.key = asked.key AND record.token = asked.token
+  AND (record.state = {in_progress} OR (record.state = {unknown} AND goal = {completed}))
+RETURNING record.token";
 
     apply = "
 UPDATE {records}
@@ -238,18 +253,14 @@ SET state = CASE
         ELSE $4
         END,
     response = $5,
-    unknown_since = CASE $4 WHEN {unknown} THEN clock_timestamp() END,
-    lease_until = CASE $4
-        WHEN {in_progress} THEN clock_timestamp() + $6 * interval '1 microsecond'
-        ELSE lease_until
-        END,
-    expires_at = CASE $4
-        WHEN {completed} THEN GREATEST(
-            claimed_at + $6 * interval '1 microsecond',
-            clock_timestamp() + $7 * interval '1 microsecond')
-        WHEN {unknown} THEN clock_timestamp() + $6 * interval '1 microsecond'
+    unknown_since = CASE WHEN $4 = {unknown} THEN clock.now END,
+    lease_until = CASE WHEN $4 = {in_progress} THEN clock.now + $6 ELSE lease_until END,
+    expires_at = CASE
+        WHEN $4 = {completed} THEN GREATEST(claimed_at + $6, clock.now + $7)
+        WHEN $4 = {unknown} THEN clock.now + $6
         ELSE expires_at
         END
+FROM {clock}
 WHERE scope = $1 AND key = $2 AND token = $3
   AND (state = {in_progress} OR (state = {unknown} AND $4 = {completed})){unlocked}";
 }
