@@ -67,6 +67,8 @@ const STATES: &str = "\
 local FORMAT = '<BBI4I4I8I8I4I8I4I8I4'
 local IN_PROGRESS, COMPLETED, UNKNOWN, RELEASED_SAME, RELEASED_ANY = 1, 2, 3, 4, 5
 local NO_OWNER = string.rep('\\0', 16)
+-- `tostring` would lose digits.
+local DIGITS = '%.0f'
 ";
 
 /// How long an expired record stays, with its fence, if the clock is set back meanwhile.

@@ -1,10 +1,12 @@
 local seen, as, ids, lease, retention = unpack(ARGV)
 local token = ids:sub(17, 32)
 if record and before == IN_PROGRESS and record.token == token then
-    grant_again()
+    -- The answer to an earlier call of this claim was lost.
+    record.fence = math.max(now, record.fence + 1)
+    save('')
     return { record.operation, record.fence, record.attempt, token }
 end
-if not record or digits(record.fence) ~= seen then
+if not record or string.format(DIGITS, record.fence) ~= seen then
     return false
 end
 local free = before == RELEASED_SAME or before == RELEASED_ANY

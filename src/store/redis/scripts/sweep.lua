@@ -1,6 +1,6 @@
 -- Sweeps the record of the claim with this token.
 local token, retention = unpack(ARGV)
-if not is_open(before) or record.token ~= token then
+if not was_open or record.token ~= token then
     return 'other'
 elseif not record.expired or (before == IN_PROGRESS and not record.lapsed)
     -- The clock was set back: the next claim needs a larger fence.

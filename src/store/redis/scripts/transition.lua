@@ -1,12 +1,11 @@
 -- Returns false if superseded. Otherwise returns the token of the claim whose outcome this
 -- call has decided, or an empty string.
 local guard, seen, call, time, at_least, response = unpack(ARGV)
-if not record or (guard == 'token' and record.token or digits(record.fence)) ~= seen then
+if not record or (guard == 'token' and record.token or string.format(DIGITS, record.fence)) ~= seen then
     return false
 end
-local open = is_open(before)
 local free = before == RELEASED_SAME or before == RELEASED_ANY
-local settled = open and (before == UNKNOWN or record.lapsed)
+local settled = was_open and (before == UNKNOWN or record.lapsed)
 
 local function mark_unknown()
     record.state = UNKNOWN
@@ -20,7 +19,8 @@ if (call == 'complete' and before == COMPLETED)
     or ((call == 'mark-unknown' or call == 'mark-lapsed') and before == UNKNOWN)
     or (call == 'forget' and before == RELEASED_ANY and owner == NO_OWNER)
 then
-    touch()
+    -- Writes too: WAIT waits for the writes of its own connection only.
+    redis.call('SETRANGE', key, '0', head)
     return ''
 elseif call == 'renew' and before == IN_PROGRESS then
     record.lease = now + time
@@ -30,7 +30,7 @@ elseif call == 'mark-unknown' and before == IN_PROGRESS then
     return mark_unknown()
 elseif call == 'mark-lapsed' and record.lapsed then
     return mark_unknown()
-elseif call == 'complete' and open then
+elseif call == 'complete' and was_open then
     record.state = COMPLETED
     record.expires = math.max(record.claimed + time, now + at_least)
     save(response)
