@@ -88,7 +88,7 @@ use crate::{Fence, OperationId, scope::RecordName};
 ///
 /// | key | value |
 /// |---|---|
-/// | `idempotency:{GROUP}:SCOPE`, a NUL, `KEY` | [`StoredRecord::to_bytes`], about 800 bytes with a response of 512 |
+/// | `idempotency:{GROUP}:SCOPE`, a NUL, `KEY` | [`StoredRecord::to_bytes`], about 860 bytes with a response of 512 |
 /// | `idempotency:{GROUP}` | a sorted set of the group's claims whose outcome is open |
 ///
 /// The group is one of 1,024 by the CRC-32 of the name, in hexadecimal. When a record
