@@ -85,7 +85,7 @@ async fn a_sweep_reads_only_records_that_have_expired() {
     with_large_table(async |url| {
         run(
             &url,
-            "UPDATE idempotency_records SET expires_at = now() - interval '1 hour'
+            "UPDATE idempotency_records SET expires_at = claimed_at - 3600000000
              WHERE key IN ('10', '20000', '50000')",
         )
         .await;
@@ -157,7 +157,7 @@ async fn with_large_table(test: impl AsyncFnOnce(String)) {
                      (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until,
                       expires_at, operation, token, fingerprint, response)
                  SELECT scope, number::text, state, attempt, takeovers, fence, claimed_at,
-                        lease_until, expires_at + number * interval '1 second', operation,
+                        lease_until, expires_at + number * 1000000, operation,
                         token, fingerprint, response
                  FROM idempotency_records, generate_series(1, {ROWS}) AS number"
             ),

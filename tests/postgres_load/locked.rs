@@ -155,7 +155,7 @@ async fn f106_a_call_resumes_once_the_lock_is_released() {
                 asked.await.unwrap().unwrap();
             }
             // The later of complete and forget decides.
-            until(async || store.read(&name).await.unwrap().is_none()).await;
+            until(async || store.read(&name).await.unwrap().unwrap().token != claim.token).await;
         }
         store.close().await;
     })
