@@ -190,7 +190,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// receives 409 `request-in-progress`. Zero does not wait. Defaults to zero.
     ///
     /// A waiter holds no connection to the store and no readiness of the inner
-    /// service.
+    /// service. It is woken when the other request ends, in another process too if the
+    /// store can tell. Otherwise it reads the record after pauses of 50 ms to one second.
     pub fn wait(mut self, timeout: Duration) -> Self {
         self.config.wait = timeout;
         self

@@ -57,12 +57,17 @@ impl<K: Clone + Eq + Hash> Waiters<K> {
     pub(crate) fn wake(&self, name: &K) {
         // Most completions have no waiter, and need no lock. A waiter that enters after
         // this load reads the record after its completion.
-        if self.count.load(Ordering::SeqCst) == 0 {
+        if self.is_empty() {
             return;
         }
         if let Some((_, ended)) = self.records().get(name) {
             ended.notify_waiters();
         }
+    }
+
+    /// Whether nobody waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.load(Ordering::SeqCst) == 0
     }
 
     fn records(&self) -> MutexGuard<'_, Records<K>> {

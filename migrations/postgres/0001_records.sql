@@ -27,6 +27,8 @@ CREATE TABLE idempotency_records (
     response    bytea,
     -- Set in state 3, and NULL in every other.
     unknown_since bigint,
+    -- Whether another process waits for the end of the claim.
+    awaited     boolean          NOT NULL DEFAULT false,
     PRIMARY KEY (scope, key)
     -- Most of each page stays free for the completed versions of its rows, which
     -- then need no new index entries; enough for responses of 500 bytes.

@@ -12,6 +12,7 @@ mod indexes;
 mod settings;
 mod sweeps;
 mod tables;
+mod wake_ups;
 
 use tower_idempotency::{
     PostgresStore, StoreError,

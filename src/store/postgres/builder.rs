@@ -20,6 +20,7 @@ use super::{
     session::{SessionSettings, Timeouts},
     transaction::HandlerTransactions,
     transitions::Transitions,
+    wake_ups::WakeUps,
 };
 use crate::store::{
     StoreError,
@@ -292,6 +293,7 @@ impl PostgresStoreBuilder {
                     limits(LOOKUP_CONNECTIONS as usize, usize::MAX),
                 ),
                 admin: Admin::new(admin, &schema),
+                wake_ups: Arc::new(WakeUps::new(Arc::clone(&connector))),
                 pool: requests,
                 connector,
             }),

@@ -24,7 +24,7 @@ use crate::{
         sql::calls::Call,
         sql::columns::{COMPLETED, RELEASED_SAME_REQUEST, grant},
         sql::single::{Attempt, Single},
-        transition::{FORGOTTEN_RETENTION, NO_OWNER, StoredRecord},
+        transition::{FORGOTTEN_RETENTION, NO_OWNER, State, StoredRecord},
     },
 };
 
@@ -43,6 +43,8 @@ pub(super) struct FencedCall {
 pub(super) enum FencedChange {
     Reclaim(ReclaimAs, Claim),
     Transition(FencedTransition),
+    /// Marks the claim as one whose end another process waits for.
+    MarkAwaited,
 }
 
 #[derive(Clone, Copy)]
@@ -60,7 +62,7 @@ impl Call for FencedCall {
     fn bytes(&self) -> usize {
         let response = match &self.change {
             FencedChange::Transition(transition) => transition.response_len(),
-            FencedChange::Reclaim(..) => 0,
+            FencedChange::Reclaim(..) | FencedChange::MarkAwaited => 0,
         };
         self.name.bytes() + response
     }
@@ -121,6 +123,10 @@ impl Fenced {
                 }
                 false
             }
+            FencedChange::MarkAwaited => {
+                let mark = query(session, &self.sql.mark_awaited);
+                session.changes(mark).await?
+            }
             FencedChange::Transition(FencedTransition::MarkLapsed { retention }) => {
                 let mark = query(session, &self.sql.mark_lapsed);
                 session.changes(mark.bind(micros(*retention))).await?
@@ -173,6 +179,9 @@ impl Fenced {
                 let reclaimed = record.reclaim(*seen, *reclaim_as, claim, now);
                 reclaimed.is_some()
             }
+            FencedChange::MarkAwaited => {
+                record.fence == *seen && matches!(record.state, State::InProgress { .. })
+            }
             FencedChange::Transition(transition) => {
                 let apply = |record: &mut StoredRecord| record.apply_fenced(*seen, transition, now);
                 return Ok(not_applied(&record, apply));
@@ -206,6 +215,7 @@ SET operation = CASE
     state = {in_progress},
     response = NULL,
     unknown_since = NULL,
+    awaited = false,
     claimed_at = clock.now,
     lease_until = clock.now + $8,
     expires_at = clock.now + $9
@@ -223,6 +233,11 @@ WHERE record.scope = $1 AND record.key = $2 AND record.fence = $3
       END{unlocked}
 RETURNING record.operation, record.fence, record.attempt::bigint";
 
+    mark_awaited = "
+UPDATE {records}
+SET awaited = true
+WHERE scope = $1 AND key = $2 AND fence = $3 AND state = {in_progress}{unlocked}";
+
     mark_lapsed = "
 UPDATE {records}
 SET state = {unknown},
@@ -230,7 +245,8 @@ SET state = {unknown},
     expires_at = clock.now + $4
 FROM {clock}
 WHERE scope = $1 AND key = $2 AND fence = $3
-  AND state = {in_progress} AND lease_until < clock.now{unlocked}";
+  AND state = {in_progress} AND lease_until < clock.now{unlocked}
+RETURNING {notify} AS notified";
 
     resolve = "
 UPDATE {records}
@@ -242,7 +258,8 @@ SET state = $4,
     expires_at = GREATEST(expires_at, clock.now + $6)
 FROM {clock}
 WHERE scope = $1 AND key = $2 AND fence = $3
-  AND (state = {unknown} OR (state = {in_progress} AND lease_until < clock.now)){unlocked}";
+  AND (state = {unknown} OR (state = {in_progress} AND lease_until < clock.now)){unlocked}
+RETURNING {notify} AS notified";
 
     forget = "
 UPDATE {records}
@@ -254,5 +271,6 @@ SET state = {released_any},
     expires_at = clock.now + $5
 FROM {clock}
 WHERE scope = $1 AND key = $2 AND fence = $3
-  AND NOT (state = {released_any} AND token = $4){unlocked}";
+  AND NOT (state = {released_any} AND token = $4){unlocked}
+RETURNING {notify} AS notified";
 }

@@ -18,8 +18,9 @@ mod session;
 mod tables;
 pub(super) mod transaction;
 mod transitions;
+mod wake_ups;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, future::pending, sync::Arc, time::Duration};
 
 use self::{
     admin::Admin,
@@ -30,6 +31,7 @@ use self::{
     reads::RecordReads,
     transaction::HandlerTransactions,
     transitions::Transitions,
+    wake_ups::WakeUps,
 };
 use super::{
     Claim, Claimed, Grant, OwnerTransition, Purged, ReclaimAs, Record, Store, StoreError,
@@ -100,6 +102,14 @@ use crate::{Fence, scope::RecordName, store::Token};
 /// connection meanwhile. Responses over 8 KiB are read and written apart from the rest,
 /// about 1 MiB at a time, so that they delay no other call.
 ///
+/// # Waiters
+///
+/// If the layer [waits](crate::IdempotencyBuilder::wait), a request is woken by a
+/// notification when its claim ends in another process. While there are waiters, and for a
+/// minute after, each process listens on a connection of its own. Claims that nobody awaits
+/// notify nobody. Behind a pooler in transaction mode and on Citus, waiters read the record
+/// after pauses.
+///
 /// ```
 /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
 /// # use tower::ServiceExt;
@@ -148,6 +158,7 @@ struct Inner {
     fenced: SingleCalls<Fenced>,
     transactions: HandlerTransactions,
     admin: Admin,
+    wake_ups: Arc<WakeUps>,
     /// The connections for requests.
     pool: Arc<Pool>,
     connector: Arc<Connector>,
@@ -157,6 +168,7 @@ impl PostgresStore {
     /// Closes the connections, each after the call that it is busy with. Later
     /// calls fail.
     pub async fn close(&self) {
+        self.inner.wake_ups.close().await;
         self.inner.transactions.pool.close().await;
         self.inner.pool.close().await;
         self.inner.transactions.lookup_pool.close().await;
@@ -240,6 +252,18 @@ impl Store for PostgresStore {
                 Ok(self.by_fence(name, seen, change).await?.transitioned)
             }
         }
+    }
+
+    async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
+        let wake_ups = &self.inner.wake_ups;
+        if !wake_ups.are_possible() {
+            return pending().await;
+        }
+        let mark = async {
+            let marked = self.by_fence(name, seen, FencedChange::MarkAwaited).await?;
+            Ok(marked.transitioned == Transitioned::Applied)
+        };
+        wake_ups.wait(seen, mark).await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {

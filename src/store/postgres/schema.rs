@@ -83,6 +83,10 @@ impl Schema {
             "clock" => CLOCK.into(),
             "unlocked" => self.of_engine(UNLOCKED),
             "absent" => self.of_engine(ABSENT),
+            "notify" => match self.notifies() {
+                true => self.expand(NOTIFY),
+                false => "NULL".into(),
+            },
             "skip_locked" => self.of_engine(SKIP_LOCKED),
 
             "in_progress" => IN_PROGRESS.to_string(),
@@ -100,6 +104,11 @@ impl Schema {
 
             unknown => format!("{{{unknown}}}"),
         }
+    }
+
+    /// Whether statements notify the waiters of other processes.
+    pub(super) fn notifies(&self) -> bool {
+        self.engine == PostgresEngine::Postgres
     }
 
     /// Returns what a statement has on plain PostgreSQL only.
@@ -188,6 +197,16 @@ const CLOCK: &str = "
 /// transaction that completes the record.
 const ABSENT: &str = "
 WHERE NOT EXISTS (SELECT FROM {records} WHERE scope = $1 AND key = $2)";
+
+/// Notifies the waiters of an awaited claim that has ended. The payload tells nothing of
+/// the key: every role of the database may listen.
+const NOTIFY: &str = "CASE
+    WHEN awaited AND state <> {in_progress}
+    THEN pg_catalog.pg_notify('idempotency_claims', fence::text)
+    END";
+
+/// The channel of these notifications.
+pub(super) const CHANNEL: &str = "idempotency_claims";
 
 const SKIP_LOCKED: &str = "
 FOR UPDATE OF idempotency_records SKIP LOCKED";

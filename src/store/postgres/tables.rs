@@ -128,7 +128,8 @@ WITH relation AS (
            (11, 'token', 'bytea', true),
            (12, 'fingerprint', 'bytea', true),
            (13, 'response', 'bytea', false),
-           (14, 'unknown_since', 'bigint', false)
+           (14, 'unknown_since', 'bigint', false),
+           (15, 'awaited', 'boolean', true)
 ), found AS (
     SELECT attribute.attnum AS place, attribute.attname::text AS name,
            format_type(attribute.atttypid, attribute.atttypmod) AS kind,

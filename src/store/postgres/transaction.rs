@@ -445,7 +445,8 @@ SET state = {completed},
     expires_at = GREATEST(claimed_at + $5, clock.now + $6)
 FROM {clock}
 WHERE scope = $1 AND key = $2 AND token = $3 AND state IN ({in_progress}, {unknown})
-  AND ", is_open!("$3"));
+  AND ", is_open!("$3"), "
+RETURNING {notify} AS notified");
 
     is_open = concat!("SELECT ", is_open!("$1"));
 

@@ -224,7 +224,7 @@ SET state = EXCLUDED.state,
     unknown_since = EXCLUDED.unknown_since,
     lease_until = EXCLUDED.lease_until,
     expires_at = EXCLUDED.expires_at
-RETURNING token", "
+RETURNING token, {notify} AS notified", "
 UPDATE {records} AS record
 SET state = CASE
         WHEN goal = {released_any} AND takeovers > 0 THEN {released_same}
@@ -262,5 +262,6 @@ SET state = CASE
         END
 FROM {clock}
 WHERE scope = $1 AND key = $2 AND token = $3
-  AND (state = {in_progress} OR (state = {unknown} AND $4 = {completed})){unlocked}";
+  AND (state = {in_progress} OR (state = {unknown} AND $4 = {completed})){unlocked}
+RETURNING {notify} AS notified";
 }
