@@ -3,6 +3,13 @@
 #[doc = include_str!("../docs/choosing.md")]
 pub mod choosing {}
 
+#[cfg(any(
+    all(feature = "cache", feature = "sqlite", feature = "postgres"),
+    all(doc, not(doctest))
+))]
+#[doc = include_str!("../docs/which-store.md")]
+pub mod which_store {}
+
 #[cfg(feature = "sqlite")]
 #[doc = include_str!("../docs/exactly-once.md")]
 pub mod exactly_once {}

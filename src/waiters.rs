@@ -65,7 +65,7 @@ impl<K: Clone + Eq + Hash> Waiters<K> {
         }
     }
 
-    /// Whether nobody waits.
+    /// Whether there are no waiters.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0
     }

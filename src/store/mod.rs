@@ -173,7 +173,7 @@ pub trait Store: Send + Sync + 'static {
     /// return too early, late or never. It returns at once if the claim has ended before the
     /// call. It is called for each waiter, and dropped with it.
     ///
-    /// The default never returns. After an error, the waiter goes on with its pauses.
+    /// The default never returns. After an error, the waiter only has its pauses.
     fn wait(
         &self,
         name: &RecordName,

@@ -106,8 +106,8 @@ use crate::{Fence, scope::RecordName, store::Token};
 ///
 /// If the layer [waits](crate::IdempotencyBuilder::wait), a request is woken by a
 /// notification when its claim ends in another process. While there are waiters, and for a
-/// minute after, each process listens on a connection of its own. Claims that nobody awaits
-/// notify nobody. Behind a pooler in transaction mode and on Citus, waiters read the record
+/// minute after, each process listens on a connection of its own. The end of a
+/// claim without waiters sends no notification. Behind a pooler in transaction mode and on Citus, waiters read the record
 /// after pauses.
 ///
 /// ```

@@ -1,8 +1,8 @@
 //! Wakes waiters when a claim ends in another process.
 //!
 //! A waiter marks the record as awaited. The statement that ends the claim of such a
-//! record also notifies all processes, with the claim's fence. Other statements notify
-//! nobody: PostgreSQL commits transactions that notify one after the other.
+//! record also notifies all processes, with the claim's fence. Other statements send no
+//! notification: PostgreSQL commits transactions that send one after the other.
 
 use std::{
     sync::{Arc, Weak},
