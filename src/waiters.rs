@@ -65,6 +65,12 @@ impl<K: Clone + Eq + Hash> Waiters<K> {
         }
     }
 
+    /// Whether the record has waiters.
+    #[cfg(feature = "redis")]
+    pub(crate) fn has(&self, name: &K) -> bool {
+        self.records().contains_key(name)
+    }
+
     /// Whether there are no waiters.
     pub(crate) fn is_empty(&self) -> bool {
         self.count.load(Ordering::SeqCst) == 0

@@ -13,6 +13,7 @@
 //! its order, for `shuttle::replay`.
 
 #[path = "../../src/waiters.rs"]
+#[allow(unexpected_cfgs, reason = "the features are those of the crate")]
 mod waiters;
 
 #[path = "../../src/store/memory.rs"]

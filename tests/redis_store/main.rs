@@ -17,6 +17,7 @@ mod redis_nodes;
 mod rights;
 mod slots;
 mod times;
+mod wake_ups;
 
 use redis::Value;
 use tower_idempotency::{RedisStore, store::RecordName};

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tokio::time::timeout;
 use tower_idempotency::{
     RedisStore, Store,
     store::{Claim, admin::Filter},
@@ -27,7 +28,9 @@ async fn a_user_needs_the_documented_rights_alone() {
     let waiting = RedisStore::builder(&url).replicas(1, Duration::from_secs(5));
     let store = waiting.connect().await.unwrap();
     let (first, claim) = (name("caller", "first"), hour());
-    acquired(store.claim(&first, &claim).await);
+    let seen = acquired(store.claim(&first, &claim).await).fence;
+    let soon = Duration::from_millis(200);
+    assert!(timeout(soon, store.wait(&first, seen)).await.is_err());
     applied(store.complete(&first, claim.token, &done()).await);
     assert!(store.read(&first).await.unwrap().is_some());
     let second = name("caller", "second");

@@ -9,7 +9,9 @@ use std::{
 use futures_util::future::try_join_all;
 use redis::Cmd;
 
-use super::{Inner, RedisStore, address::Address, connection::Connector, link::Link};
+use super::{
+    Inner, RedisStore, address::Address, connection::Connector, link::Link, wake_ups::WakeUps,
+};
 use crate::store::StoreError;
 
 impl RedisStore {
@@ -171,6 +173,7 @@ impl RedisStoreBuilder {
             prefix: self.prefix,
             replicas: self.replicas,
             is_cluster,
+            wake_ups: WakeUps::new(connector(Duration::ZERO)),
         })))
     }
 }

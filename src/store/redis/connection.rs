@@ -4,8 +4,9 @@ use std::{collections::HashSet, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{
-    AsyncConnectionConfig, Client, FromRedisValue as _, Pipeline, RedisResult, Value,
-    aio::{ConnectionLike as _, MultiplexedConnection},
+    AsyncConnectionConfig, Client, ConnectionInfo, FromRedisValue as _, Pipeline, ProtocolVersion,
+    RedisResult, Value,
+    aio::{AsyncPushSender, ConnectionLike as _, MultiplexedConnection},
     cluster::ClusterClientBuilder,
     cluster_async::ClusterConnection,
     cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr},
@@ -37,28 +38,44 @@ pub(super) enum Connection {
 impl Connector {
     /// Connects to the primary or to the cluster, and inspects it.
     pub(super) async fn connect(&self) -> Result<Connection, StoreError> {
-        let connected = tokio::time::timeout(self.connect_timeout * 2, self.open()).await;
-        let connection = match connected {
-            Ok(opened) => opened.map_err(failure)?,
-            Err(_) => {
-                let late = format!("no connection within {:?}", self.connect_timeout * 2);
-                return Err(StoreError::timed_out().because(late));
-            }
-        };
+        let connection = self.open_in_time(None).await?;
         connection.inspect().await?;
         Ok(connection)
     }
 
-    async fn open(&self) -> RedisResult<Connection> {
+    /// Connects for subscriptions, whose messages are given to `receive`.
+    pub(super) async fn subscriber(
+        &self,
+        receive: impl AsyncPushSender,
+    ) -> Result<Connection, StoreError> {
+        self.open_in_time(Some(Box::new(receive))).await
+    }
+
+    async fn open_in_time(&self, receive: Option<Receive>) -> Result<Connection, StoreError> {
+        let opened = tokio::time::timeout(self.connect_timeout * 2, self.open(receive)).await;
+        opened.map_or_else(
+            |_| {
+                let late = format!("no connection within {:?}", self.connect_timeout * 2);
+                Err(StoreError::timed_out().because(late))
+            },
+            |opened| opened.map_err(failure),
+        )
+    }
+
+    async fn open(&self, receive: Option<Receive>) -> RedisResult<Connection> {
         let client = match &self.address {
-            Address::Single(info) => Client::open(info.clone())?,
+            Address::Single(info) => Client::open(with_protocol(info, receive.is_some()))?,
             Address::Sentinels {
                 sentinels,
                 service,
                 server,
             } => {
                 let node = SentinelNodeConnectionInfo::default()
-                    .set_redis_connection_info(server.redis_settings().clone())
+                    .set_redis_connection_info(
+                        with_protocol(server, receive.is_some())
+                            .redis_settings()
+                            .clone(),
+                    )
                     .set_tcp_settings(server.tcp_settings().clone());
                 let mut sentinel = Sentinel::build(sentinels.clone())?;
                 sentinel.async_master_for(service, Some(&node)).await?
@@ -66,21 +83,29 @@ impl Connector {
             Address::Cluster(nodes) => {
                 let tcp = nodes.first().map(|node| node.tcp_settings().clone());
                 // Tries again for as long as the call may take.
-                let client = ClusterClientBuilder::new(nodes.clone())
+                let mut client = ClusterClientBuilder::new(nodes.clone())
                     .connection_timeout(self.connect_timeout)
                     .response_timeout(self.response_timeout)
                     .retries(u32::MAX)
                     .retry_wait_formula(10, 1)
                     .min_retry_wait(5)
                     .max_retry_wait(15)
-                    .tcp_settings(tcp.unwrap_or_default())
-                    .build()?;
+                    .tcp_settings(tcp.unwrap_or_default());
+                if let Some(receive) = receive {
+                    client = client
+                        .use_protocol(ProtocolVersion::RESP3)
+                        .push_sender(move |message| receive.send(message));
+                }
+                let client = client.build()?;
                 return Ok(Connection::Cluster(client.get_async_connection().await?));
             }
         };
-        let config = AsyncConnectionConfig::new()
+        let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.connect_timeout))
             .set_response_timeout(Some(self.response_timeout));
+        if let Some(receive) = receive {
+            config = config.set_push_sender(move |message| receive.send(message));
+        }
         let connection = client.get_multiplexed_async_connection_with_config(&config);
         Ok(Connection::Single(connection.await?))
     }
@@ -103,6 +128,29 @@ impl Connection {
             }
         };
         answers.into_iter().map(Value::extract_error).collect()
+    }
+
+    /// Subscribes to the sharded channel of `key`, over a connection that receives.
+    pub(super) async fn subscribe(self, key: &[u8]) -> RedisResult<()> {
+        match self {
+            Self::Single(mut connection) => {
+                let mut subscribe = redis::cmd("SSUBSCRIBE");
+                let subscribe = subscribe.arg(key).query_async::<Value>(&mut connection);
+                subscribe.await.map(drop)
+            }
+            Self::Cluster(mut connection) => connection.ssubscribe(key).await,
+        }
+    }
+
+    pub(super) async fn unsubscribe(self, key: &[u8]) -> RedisResult<()> {
+        match self {
+            Self::Single(mut connection) => {
+                let mut unsubscribe = redis::cmd("SUNSUBSCRIBE");
+                let unsubscribe = unsubscribe.arg(key).query_async::<Value>(&mut connection);
+                unsubscribe.await.map(drop)
+            }
+            Self::Cluster(mut connection) => connection.sunsubscribe(key).await,
+        }
     }
 
     /// Refuses servers that would lose records, or do not know what the store asks.
@@ -142,6 +190,19 @@ impl Connection {
             }
         }
     }
+}
+
+/// Receives messages.
+type Receive = Box<dyn AsyncPushSender>;
+
+/// Messages arrive on connections of RESP3 only.
+fn with_protocol(info: &ConnectionInfo, receives: bool) -> ConnectionInfo {
+    if !receives {
+        return info.clone();
+    }
+    let settings = info.redis_settings().clone();
+    info.clone()
+        .set_redis_settings(settings.set_protocol(ProtocolVersion::RESP3))
 }
 
 /// The primary of each range of slots.

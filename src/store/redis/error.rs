@@ -31,7 +31,7 @@ const TIMED_OUT: &str = "no answer within `response_timeout`";
 const FULL: &str = "`maxmemory` of the Redis server: raise it, or shorten the retention";
 const NO_REPLICAS: &str = "fewer replicas are connected than `min-replicas-to-write` of the \
     Redis server asks for";
-const NO_PERMISSION: &str = "the user may not call EVAL, EVALSHA, INFO, WAIT, SPUBLISH, or the \
+const NO_PERMISSION: &str = "the user may not call EVAL, EVALSHA, INFO, WAIT, SPUBLISH, SSUBSCRIBE, SUNSUBSCRIBE, or the \
     commands of strings and sorted sets: grant them with ACL SETUSER";
 pub(super) const READ_ONLY: &str =
     "the server is a replica: name its primary, a Sentinel or the cluster";

@@ -7,6 +7,7 @@ mod error;
 mod index;
 mod link;
 mod scripts;
+mod wake_ups;
 
 use std::{
     fmt, iter,
@@ -26,10 +27,11 @@ use self::{
     index::Place,
     link::Link,
     scripts::Script,
+    wake_ups::WakeUps,
 };
 use super::{
-    Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record, Release,
-    Store, StoreError, Token, Transition, Transitioned,
+    Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
+    RecordState, Release, Store, StoreError, Token, Transition, Transitioned,
     admin::{Filter, Page, Resolution},
     transition::{FORGOTTEN_RETENTION, StoredRecord},
 };
@@ -122,6 +124,7 @@ struct Inner {
     prefix: String,
     replicas: Option<Replicas>,
     is_cluster: bool,
+    wake_ups: WakeUps,
 }
 
 impl Inner {
@@ -318,6 +321,16 @@ impl Store for RedisStore {
                 self.0.make(name, [b"fence", seen.as_bytes()], &call).await
             }
         }
+    }
+
+    async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
+        let is_at_work = async {
+            let record = self.0.read(name, false).await?;
+            Ok(record.is_some_and(|record| {
+                record.fence == seen && matches!(record.state, RecordState::InProgress { .. })
+            }))
+        };
+        self.0.wake_ups.wait(&self.0.place(name), is_at_work).await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
