@@ -44,9 +44,12 @@ pub(crate) async fn complete(store: &impl Store, name: &RecordName) {
     let claim = claim();
     let claimed = store.claim(name, &claim).await.unwrap();
     assert!(matches!(claimed, Claimed::Acquired(_)), "{claimed:?}");
-    let completion = Completion::new(response(), RETENTION, Duration::ZERO);
-    let settled = store.complete(name, claim.token, &completion).await;
+    let settled = store.complete(name, claim.token, &completion()).await;
     assert_eq!(settled.unwrap(), Transitioned::Applied);
+}
+
+pub(crate) fn completion() -> Completion {
+    Completion::new(response(), RETENTION, Duration::ZERO)
 }
 
 /// The call of a fresh request before its run.

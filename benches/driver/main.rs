@@ -23,6 +23,7 @@ mod services;
 mod sqlite;
 mod target;
 mod tables;
+mod waiters;
 
 use std::{env, process::ExitCode, time::Duration};
 
@@ -84,6 +85,9 @@ fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     }
     if wanted("redis") {
         runtime.block_on(redis::measure(plan, &mut report));
+    }
+    if wanted("waiters") {
+        runtime.block_on(waiters::measure(plan, &mut report));
     }
     if wanted("cached") {
         process::measure_cached(plan, &mut report);
