@@ -96,9 +96,13 @@ impl MemoryStore {
     /// `bytes` bytes together.
     #[must_use]
     pub fn bounded(records: usize, bytes: usize) -> Self {
+        Self::with_shards(SHARDS, records, bytes)
+    }
+
+    pub(crate) fn with_shards(shards: usize, records: usize, bytes: usize) -> Self {
         Self {
             inner: Arc::new(Inner {
-                shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+                shards: (0..shards).map(|_| Shard::default()).collect(),
                 hasher: RandomState::new(),
                 start: Instant::now(),
                 records: AtomicUsize::new(0),

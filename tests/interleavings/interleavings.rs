@@ -77,7 +77,7 @@ use self::{
 #[test]
 fn i1_i2_two_claims_racing_a_forget_get_at_most_one_grant() {
     in_every_order(|| {
-        let store = MemoryStore::new();
+        let store = MemoryStore::with_shards(SHARDS, 2, 4);
         let first = acquired(&store, NOTHING);
         let claimants: Vec<_> = (0..2)
             .map(|_| {
@@ -112,7 +112,7 @@ fn i1_i2_two_claims_racing_a_forget_get_at_most_one_grant() {
 #[test]
 fn i3_two_takeovers_racing_the_owner_get_at_most_one_grant() {
     in_every_order(|| {
-        let store = MemoryStore::new();
+        let store = MemoryStore::with_shards(SHARDS, 2, 4);
         let (token, fence) = acquired(&store, NOTHING);
         pass();
         let owner = {
@@ -137,7 +137,7 @@ fn i3_two_takeovers_racing_the_owner_get_at_most_one_grant() {
 #[test]
 fn i4_a_completion_racing_a_release_and_a_mark_stays_whole() {
     in_every_order(|| {
-        let store = MemoryStore::new();
+        let store = MemoryStore::with_shards(SHARDS, 2, 4);
         let (token, fence) = acquired(&store, NOTHING);
         pass();
         let completing = {
@@ -180,7 +180,7 @@ fn i4_a_completion_racing_a_release_and_a_mark_stays_whole() {
 fn i13_racing_removals_and_completions_return_each_limit_once() {
     in_every_order(|| {
         // Limits of two records, and of the bytes of one response.
-        let store = MemoryStore::bounded(2, 4);
+        let store = MemoryStore::with_shards(SHARDS, 2, 4);
         assert!(store.is_empty());
         let (token, fence) = acquired_for(&store, NOTHING, NOTHING);
         pass();
@@ -394,4 +394,6 @@ fn pass() {
 
 const NOTHING: Duration = Duration::ZERO;
 const HOUR: Duration = Duration::from_secs(3600);
+/// Each lock and each bound of a shard is a step of every order.
+const SHARDS: usize = 2;
 const ORDERS: usize = 2_000;

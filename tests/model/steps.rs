@@ -107,9 +107,10 @@ impl Model for Protocol {
     fn next_state(&self, before: &World, step: Step) -> Option<World> {
         let mut world = before.clone();
         self.step(&mut world, step);
-        world.actors.sort();
-        world.forget_past_epochs();
         world.view = world.row.as_ref().map(|row| view(row, world.now()));
+        world.forget_past_epochs();
+        world.forget_past_fences();
+        world.actors.sort();
         world.judge_change(before, step);
         Some(world)
     }

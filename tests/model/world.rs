@@ -306,6 +306,29 @@ impl World {
         }
     }
 
+    /// Makes all fences that no record will have again the same, so that equal states merge.
+    pub(crate) fn forget_past_fences(&mut self) {
+        let last = self.view.as_ref().map_or(0, |view| view.fence);
+        let of_actors = self.actors.iter_mut().filter_map(|actor| match actor {
+            Actor::Saw { fence, .. } => Some(fence),
+            Actor::Idle | Actor::Asking { .. } | Actor::Running { .. } | Actor::Ending { .. } => {
+                None
+            }
+        });
+        let of_late = self.late.iter_mut().filter_map(|late| match late {
+            Late::Reclaim { fence, .. } => Some(fence),
+            Late::Claim { .. }
+            | Late::Settle { .. }
+            | Late::Withdraw { .. }
+            | Late::Renew { .. } => None,
+        });
+        for fence in of_actors.chain(of_late) {
+            if *fence != last {
+                *fence = 0;
+            }
+        }
+    }
+
     pub(crate) fn start(&mut self, recovery: Recovery) {
         let epoch = &mut self.ghost.epochs[usize::from(self.ghost.epoch)];
         epoch.starts += 1;
