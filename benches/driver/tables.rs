@@ -28,7 +28,7 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
     if plan.is_quick {
         let url = database("driver_listed").await;
         let store = store(&url).await;
-        fill(&url, LISTED, "1 day").await;
+        fill(&url, LISTED, DAY).await;
         lists(plan, report, &url, &store, LISTED).await;
         store.close().await;
     } else {
@@ -99,7 +99,7 @@ async fn sizes(plan: Plan, report: &mut Report) {
     for records in SIZES {
         url = database(&format!("driver_{records}")).await;
         let store = store(&url).await;
-        fill(&url, records, "1 day").await;
+        fill(&url, records, DAY).await;
         stores.push(store);
     }
     let small = stores[0].clone();
@@ -128,7 +128,7 @@ async fn sweeps(plan: Plan, report: &mut Report) {
     let url = database("driver_swept").await;
     let store = store(&url).await;
     let expired = if plan.is_quick { 200_000 } else { 1_000_000 };
-    fill(&url, expired, "-1 hour").await;
+    fill(&url, expired, -HOUR).await;
     let (mut ratios, mut slowest) = (Vec::new(), f64::INFINITY);
     for _ in 0..plan.pairs {
         let quiet = load::run(16, plan.length, claims(store.clone())).await;
@@ -178,7 +178,7 @@ fn claims(
 }
 
 /// Completed records with times spread over a long period.
-async fn fill(url: &str, records: u64, expires_in: &str) {
+async fn fill(url: &str, records: u64, expires_in: i64) {
     let mut connection = PgConnection::connect(url).await.unwrap();
     for statement in [
         "ALTER TABLE idempotency_records SET (fillfactor = 90)".to_owned(),
@@ -186,11 +186,12 @@ async fn fill(url: &str, records: u64, expires_in: &str) {
             "INSERT INTO idempotency_records
                  (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until,
                   expires_at, operation, token, fingerprint, response)
-             SELECT 'scope', md5(number::text), 2, 1, 0, number, now(), now(),
-                    now() + interval '{expires_in}' + number * interval '1 millisecond',
+             SELECT 'scope', md5(number::text), 2, 1, 0, number, now, now,
+                    now + {expires_in} + number::bigint * 1000,
                     decode(md5(number::text), 'hex'), decode(md5(number::text), 'hex'),
                     decode(repeat('00', 84), 'hex'), decode(repeat('07', 64), 'hex')
-             FROM generate_series(1, {records}) AS number"
+             FROM generate_series(1, {records}) AS number,
+                  (SELECT (EXTRACT(EPOCH FROM now()) * 1000000)::bigint AS now) AS clock"
         ),
         "ALTER TABLE idempotency_records SET (fillfactor = 20)".to_owned(),
         "VACUUM ANALYZE idempotency_records".to_owned(),
@@ -213,3 +214,7 @@ WHERE scope = 'scope' AND fence % (
 
 const LISTED: u64 = 200_000;
 const SIZES: [u64; 4] = [10_000, 100_000, 1_000_000, 10_000_000];
+
+/// In microseconds.
+const HOUR: i64 = 3_600_000_000;
+const DAY: i64 = 24 * HOUR;

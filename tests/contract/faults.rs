@@ -487,8 +487,7 @@ async fn f57_a_claim_blocked_by_another_transaction_times_out() {
             "INSERT INTO idempotency_records
                  (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until,
                   expires_at, operation, token, fingerprint)
-             SELECT 'acme', 'K', 1, 1, 0, 1, now(), now() + interval '1 hour',
-                  now() + interval '1 hour', decode(repeat('00', 16), 'hex'),
+             SELECT 'acme', 'K', 1, 1, 0, 1, 1, 1, 1, decode(repeat('00', 16), 'hex'),
                   decode(repeat('00', 16), 'hex'), decode(repeat('00', 84), 'hex')",
         )
         .await;
@@ -585,16 +584,18 @@ async fn f59_a_claim_retries_when_its_record_vanishes() {
     api.send(keyed("L")).await.assert_run(2);
 }
 
-/// Moves all times in the rows to the past, as if the server's clock jumped
+/// Moves all times in the rows an hour into the past, as if the server's clock jumped
 /// forward.
 const CLOCK_JUMPS_FORWARD: &str = "UPDATE idempotency_records SET
-    claimed_at = claimed_at - interval '1 hour',
-    lease_until = lease_until - interval '1 hour',
-    expires_at = expires_at - interval '1 hour'";
+    fence = fence - 3600000000,
+    claimed_at = claimed_at - 3600000000,
+    lease_until = lease_until - 3600000000,
+    expires_at = expires_at - 3600000000";
 const CLOCK_JUMPS_BACK: &str = "UPDATE idempotency_records SET
-    claimed_at = claimed_at + interval '1 hour',
-    lease_until = lease_until + interval '1 hour',
-    expires_at = expires_at + interval '1 hour'";
+    fence = fence + 3600000000,
+    claimed_at = claimed_at + 3600000000,
+    lease_until = lease_until + 3600000000,
+    expires_at = expires_at + 3600000000";
 
 #[tokio::test]
 async fn f81_a_clock_jumping_forward_fences_the_owner() {

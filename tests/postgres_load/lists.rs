@@ -157,7 +157,7 @@ async fn with_large_table(test: impl AsyncFnOnce(String)) {
                      (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until,
                       expires_at, operation, token, fingerprint, response)
                  SELECT scope, number::text, state, attempt, takeovers, fence, claimed_at,
-                        lease_until, expires_at + number * 1000000, operation,
+                        lease_until, expires_at + number::bigint * 1000000, operation,
                         token, fingerprint, response
                  FROM idempotency_records, generate_series(1, {ROWS}) AS number"
             ),
