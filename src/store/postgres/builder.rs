@@ -256,14 +256,21 @@ impl PostgresStoreBuilder {
             lock_timeout: timeouts.lock,
         };
         let shared = limits(ATTEMPTS, self.max_waiting_calls);
+        let alone = (max as usize).saturating_sub(BATCH_CONNECTIONS);
+        let alone = Arc::new(Semaphore::new(alone.min(MAX_ALONE)));
         let concurrent = |is_large| match is_large {
             true => ConcurrentBatches {
+                alone: Arc::new(Semaphore::new(0)),
                 usual: 1,
                 max: (max as usize / 5).clamp(1, 2),
             },
             // One batch carries most calls. Two more are made while the server or a
             // connection is slow.
-            false => ConcurrentBatches { usual: 1, max: 3 },
+            false => ConcurrentBatches {
+                alone: Arc::clone(&alone),
+                usual: 1,
+                max: 3,
+            },
         };
         let reads = |is_large| {
             let reads = RecordReads::new(Arc::clone(&requests), &schema, is_large);
@@ -329,6 +336,13 @@ async fn inspect(
     })
     .await
 }
+
+/// How many calls are made alone at the same time. Further ones share statements, which
+/// cost the server less.
+const MAX_ALONE: usize = 6;
+
+/// How many connections are left to batches while calls are made alone.
+const BATCH_CONNECTIONS: usize = 4;
 
 /// How many single calls are made at the same time. An attempt waits for no lock.
 const ATTEMPTS: usize = 2;

@@ -1,8 +1,8 @@
 //! Combines concurrent store calls into batches.
 //!
-//! A call is sent immediately if fewer batches than usual are under way. Calls that
-//! arrive meanwhile form the next batch. No timer is involved, so batching never
-//! adds latency.
+//! Few calls are sent immediately, each alone on a connection of its own. More calls
+//! share a batch, and those that arrive meanwhile form the next one. No timer is
+//! involved, so batching never adds latency.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
@@ -20,6 +20,7 @@ use std::{
 use futures_util::FutureExt as _;
 use tokio::{
     runtime::{self, Handle},
+    sync::Semaphore,
     time::{Instant, sleep},
 };
 
@@ -69,8 +70,11 @@ struct Shared<B: Batch> {
 /// How many batches are under way at the same time.
 ///
 /// With fewer batches, each of them carries more calls.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) struct ConcurrentBatches {
+    /// One for each batch of a single call, besides the others. Several kinds of calls
+    /// may share them.
+    pub(crate) alone: Arc<Semaphore>,
     pub(crate) usual: usize,
     /// The limit while all batches under way are slow.
     pub(crate) max: usize,
@@ -141,7 +145,7 @@ impl<B: Batch> Batcher<B> {
         call: Waiting<B>,
     ) -> Result<Option<SlotId>, StoreError> {
         let Shared {
-            concurrent,
+            ref concurrent,
             max_waiting,
             ..
         } = *self.0;
@@ -165,7 +169,31 @@ impl<B: Batch> Batcher<B> {
     }
 }
 
-/// Makes one batch after the other, until no call waits.
+impl<B: Batch> Shared<B> {
+    async fn make(&self, calls: Vec<Waiting<B>>) {
+        let (calls, replies): (Vec<_>, Vec<_>) = calls
+            .into_iter()
+            .map(|waiting| (waiting.call, waiting.replies))
+            .unzip();
+        let (answers, failure) = match self.batch.execute(&calls).await {
+            Ok(answers) => (answers, None),
+            // Made singly, the other calls succeed.
+            Err(error) if error.is_about_one() && calls.len() > 1 => (Vec::new(), None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let mut answers = answers.into_iter();
+        for (call, replies) in calls.into_iter().zip(replies) {
+            match (&failure, answers.next().flatten()) {
+                (Some(error), _) => replies.send(Err(error.clone())),
+                (None, Some(answer)) => replies.send(answer),
+                (None, None) => self.single.push(Waiting::<B> { call, replies }),
+            }
+        }
+    }
+}
+
+/// Makes one batch after the other, until no call waits. Calls for which there are
+/// connections go alone.
 struct Slot<B: Batch> {
     shared: Arc<Shared<B>>,
     runtime: runtime::Id,
@@ -181,9 +209,22 @@ impl<B: Batch> Slot<B> {
             if calls.is_empty() {
                 return;
             }
+            let alone = Arc::clone(&self.shared.concurrent.alone);
+            if let Ok(mut permits) = alone.try_acquire_many_owned(calls.len() as u32) {
+                for call in calls {
+                    let (shared, permit) = (Arc::clone(&self.shared), permits.split(1));
+                    tokio::spawn(async move {
+                        shared.make(vec![call]).await;
+                        drop(permit);
+                    });
+                }
+                continue;
+            }
             let begun = Instant::now();
             // A panic closes the channels to the callers. The next batch is made.
-            let _ = AssertUnwindSafe(self.make(calls)).catch_unwind().await;
+            let _ = AssertUnwindSafe(self.shared.make(calls))
+                .catch_unwind()
+                .await;
             let pause = self.shared.batch.pause_after(begun.elapsed());
             if !pause.is_zero() {
                 sleep(pause).await;
@@ -205,27 +246,6 @@ impl<B: Batch> Slot<B> {
             }
             calls
         })
-    }
-
-    async fn make(&self, calls: Vec<Waiting<B>>) {
-        let (calls, replies): (Vec<_>, Vec<_>) = calls
-            .into_iter()
-            .map(|waiting| (waiting.call, waiting.replies))
-            .unzip();
-        let (answers, failure) = match self.shared.batch.execute(&calls).await {
-            Ok(answers) => (answers, None),
-            // Made singly, the other calls succeed.
-            Err(error) if error.is_about_one() && calls.len() > 1 => (Vec::new(), None),
-            Err(error) => (Vec::new(), Some(error)),
-        };
-        let mut answers = answers.into_iter();
-        for (call, replies) in calls.into_iter().zip(replies) {
-            match (&failure, answers.next().flatten()) {
-                (Some(error), _) => replies.send(Err(error.clone())),
-                (None, Some(answer)) => replies.send(answer),
-                (None, None) => self.shared.single.push(Waiting::<B> { call, replies }),
-            }
-        }
     }
 }
 

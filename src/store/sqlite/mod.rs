@@ -130,6 +130,7 @@ impl SqliteStore {
         let writer = Writer(pool(1).connect_lazy_with(options.clone()));
         let readers = pool(READERS).connect_lazy_with(options.clone().pragma("query_only", "ON"));
         let concurrent = |batches| ConcurrentBatches {
+            alone: Arc::new(Semaphore::new(0)),
             usual: batches,
             max: batches,
         };

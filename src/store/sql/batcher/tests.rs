@@ -107,6 +107,14 @@ fn limits(permits: usize, max_waiting: usize) -> Limits {
     }
 }
 
+fn concurrent(alone: usize, max: usize) -> ConcurrentBatches {
+    ConcurrentBatches {
+        alone: Arc::new(Semaphore::new(alone)),
+        usual: 1,
+        max,
+    }
+}
+
 struct Trial {
     echo: Echo,
     batcher: Batcher<Echo>,
@@ -121,10 +129,14 @@ impl Trial {
     }
 
     fn with(echo: Echo, max_waiting: usize) -> Self {
+        Self::with_alone(0, echo, max_waiting)
+    }
+
+    /// Makes up to `alone` calls alone at the same time.
+    fn with_alone(alone: usize, echo: Echo, max_waiting: usize) -> Self {
         let limits = limits(1, max_waiting);
         let permits = Arc::clone(&limits.permits);
-        let concurrent = ConcurrentBatches { usual: 1, max: 2 };
-        let batcher = Batcher::new(echo.clone(), concurrent, limits);
+        let batcher = Batcher::new(echo.clone(), concurrent(alone, 2), limits);
         Self {
             echo,
             batcher,
@@ -189,6 +201,56 @@ async fn calls_ready_together_share_the_first_batch() {
     let (calls, ()) = tokio::join!(futures_util::future::join_all(calls), trial.open());
     assert!(calls.iter().all(Result::is_ok));
     assert_eq!(trial.batches(), [["a", "b", "c"]]);
+}
+
+#[tokio::test]
+async fn few_calls_are_each_sent_alone() {
+    let trial = Trial::with_alone(2, Echo::default(), 10);
+    let few = [trial.ask("b").await, trial.ask("a").await];
+    assert_eq!(trial.batches(), [["b"], ["a"]]);
+    let third = trial.ask("c").await;
+    let more = [trial.ask("e").await, trial.ask("d").await];
+    assert_eq!(trial.batches()[2..], [["c"]]);
+    trial.open().await;
+    trial.open().await;
+    for (call, name) in few.into_iter().zip(["b", "a"]) {
+        assert_eq!(answer(call).await.unwrap(), name);
+    }
+    // The batch is under way, so that the others wait for it.
+    assert_eq!(trial.batches().len(), 3);
+    for _ in 0..3 {
+        trial.open().await;
+    }
+    answer(third).await.unwrap();
+    for call in more {
+        answer(call).await.unwrap();
+    }
+    assert_eq!(trial.batches()[3..], [["d"], ["e"]]);
+}
+
+#[tokio::test]
+async fn calls_beyond_the_lone_ones_share_a_batch() {
+    let trial = Trial::with_alone(2, Echo::default(), 10);
+    let batcher = &trial.batcher;
+    let calls = ["b", "c", "a"].map(|key| batcher.call(ask(key)));
+    let (calls, ()) = tokio::join!(futures_util::future::join_all(calls), trial.open());
+    assert!(calls.iter().all(Result::is_ok));
+    assert_eq!(trial.batches(), [["a", "b", "c"]]);
+}
+
+#[tokio::test]
+async fn lone_call_that_panics_frees_its_place() {
+    let trial = Trial::with_alone(1, Echo::default(), 10);
+    for _ in 0..2 {
+        let panics = trial.ask("panics").await;
+        let beside = trial.ask("beside").await;
+        assert_eq!(trial.batches().len() % 2, 0);
+        trial.open().await;
+        let error = answer(panics).await.unwrap_err();
+        assert_eq!(error.kind(), crate::StoreErrorKind::Unavailable);
+        trial.open().await;
+        assert_eq!(answer(beside).await.unwrap(), "beside");
+    }
 }
 
 #[tokio::test]
@@ -502,7 +564,7 @@ async fn f106_calls_with_one_locked_name_use_one_permit() {
 #[test]
 fn runtime_that_ends_leaves_no_name_behind() {
     let echo = Echo::default();
-    let concurrent = ConcurrentBatches { usual: 1, max: 1 };
+    let concurrent = concurrent(0, 1);
     let batcher = Batcher::new(echo.clone(), concurrent, limits(1, 10));
     for _ in 0..2 {
         echo.hold("locked");
@@ -526,7 +588,7 @@ fn runtime_that_ends_leaves_no_name_behind() {
 #[test]
 fn queue_of_an_ended_runtime_is_dropped() {
     let echo = Echo::default();
-    let concurrent = ConcurrentBatches { usual: 1, max: 1 };
+    let concurrent = concurrent(0, 1);
     let batcher = Batcher::new(echo.clone(), concurrent, limits(1, 10));
     for _ in 0..3 {
         let runtime = tokio::runtime::Builder::new_current_thread()
