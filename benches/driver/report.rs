@@ -248,8 +248,7 @@ const LIMITS: [(&str, &str); 5] = [
     (
         "PostgreSQL claim + complete, 1 in flight",
         "A lone call is one prepared statement on a connection that stays ready. Beside the plain \
-         one it keeps a fingerprint, a token, a fence from a sequence and an index of expiry, and \
-         locks its row without waiting. Tried without effect: no CHECKs, a time of the statement \
+         one it keeps a token, a fence and a lease, and locks its row without waiting. Tried without effect: no CHECKs, a time of the statement \
          instead of a subquery, no question to the server after each call.",
     ),
     (
