@@ -74,6 +74,11 @@ pub(crate) enum Call {
         claim: Brought,
         granted: Granted,
     },
+    /// A claim that was granted before got a new fence.
+    ClaimAgain {
+        token: usize,
+        fence: u64,
+    },
     Reclaim {
         seen: u64,
         reclaim_as: ReclaimAs,

@@ -8,7 +8,7 @@ use tower_idempotency::{
     Fence, MemoryStore, Store, StoreError,
     store::{
         Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
-        RecordName, Transition, Transitioned,
+        RecordName, RecordState, Transition, Transitioned,
         admin::{Filter, Page},
     },
 };
@@ -130,10 +130,25 @@ impl Store for Link {
                     },
                     applied: true,
                 }),
-                Claimed::Occupied(record) => world.push(Event::Shown {
-                    name: world.number_of(&name),
-                    shown: Some(world.shown(record)),
-                }),
+                Claimed::Occupied(record) => {
+                    let number = world.number_of(&name);
+                    let is_at_work = matches!(record.state, RecordState::InProgress { .. });
+                    if is_at_work && record.token == claim.token {
+                        world.push(Event::Called {
+                            name: number,
+                            host,
+                            call: Call::ClaimAgain {
+                                token: world.token(claim.token),
+                                fence: record.fence.get(),
+                            },
+                            applied: true,
+                        });
+                    }
+                    world.push(Event::Shown {
+                        name: number,
+                        shown: Some(world.shown(record)),
+                    });
+                }
                 Claimed::Vanished => {}
             }
             Ok(claimed)

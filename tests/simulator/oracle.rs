@@ -57,8 +57,10 @@ struct Oracle {
     fences: HashMap<usize, u64>,
     tokens: HashSet<usize>,
     operations: HashSet<usize>,
-    /// Every grant, by its key and fence.
-    grants: HashMap<(usize, u64), Grant>,
+    /// Every grant, by its token.
+    grants: HashMap<usize, Grant>,
+    /// The token of each key and fence. A claim that is sent again gets another fence.
+    granted: HashMap<(usize, u64), usize>,
     /// The body of each fingerprint that has run.
     bodies: HashMap<usize, &'static str>,
     runs: HashMap<usize, (usize, u64)>,
@@ -67,8 +69,8 @@ struct Oracle {
     requests: HashMap<usize, (usize, &'static str)>,
     /// The one final answer of each operation.
     finals: HashMap<usize, Answer>,
-    /// The fences whose response the store keeps or kept.
-    completed: HashSet<(usize, u64)>,
+    /// The tokens whose response the store keeps or kept.
+    completed: HashSet<usize>,
     violations: Vec<Violation>,
     tally: Tally,
 }
@@ -96,7 +98,6 @@ enum State {
 struct Grant {
     operation: usize,
     attempt: u32,
-    token: usize,
     fingerprint: usize,
     epoch: usize,
     started: bool,
@@ -167,6 +168,7 @@ impl Oracle {
                 });
                 self.grant(name, claim, granted, None);
             }
+            Call::ClaimAgain { token, fence } => self.grant_again(name, token, fence),
             Call::Reclaim {
                 seen,
                 reclaim_as,
@@ -176,6 +178,9 @@ impl Oracle {
                 let Some(kept) = self.records.get(&name) else {
                     return self.violate("a key without a record was reclaimed");
                 };
+                if kept.is_at_work_by(claim.token) {
+                    return self.grant_again(name, claim.token, granted.fence);
+                }
                 let allowed = kept.fence == seen && kept.allows(reclaim_as, now);
                 let (state, takeovers) = (kept.state, kept.takeovers);
                 let number = match reclaim_as {
@@ -202,9 +207,7 @@ impl Oracle {
                     *lease_until = now + lease;
                     true
                 });
-                let fence = self.records.get(&name).map(|kept| kept.fence);
-                let grant = fence.and_then(|fence| self.grants.get(&(name, fence)));
-                if grant.is_some_and(|grant| grant.started) {
+                if self.grants.get(&token).is_some_and(|grant| grant.started) {
                     self.count("heartbeats");
                 }
             }
@@ -226,9 +229,7 @@ impl Oracle {
                     State::Completed { .. } => true,
                     State::Released(_) => false,
                 });
-                if let Some(kept) = self.records.get(&name) {
-                    self.completed.insert((name, kept.fence));
-                }
+                self.completed.insert(token);
                 if changed && again {
                     self.count("late recordings");
                 }
@@ -295,7 +296,7 @@ impl Oracle {
                     epoch.releases += 1;
                     epoch.did_not_happen += 1;
                 }
-                self.completed.insert((name, seen));
+                self.completed.extend(self.granted.get(&(name, seen)));
                 self.count("resolutions");
             }
         }
@@ -307,7 +308,7 @@ impl Oracle {
         let kept = self.records.get(&name);
         let owner = |token| kept.filter(|kept| kept.token == token);
         let open = match *call {
-            Call::Claim { .. } => false,
+            Call::Claim { .. } | Call::ClaimAgain { .. } => false,
             Call::Reclaim {
                 seen, reclaim_as, ..
             } => kept.is_some_and(|kept| kept.fence == seen && kept.allows(reclaim_as, now)),
@@ -330,14 +331,10 @@ impl Oracle {
                 kept.fence == seen && (kept.has_lapsed(now) || kept.state == State::Unknown)
             }),
         };
-        if let Call::Complete { token, .. } = *call {
-            let ran = self
-                .grants
-                .iter()
-                .any(|((of, _), grant)| *of == name && grant.token == token && grant.started);
-            if ran {
-                self.count("fenced zombies");
-            }
+        if let Call::Complete { token, .. } = *call
+            && self.grants.get(&token).is_some_and(|grant| grant.started)
+        {
+            self.count("fenced zombies");
         }
         self.demand(!open, || {
             format!("I10: turned away although allowed: {call:?}")
@@ -408,17 +405,30 @@ impl Oracle {
             },
         );
         let epoch = self.last_epoch[&name];
+        self.granted.insert((name, fence), claim.token);
         self.grants.insert(
-            (name, fence),
+            claim.token,
             Grant {
                 operation,
                 attempt,
-                token: claim.token,
                 fingerprint: claim.fingerprint,
                 epoch,
                 started: false,
             },
         );
+    }
+
+    /// Checks a claim that was granted before: its answer was lost, or came late.
+    fn grant_again(&mut self, name: usize, token: usize, fence: u64) {
+        let last = self.fences.insert(name, fence);
+        self.demand(last.is_some_and(|last| last < fence), || {
+            format!("I2: fence {fence} was granted again after {last:?}")
+        });
+        self.granted.insert((name, fence), token);
+        self.with_owner(name, token, "claimed again", |kept| {
+            kept.fence = fence;
+            matches!(kept.state, State::InProgress { .. })
+        });
     }
 
     /// Checks a record that the store returned.
@@ -495,7 +505,8 @@ impl Oracle {
     ) {
         self.count("runs");
         self.runs.insert(run, (name, fence));
-        let Some(grant) = self.grants.get_mut(&(name, fence)) else {
+        let token = self.granted.get(&(name, fence));
+        let Some(grant) = token.and_then(|token| self.grants.get_mut(token)) else {
             return self.violate("I12: a handler ran without a claim");
         };
         let again = std::mem::replace(&mut grant.started, true);
@@ -518,7 +529,8 @@ impl Oracle {
 
     fn affected(&mut self, run: usize) {
         let (name, fence) = self.runs[&run];
-        let Some(grant) = self.grants.get(&(name, fence)) else {
+        let token = self.granted.get(&(name, fence));
+        let Some(grant) = token.and_then(|token| self.grants.get(token)) else {
             return;
         };
         let operation = grant.operation;
@@ -562,7 +574,8 @@ impl Oracle {
         if !is_final {
             return;
         }
-        let recorded = self.completed.contains(&(name, said.fence));
+        let token = self.granted.get(&(name, said.fence));
+        let recorded = token.is_some_and(|token| self.completed.contains(token));
         self.demand(recorded, || {
             format!("I7: an answer of fence {} is not recorded", said.fence)
         });
@@ -618,6 +631,10 @@ impl Oracle {
 }
 
 impl Kept {
+    fn is_at_work_by(&self, token: usize) -> bool {
+        self.token == token && matches!(self.state, State::InProgress { .. })
+    }
+
     fn has_lapsed(&self, now: Duration) -> bool {
         matches!(self.state, State::InProgress { lease_until } if lease_until < now)
     }
