@@ -59,7 +59,7 @@ use crate::{Fence, OperationId, scope::RecordName};
 /// After a failover the new primary may lack the last writes. A lost claim lets a second
 /// request run; a lost completion leaves the claim, whose outcome is unknown.
 ///
-/// - Set [`replicas`](RedisStoreBuilder::replicas) to the number of replicas that each
+/// - Set [`replicas`](crate::RedisStoreBuilder::replicas) to the number of replicas that each
 ///   primary has. A write then returns after all of them have it.
 /// - Turn on `appendonly`. With `appendfsync always` a crash of the server loses nothing,
 ///   and with `everysec` a crash of the host loses up to a second.
