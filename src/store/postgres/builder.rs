@@ -119,12 +119,12 @@ impl PostgresStoreBuilder {
 
     /// Sets the limit of connections for requests, at least 1. Defaults to 10.
     ///
-    /// Three connections carry nearly all calls: concurrent calls share a statement,
-    /// and a call that waits for a locked record holds no connection. The others are
-    /// used while the server or the network is slow.
+    /// All but four, and at most six, are for calls that are sent alone. The others are for
+    /// batches. A call that waits for a locked record holds no connection.
     ///
     /// The store opens up to four more connections when it needs them. Two look up a
-    /// COMMIT whose answer got lost, and two list, sweep and check the tables.
+    /// COMMIT whose answer got lost, and two list, sweep and check the tables. While requests
+    /// wait for those of another process, one more listens.
     pub fn max_connections(mut self, connections: u32) -> Self {
         self.max_connections = connections.max(1);
         self

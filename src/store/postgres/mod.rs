@@ -93,8 +93,8 @@ use crate::{Fence, scope::RecordName, store::Token};
 /// Up to six calls at a time are each sent at once, on connections of their own; four
 /// connections are left to batches. Beyond that, concurrent claims share a statement, and
 /// so do concurrent completions, releases and heartbeats, and concurrent reads. No timer
-/// is involved. Each caller gets its own answer, and a call that the database refuses fails alone.
-/// Beyond a limit of
+/// is involved. Each caller gets its own answer, and a call that the database refuses fails
+/// alone. Beyond a limit of
 /// [waiting calls](crate::store::PostgresStoreBuilder::max_waiting_calls), a call is
 /// refused without being sent.
 ///
