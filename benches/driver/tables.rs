@@ -208,7 +208,7 @@ async fn fill(url: &str, records: u64, expires_in: i64) {
 /// A thousand records, over all of the table.
 const UNKNOWN: &str = "
 UPDATE idempotency_records
-SET state = 3, response = NULL, unknown_since = now()
+SET state = 3, response = NULL, unknown_since = claimed_at
 WHERE scope = 'scope' AND fence % (
     (SELECT count(*) FROM idempotency_records WHERE scope = 'scope') / 1000) = 0";
 
