@@ -95,3 +95,19 @@ async fn a_waiter_that_leaves_ends_its_subscription() {
     .await
     .unwrap();
 }
+
+#[test]
+fn a_waiter_may_be_dropped_outside_of_a_runtime() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let keys = Keys::on_server();
+    let store = runtime.block_on(keys.connect());
+    let (name, claim) = (name("caller", "key"), hour());
+    let seen = acquired(runtime.block_on(store.claim(&name, &claim))).fence;
+    let mut waiter = Box::pin(store.wait(&name, seen));
+    let waited = runtime.block_on(async { timeout(SOON, &mut waiter).await });
+    assert!(waited.is_err());
+    drop(waiter);
+    // The store still serves.
+    let completed = runtime.block_on(store.complete(&name, claim.token, &done()));
+    applied(completed);
+}

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use redis::{FromRedisValue as _, PushInfo, PushKind, RedisResult, aio::SendError};
-use tokio::sync::Mutex;
+use tokio::{runtime::Handle, sync::Mutex};
 
 use super::{
     connection::{Connection, Connector},
@@ -19,7 +19,7 @@ pub(super) struct WakeUps {
     connector: Connector,
     /// By the key of the record that they wait for.
     waiters: Arc<Waiters<Vec<u8>>>,
-    /// Subscribes, on a connection of its own. Made when somebody first waits.
+    /// Subscribes, on a connection of its own. Made for the first waiter.
     subscriber: Mutex<Option<Connection>>,
 }
 
@@ -70,6 +70,7 @@ impl WakeUps {
             connection: subscriber.clone(),
             waiters: Arc::clone(&self.waiters),
             key: key.to_owned(),
+            runtime: Handle::current(),
         })
     }
 }
@@ -96,6 +97,8 @@ struct Subscription {
     connection: Option<Connection>,
     waiters: Arc<Waiters<Vec<u8>>>,
     key: Vec<u8>,
+    /// A waiter may be dropped outside of it.
+    runtime: Handle,
 }
 
 impl Drop for Subscription {
@@ -106,7 +109,7 @@ impl Drop for Subscription {
             let key = std::mem::take(&mut self.key);
             // A subscription that stays costs the server a few bytes, until the connection
             // is closed.
-            tokio::spawn(async move {
+            self.runtime.spawn(async move {
                 let _: RedisResult<()> = connection.unsubscribe(&key).await;
             });
         }
