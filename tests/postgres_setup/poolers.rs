@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::time::timeout;
 use tower_idempotency::{
     PostgresStore, Store,
     sqlx::{ConnectOptions as _, PgConnection, query_scalar},
@@ -151,4 +152,23 @@ async fn session_pooler_is_accepted() {
     for store in stores {
         store.await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn waiter_behind_a_transaction_pooler_marks_no_record() {
+    with_database(async |database| {
+        let store = PostgresStore::builder(database.pooler.clone()).pooler_safe();
+        let store = store.connect().await.unwrap();
+        store.migrate().await.unwrap();
+        let (name, claim) = (name("key"), hour());
+        acquired(store.claim(&name, &claim).await);
+        let seen = store.read(&name).await.unwrap().unwrap().fence;
+        // No notification would arrive, so it is left to the pauses of the layer.
+        let waited = timeout(Duration::from_millis(300), store.wait(&name, seen)).await;
+        assert!(waited.is_err());
+        let awaited = "SELECT awaited FROM idempotency_records";
+        assert!(!database.ask::<bool>(awaited).await);
+        store.close().await;
+    })
+    .await;
 }
