@@ -27,8 +27,8 @@ use crate::backoff::Backoff;
 /// | 408, 425, 429 or 5xx | retried | final |
 /// | anything else, also 409 without `Retry-After` | final | final |
 ///
-/// A retry waits for the `Retry-After` of the response, in seconds or as a date, or for a
-/// random time up to a pause that doubles with each attempt, whichever is longer. A
+/// A retry waits for a random time, up to a pause that doubles with each attempt. If the
+/// `Retry-After` of the response is longer, in seconds or as a date, it waits for that. A
 /// response whose `Retry-After` is beyond the [cap](Self::cap) is returned at once.
 ///
 /// A request is retried only if its body can be [cloned](CloneBody). One that is streamed

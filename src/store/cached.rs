@@ -20,17 +20,17 @@ use crate::Fence;
 /// A store in front of another one, which replays responses from this process's memory.
 ///
 /// Only a replay comes from memory: a claim whose record is completed, has not expired,
-/// and has the fingerprint of the claim. Every other answer is that of the store behind,
-/// so that no handler runs because of what is kept here. A record in progress or unknown
+/// and has the fingerprint of the claim. All other answers come from the store behind.
+/// So no handler runs because of a record in the cache. A record in progress or unknown
 /// is never kept.
 ///
 /// **A record that was [forgotten](Store::forget) through another `CachedStore`, or past
 /// this one, is still replayed for up to `max_staleness`.** Through this one it is not.
-/// An expired record is not replayed either, as far as the clock of this process can tell:
-/// the time that was left when the record was read has to be left still.
+/// An expired record is not replayed either: the time that was left when the record was
+/// read must not have passed on the clock of this process.
 ///
 /// A record is kept when it is replayed for the first time. Those that are replayed
-/// seldom give way when `max_bytes` are reached. Clones share what is kept.
+/// seldom give way when `max_bytes` are reached. Clones share the cache.
 ///
 /// ```
 /// use std::time::Duration;
@@ -199,7 +199,7 @@ impl<S: Store> Store for CachedStore<S> {
     }
 }
 
-/// Shares what is kept.
+/// Shares the cache.
 impl<S> Clone for CachedStore<S> {
     fn clone(&self) -> Self {
         Self(self.0.clone())

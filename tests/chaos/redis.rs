@@ -68,7 +68,7 @@ const FAULTS: [Fault; 6] = [
     Fault::Flush,
 ];
 
-/// What became of one key.
+/// The end of one key.
 #[derive(Default)]
 struct Fate {
     acquired: u32,
@@ -165,7 +165,7 @@ impl World {
                 }
                 Ok(Claimed::Occupied(record)) => {
                     let is_completed = matches!(record.state, RecordState::Completed { .. });
-                    // Nobody completes it again if the completion was lost.
+                    // A lost completion is not made again.
                     if is_completed || was_completed {
                         return;
                     }

@@ -1,4 +1,4 @@
-//! A service that answers by a script, and what it has seen.
+//! A service that answers by a script, and records its requests.
 
 use std::{
     collections::VecDeque,

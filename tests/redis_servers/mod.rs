@@ -1,5 +1,5 @@
-//! The servers of `REDIS_URL` and `REDIS_CLUSTER_URL`, shared by tests that leave them as
-//! they are.
+//! The servers of `REDIS_URL` and `REDIS_CLUSTER_URL`, shared by tests that do not
+//! reconfigure them.
 
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 

@@ -1,4 +1,4 @@
-//! The Redis store on real servers: what it does while they fail, fill up and move.
+//! The Redis store on real servers that fail, fill up and move.
 
 #[allow(
     dead_code,

@@ -1,4 +1,4 @@
-//! What the server removes by itself, and what it never does.
+//! Records that the server removes by itself, and records that it never removes.
 
 use std::time::Duration;
 
@@ -66,7 +66,7 @@ async fn a_completed_record_is_removed_an_hour_after_its_expiry() {
         millis.abs_diff(left + HOUR) < Duration::from_secs(10),
         "{millis:?}"
     );
-    // A repeated call leaves the time to live as it is.
+    // A repeated call does not change the time to live.
     applied(store.complete(&name, claim.token, &done()).await);
     assert!(expiry(&node, &name).await > 0);
 }

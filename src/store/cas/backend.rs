@@ -4,8 +4,8 @@ use bytes::Bytes;
 
 use crate::{Fence, StoreError};
 
-/// A server that swaps a value if nobody has changed it meanwhile: what
-/// [`CasStore`](super::CasStore) needs of etcd, NATS, DynamoDB or another engine.
+/// A server that swaps a value only if it has not changed meanwhile, such as etcd, NATS or
+/// DynamoDB. [`CasStore`](super::CasStore) stores records in it.
 ///
 /// A key is the text of a scope, a NUL, and the text of a key, so that different names
 /// have different keys. It has up to 1,537 bytes. An engine that allows fewer characters
@@ -37,7 +37,7 @@ pub trait CompareAndSwap: Send + Sync + 'static {
     /// Writes a value if the key still has the version `expected`, or no value if that is
     /// `None`. The value is durable when this returns.
     ///
-    /// Otherwise it returns what is there now. A server that does not say is asked.
+    /// Otherwise it returns the present value. A server that does not say is asked.
     fn put(
         &self,
         key: &str,
@@ -52,8 +52,9 @@ pub trait CompareAndSwap: Send + Sync + 'static {
         expected: &Self::Version,
     ) -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// Returns the first keys that begin with `prefix` and come after `after`, in the order
-    /// of their bytes, with their values: up to `limit`, and at least one if there is one.
+    /// Returns the first keys that begin with `prefix` and come after `after`, with their
+    /// values, in the order of their bytes. Returns up to `limit`, and at least one if
+    /// there is one.
     ///
     /// Defaults to an error, for engines that cannot list. Without it, `list`, `count`
     /// and `purge_expired` of the store fail: nothing removes expired records.

@@ -19,8 +19,8 @@ use crate::{Fence, Key, Scope};
 
 /// A store on an engine with compare-and-swap: `examples/etcd_store.rs` is one on etcd.
 ///
-/// Each call reads a record, makes one transition of it, and swaps it in, until nobody
-/// else came between. A claim of a new name is one call of the backend, and so is a
+/// Each call reads a record, makes one transition of it, and swaps it in. It starts again
+/// if another process was faster. A claim of a new name is one call of the backend, and so is a
 /// replay. Clones share what they observed.
 ///
 /// # Time
@@ -28,7 +28,7 @@ use crate::{Fence, Key, Scope};
 /// **A lease needs no clock that hosts share.** A record says how long its lease is, and
 /// each heartbeat gives it a new version. A lease has lapsed for a process that has seen
 /// one version unchanged for the lease and its hundredth part, on its own monotonic clock.
-/// What it does then succeeds only if the version is still the same. So wall clocks may
+/// A takeover succeeds only if the version is still the same. So wall clocks may
 /// differ by anything. Monotonic clocks may run 1 % apart.
 ///
 /// A process begins to observe a record when a claim, a [`read`](Store::read), a
@@ -102,8 +102,8 @@ impl<B: CompareAndSwap> CasStore<B> {
         Ok((record, now))
     }
 
-    /// Writes a record if the key still has the version `expected`, or none. Returns it as
-    /// it was written, or what is there.
+    /// Writes a record if the key still has the version `expected`, or none. Returns the
+    /// written record, or the one that is there.
     async fn write(
         &self,
         key: &str,
@@ -131,7 +131,7 @@ impl<B: CompareAndSwap> CasStore<B> {
         Ok(Ok(record))
     }
 
-    /// Makes one change of a record, and returns the record as it is then. Returns `None`
+    /// Makes one change of a record, and returns the changed record. Returns `None`
     /// if there is no record, or if `change` does, because its guard does not hold.
     async fn change(
         &self,
@@ -159,7 +159,7 @@ impl<B: CompareAndSwap> CasStore<B> {
         Ok(None)
     }
 
-    /// Sweeps one record. Leaves it if somebody else has changed it.
+    /// Sweeps one record. Leaves a record that another process has changed.
     async fn sweep(
         &self,
         key: &str,
@@ -304,7 +304,7 @@ impl<B: CompareAndSwap> Store for CasStore<B> {
     }
 }
 
-/// Shares what was observed.
+/// Shares the observations.
 impl<B: CompareAndSwap> Clone for CasStore<B> {
     fn clone(&self) -> Self {
         Self(self.0.clone())

@@ -190,5 +190,5 @@ impl fmt::Debug for RedisStoreBuilder {
     }
 }
 
-/// What waits on a connection delays what is behind it.
+/// A call that waits on a connection delays the calls behind it.
 const WAITING_CONNECTIONS: usize = 8;
