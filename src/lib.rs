@@ -323,6 +323,7 @@
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
 //! | `redis` | `RedisStore`: a server, Sentinel or a cluster of Redis or Valkey | |
+//! | `inbox` | `messages::Inbox`: each message of a broker is processed once, on PostgreSQL and SQLite | |
 //! | `cache` | `store::CachedStore`: replays from this process's memory, in front of any store | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
 //! | `test-support` | `test_support`: faulty stores, gates, and operations without a layer, for tests of handlers | |
@@ -362,6 +363,8 @@ pub mod guide;
 pub mod store;
 #[cfg(feature = "client")]
 pub mod client;
+#[cfg(all(feature = "inbox", any(feature = "postgres", feature = "sqlite")))]
+pub mod messages;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "test-support")]

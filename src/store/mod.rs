@@ -40,7 +40,7 @@ pub use self::{
     dyn_store::DynStore,
     error::{StoreError, StoreErrorKind},
     memory::MemoryStore,
-    sweep::{SweepReport, Sweeper, SweeperHandle},
+    sweep::{Sweep, SweepReport, Sweeper, SweeperHandle},
     types::{
         Claim, Claimed, Completion, Fence, FencedTransition, Grant, OwnerTransition, Purged,
         ReclaimAs, Record, RecordState, Release, Token, Transition, Transitioned,

@@ -39,8 +39,30 @@ pub struct Sweeper<S> {
     failures: LogLimit,
 }
 
-impl<S: Store> Sweeper<S> {
-    /// A sweeper of `store`.
+/// What a [`Sweeper`] sweeps: every [`Store`], and the inbox of a store.
+///
+/// The trait is not to be implemented by applications.
+pub trait Sweep: Send + Sync + 'static {
+    /// Removes up to `limit` expired rows.
+    fn sweep(
+        &self,
+        limit: u32,
+        unknown_retention: Duration,
+    ) -> impl Future<Output = Result<Purged, StoreError>> + Send;
+}
+
+impl<S: Store> Sweep for S {
+    fn sweep(
+        &self,
+        limit: u32,
+        unknown_retention: Duration,
+    ) -> impl Future<Output = Result<Purged, StoreError>> + Send {
+        self.purge_expired(limit, unknown_retention)
+    }
+}
+
+impl<S: Sweep> Sweeper<S> {
+    /// A sweeper of `store`, or of an inbox.
     pub fn new(store: S) -> Self {
         Self {
             store,
@@ -99,18 +121,18 @@ impl<S: Store> Sweeper<S> {
                 return report;
             }
             let before = report;
-            self.sweep(&stop, &mut report).await;
+            self.sweep_all(&stop, &mut report).await;
             report.sweeps += 1;
             report.tell(&before);
         }
     }
 
     /// One sweep: batches until nothing more is due.
-    async fn sweep(&self, stop: &Stop, report: &mut SweepReport) {
+    async fn sweep_all(&self, stop: &Stop, report: &mut SweepReport) {
         loop {
             let purged = async {
                 let retention = self.unknown_retention;
-                self.store.purge_expired(self.batch, retention).await
+                Sweep::sweep(&self.store, self.batch, retention).await
             };
             match AssertUnwindSafe(purged).catch_unwind().await {
                 Ok(Ok(purged)) => {

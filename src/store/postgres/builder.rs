@@ -301,6 +301,8 @@ impl PostgresStoreBuilder {
                 ),
                 admin: Admin::new(admin, &schema),
                 wake_ups: Arc::new(WakeUps::new(Arc::clone(&connector))),
+                #[cfg(feature = "inbox")]
+                inbox: super::inbox::Statements::new(&schema),
                 pool: requests,
                 connector,
             }),

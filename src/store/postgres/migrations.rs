@@ -36,6 +36,10 @@ impl PostgresStore {
     ///   each difference.
     /// - The database was migrated by a later version of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
+        self.migrate_unit(&RECORDS).await
+    }
+
+    pub(super) async fn migrate_unit(&self, unit: &'static Unit) -> Result<(), StoreError> {
         let connector = Arc::clone(&self.inner.connector);
         detached(async move {
             // sqlx would log the wait for another process as a slow statement.
@@ -44,7 +48,7 @@ impl PostgresStore {
             let mut connection = connected.map_err(|error| connect_failure(error, &options))?;
             let begin = AssertSqlSafe(format!("{}; {QUIETLY}", TIMEOUTS.begin()));
             let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
-            migrate(&mut transaction, &connector.schema).await?;
+            migrate(&mut transaction, &connector.schema, unit).await?;
             transaction.commit().await.map_err(failure)?;
             connection.close().await.map_err(failure)
         })
@@ -59,14 +63,35 @@ impl PostgresStore {
     /// called at all.
     #[must_use]
     pub fn schema_sql(&self) -> String {
-        definitions(&self.inner.connector.schema)
+        definitions(&RECORDS, &self.inner.connector.schema)
+    }
+}
+
+/// Tables that are made together.
+pub(super) struct Unit {
+    pub(super) version: i64,
+    pub(super) name: &'static str,
+    /// One of the tables, which is there if and only if all are.
+    pub(super) table: &'static str,
+    pub(super) definitions: &'static str,
+}
+
+impl Unit {
+    fn migration(&self) -> Migration {
+        Migration::new(
+            self.version,
+            self.name.into(),
+            MigrationType::Simple,
+            self.definitions.into_sql_str(),
+            false,
+        )
     }
 }
 
 /// Must run in a transaction.
-async fn migrate(on: &mut PgConnection, schema: &Schema) -> Result<(), StoreError> {
-    let records = records();
-    if !is_due(on, schema, &records).await? {
+async fn migrate(on: &mut PgConnection, schema: &Schema, unit: &Unit) -> Result<(), StoreError> {
+    let migration = unit.migration();
+    if !is_due(on, schema, unit, &migration).await? {
         return Ok(());
     }
     // Another process may be migrating.
@@ -76,10 +101,10 @@ async fn migrate(on: &mut PgConnection, schema: &Schema) -> Result<(), StoreErro
         .execute(&mut *on)
         .await
         .map_err(failure)?;
-    if !is_due(on, schema, &records).await? {
+    if !is_due(on, schema, unit, &migration).await? {
         return Ok(());
     }
-    make(on, schema, &records)
+    make(on, schema, unit, &migration)
         .await
         .map_err(|error| creating(failure(error), schema))
 }
@@ -88,7 +113,8 @@ async fn migrate(on: &mut PgConnection, schema: &Schema) -> Result<(), StoreErro
 async fn is_due(
     on: &mut PgConnection,
     schema: &Schema,
-    records: &Migration,
+    unit: &Unit,
+    migration: &Migration,
 ) -> Result<bool, StoreError> {
     let ledger = Ledger::look(on, schema).await.map_err(failure)?;
     if ledger.may_read {
@@ -97,27 +123,27 @@ async fn is_due(
             .fetch_all(&mut *on)
             .await
             .map_err(failure)?;
-        if let Some((later, ..)) = applied
-            .iter()
-            .find(|(version, ..)| *version > records.version)
-        {
+        if let Some((later, ..)) = applied.iter().find(|(version, ..)| *version > VERSIONS) {
             return Err(StoreError::unavailable(format!(
                 "the tables were migrated to version {later} by a later version of this crate, \
-                 which knows {} versions",
-                records.version
+                 which knows {VERSIONS} versions",
             )));
         }
-        if let Some((_, success, checksum)) = applied.first() {
-            if *success && checksum[..] == records.checksum[..] {
+        let mut applied = applied.iter();
+        if let Some((_, success, checksum)) = applied.find(|(version, ..)| *version == unit.version)
+        {
+            if *success && checksum[..] == migration.checksum[..] {
                 return Ok(false);
             }
-            return Err(StoreError::unavailable(
-                "the ledger of the store's migrations has another migration of version 1: \
-                 `PostgresStore::check_schema` says how the tables differ from what is needed",
-            ));
+            return Err(StoreError::unavailable(format!(
+                "the ledger of the store's migrations has another migration of version {}: \
+                 `PostgresStore::check_schema` says how the tables of records differ from what \
+                 is needed",
+                unit.version
+            )));
         }
     }
-    let found = Tables::look(on, schema).await.map_err(failure)?;
+    let found = Tables::look(on, schema, unit).await.map_err(failure)?;
     if found.is_empty() {
         return Ok(true);
     }
@@ -128,23 +154,28 @@ async fn is_due(
 }
 
 /// Makes the missing tables, and notes the migration as done.
-async fn make(on: &mut PgConnection, schema: &Schema, records: &Migration) -> Result<(), Error> {
+async fn make(
+    on: &mut PgConnection,
+    schema: &Schema,
+    unit: &Unit,
+    migration: &Migration,
+) -> Result<(), Error> {
     if !Ledger::look(on, schema).await?.has_schema {
         raw_sql(template(schema, "CREATE SCHEMA IF NOT EXISTS {name}"))
             .execute(&mut *on)
             .await?;
     }
-    if Tables::look(on, schema).await?.is_empty() {
-        raw_sql(AssertSqlSafe(definitions(schema)))
+    if Tables::look(on, schema, unit).await?.is_empty() {
+        raw_sql(AssertSqlSafe(definitions(unit, schema)))
             .execute(&mut *on)
             .await?;
     }
     raw_sql(template(schema, LEDGER)).execute(&mut *on).await?;
     query(template(schema, NOTE))
         .persistent(false)
-        .bind(records.version)
-        .bind(&*records.description)
-        .bind(&*records.checksum)
+        .bind(migration.version)
+        .bind(&*migration.description)
+        .bind(&*migration.checksum)
         .execute(on)
         .await
         .map(drop)
@@ -186,25 +217,24 @@ impl Ledger {
     }
 }
 
-/// Returns the migration's statements, which name the schema.
-fn definitions(schema: &Schema) -> String {
-    let template = DEFINITIONS
-        .replace("TABLE idempotency_records", "TABLE {records}")
-        .replace("ON idempotency_records", "ON {records}");
+/// Returns the statements that make the tables, which name the schema.
+pub(super) fn definitions(unit: &Unit, schema: &Schema) -> String {
+    let template = unit
+        .definitions
+        .replace("TABLE idempotency_", "TABLE {name}.idempotency_")
+        .replace("ON idempotency_", "ON {name}.idempotency_");
     schema.expand(&template)
 }
 
-fn records() -> Migration {
-    Migration::new(
-        1,
-        "records".into(),
-        MigrationType::Simple,
-        DEFINITIONS.into_sql_str(),
-        false,
-    )
-}
+pub(super) const RECORDS: Unit = Unit {
+    version: 1,
+    name: "records",
+    table: "idempotency_records",
+    definitions: include_str!("../../../migrations/postgres/0001_records.sql"),
+};
 
-const DEFINITIONS: &str = include_str!("../../../migrations/postgres/0001_records.sql");
+/// The versions that the ledger may have: records, inbox and outbox.
+const VERSIONS: i64 = 3;
 
 /// A migration may have to wait for another one.
 const TIMEOUTS: Timeouts = Timeouts {
@@ -262,7 +292,7 @@ mod tests {
     #[test]
     fn definitions_name_the_schema_of_every_object() {
         let schema = Schema::new("a\"b".into(), "role".into(), PostgresEngine::Postgres).unwrap();
-        let named = definitions(&schema);
+        let named = definitions(&RECORDS, &schema);
         let statements: Vec<&str> = named
             .lines()
             .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))

@@ -8,6 +8,8 @@ mod connector;
 pub(super) mod engine;
 mod error;
 mod fenced;
+#[cfg(feature = "inbox")]
+mod inbox;
 mod migrations;
 mod parameters;
 mod pool;
@@ -160,6 +162,8 @@ struct Inner {
     transactions: HandlerTransactions,
     admin: Admin,
     wake_ups: Arc<WakeUps>,
+    #[cfg(feature = "inbox")]
+    inbox: inbox::Statements,
     /// The connections for requests.
     pool: Arc<Pool>,
     connector: Arc<Connector>,

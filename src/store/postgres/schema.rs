@@ -78,6 +78,7 @@ impl Schema {
             "schema" => literal(&self.name),
             "records" => object(RECORDS),
             "ledger" => object(LEDGER),
+            "messages" => object("idempotency_messages"),
 
             "record" => RECORD.into(),
             "clock" => CLOCK.into(),

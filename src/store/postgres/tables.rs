@@ -2,7 +2,13 @@
 
 use sqlx::{AssertSqlSafe, Error, PgConnection, query_scalar};
 
-use super::{PostgresStore, error::failure, schema::Schema, session::Session};
+use super::{
+    PostgresStore,
+    error::failure,
+    migrations::{RECORDS, Unit},
+    schema::Schema,
+    session::Session,
+};
 use crate::store::{StoreError, sql::detached};
 
 impl PostgresStore {
@@ -18,7 +24,7 @@ impl PostgresStore {
         detached(async move {
             let check = async |session: &mut Session<'_>| {
                 let (on, schema) = (&mut *session.connection, &connector.schema);
-                let found = Tables::look(on, schema).await.map_err(failure)?;
+                let found = Tables::look(on, schema, &RECORDS).await.map_err(failure)?;
                 let differences = found.refuse_differences();
                 let missing = missing_privileges(on, schema).await.map_err(failure)?;
                 if missing.is_empty() {
@@ -51,11 +57,22 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    pub(super) async fn look(on: &mut PgConnection, schema: &Schema) -> Result<Self, Error> {
+    /// Compares the table of records with what is needed. Other tables are only looked
+    /// for.
+    pub(super) async fn look(
+        on: &mut PgConnection,
+        schema: &Schema,
+        unit: &Unit,
+    ) -> Result<Self, Error> {
         let exist = query_scalar(template(schema, EXIST))
             .persistent(false)
+            .bind(unit.table)
             .fetch_one(&mut *on)
             .await?;
+        if unit.version != RECORDS.version {
+            let differences = Vec::new();
+            return Ok(Self { exist, differences });
+        }
         let differences = query_scalar(template(schema, DIFFERENCES))
             .persistent(false)
             .bind(schema.expand("table {records}"))
@@ -100,7 +117,7 @@ SELECT EXISTS (
     FROM pg_catalog.pg_class AS class
         JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
     WHERE namespace.nspname = {schema}
-      AND class.relname = 'idempotency_records')";
+      AND class.relname = $1)";
 
 /// `$1` names the table. Collations that compare by bytes have three names.
 const DIFFERENCES: &str = "

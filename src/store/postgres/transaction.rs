@@ -8,7 +8,7 @@ use sqlx::{
 };
 
 use super::{
-    PostgresStore,
+    Inner, PostgresStore,
     connector::Connector,
     error::{failure, sqlstate},
     parameters::micros,
@@ -50,18 +50,8 @@ impl PostgresStore {
     /// [`LeaseLost`](CommitErrorKind::LeaseLost). Both are 503 with `Retry-After`.
     pub async fn begin(&self, operation: &Operation) -> Result<PostgresTransaction, CommitError> {
         let inner = Arc::clone(&self.inner);
-        OperationTransaction::begin(operation, async move {
-            inner.pool.check()?;
-            let HandlerTransactions { pool, begin, .. } = &inner.transactions;
-            let timeout = inner.connector.acquire_timeout;
-            let limit = timeout.saturating_add(inner.pool.call_timeout);
-            let begin = pool.begin_with(begin.clone());
-            let began = inner.pool.while_reachable(limit, begin).await?;
-            began
-                .unwrap_or(Err(sqlx::Error::PoolTimedOut))
-                .map_err(|error| inner.transactions.not_begun(error))
-        })
-        .await
+        let begin = inner.transactions.begin.clone();
+        OperationTransaction::begin(operation, async move { inner.begin(begin).await }).await
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -146,6 +136,23 @@ impl PostgresStore {
     }
 }
 
+impl Inner {
+    /// Begins a transaction on one of the connections for handlers.
+    pub(super) async fn begin(
+        &self,
+        begin: SqlStr,
+    ) -> Result<Transaction<'static, Postgres>, CommitError> {
+        self.pool.check()?;
+        let timeout = self.connector.acquire_timeout;
+        let limit = timeout.saturating_add(self.pool.call_timeout);
+        let begin = self.transactions.pool.begin_with(begin);
+        let began = self.pool.while_reachable(limit, begin).await?;
+        began
+            .unwrap_or(Err(sqlx::Error::PoolTimedOut))
+            .map_err(|error| self.transactions.not_begun(error))
+    }
+}
+
 /// A transaction that [`PostgresStore::begin`] began, on an sqlx connection to
 /// PostgreSQL.
 pub type PostgresTransaction = OperationTransaction<Postgres>;
@@ -189,13 +196,11 @@ impl CommitBackend for PostgresStore {
             .await
             .map_err(refused)?;
         if completed.rows_affected() == 0 {
-            let is_open: bool = query_scalar(sql.is_open.clone())
-                .persistent(*persistent)
-                .bind(operation.token().as_bytes().as_slice())
-                .fetch_one(&mut **transaction)
-                .await
-                .map_err(refused)?;
-            return match is_open {
+            let is_open = self
+                .inner
+                .transactions
+                .is_open(transaction, operation.token());
+            return match is_open.await? {
                 true => Ok(Transitioned::Superseded),
                 false => Err(CommitError::caused(CommitErrorKind::Aborted, ENDED)),
             };
@@ -236,8 +241,8 @@ impl CommitBackend for PostgresStore {
 /// The transactions of handlers.
 pub(super) struct HandlerTransactions {
     pub(super) pool: PgPool,
-    begin: SqlStr,
-    persistent: bool,
+    pub(super) begin: SqlStr,
+    pub(super) persistent: bool,
     sql: Statements,
     schema: Arc<Schema>,
     lookups: SingleCalls<CommitLookups>,
@@ -276,6 +281,20 @@ impl HandlerTransactions {
         }
     }
 
+    /// Returns whether the transaction that was prepared for `token` is still open.
+    pub(super) async fn is_open(
+        &self,
+        transaction: &mut Transaction<'static, Postgres>,
+        token: Token,
+    ) -> Result<bool, CommitError> {
+        query_scalar(self.sql.is_open.clone())
+            .persistent(self.persistent)
+            .bind(token.as_bytes().as_slice())
+            .fetch_one(&mut **transaction)
+            .await
+            .map_err(|error| self.refused(error))
+    }
+
     fn not_begun(&self, error: sqlx::Error) -> CommitError {
         let kind = CommitErrorKind::Unavailable;
         match error {
@@ -294,7 +313,7 @@ impl HandlerTransactions {
     }
 
     /// Returns the error of a statement that failed before COMMIT was sent.
-    fn refused(&self, error: sqlx::Error) -> CommitError {
+    pub(super) fn refused(&self, error: sqlx::Error) -> CommitError {
         let kind = CommitErrorKind::Aborted;
         match sqlstate(&error).as_deref() {
             // The table of records does not exist.

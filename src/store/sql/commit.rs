@@ -288,18 +288,34 @@ async fn complete_and_commit<D: CommitBackend>(
             return Err(error);
         }
     }
-    let unknown = match time::timeout(timeout, transaction.commit()).await {
-        Ok(Ok(())) => return Ok(()),
-        Ok(Err(error)) if D::is_abort(&error) => {
-            return Err(CommitError::caused(CommitErrorKind::Aborted, error));
+    match send_commit::<D>(transaction, timeout).await {
+        Err(error) if error.kind() == CommitErrorKind::Unknown => {
+            find_outcome(backend, operation, error).await
         }
-        Ok(Err(error)) => CommitError::caused(CommitErrorKind::Unknown, error),
-        Err(_) => CommitError::caused(
+        committed => committed,
+    }
+}
+
+/// Sends COMMIT. [`Unknown`](CommitErrorKind::Unknown) without an answer within
+/// `timeout`.
+///
+/// The database answers the COMMIT of a transaction that has ended or failed with
+/// success too, so a statement of the transaction must have succeeded right before.
+pub(crate) async fn send_commit<D: CommitBackend>(
+    transaction: Transaction<'static, D::Database>,
+    timeout: Duration,
+) -> Result<(), CommitError> {
+    match time::timeout(timeout, transaction.commit()).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) if D::is_abort(&error) => {
+            Err(CommitError::caused(CommitErrorKind::Aborted, error))
+        }
+        Ok(Err(error)) => Err(CommitError::caused(CommitErrorKind::Unknown, error)),
+        Err(_) => Err(CommitError::caused(
             CommitErrorKind::Unknown,
-            format!("COMMIT was not answered within `store_timeout` ({timeout:?})"),
-        ),
-    };
-    find_outcome(backend, operation, unknown).await
+            format!("COMMIT was not answered within {timeout:?}"),
+        )),
+    }
 }
 
 /// Reads the record until it shows whether a COMMIT without an answer was executed.

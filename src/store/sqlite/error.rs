@@ -12,6 +12,15 @@ pub(super) fn failure(error: sqlx::Error) -> StoreError {
     error::failure(error, of_database)
 }
 
+/// Returns whether a transaction that began as a reader cannot write any more, since
+/// another one has written.
+#[cfg(feature = "inbox")]
+pub(super) fn is_stale_reader(error: &sqlx::Error) -> bool {
+    const BUSY_SNAPSHOT: &str = "517";
+    let error = error.as_database_error();
+    error.and_then(DatabaseError::code).as_deref() == Some(BUSY_SNAPSHOT)
+}
+
 fn of_database(error: &dyn DatabaseError) -> StoreError {
     match sqlite_code(error).unwrap_or_default() {
         SQLITE_BUSY | SQLITE_LOCKED => StoreError::timed_out().because(IS_LOCKED),

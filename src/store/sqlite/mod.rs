@@ -2,6 +2,8 @@
 
 mod batches;
 mod error;
+#[cfg(feature = "inbox")]
+mod inbox;
 mod setup;
 mod statements;
 mod transaction;

@@ -28,14 +28,7 @@ pub(super) async fn set_up(options: SqliteConnectOptions) -> Result<(), StoreErr
             return Err(StoreError::unavailable(NOT_A_FILE));
         }
         in_transaction(&mut connection, async |on| {
-            // The future of `run` is not `Send` here.
-            let migrated = migrator().run_direct(None, on, false).await;
-            migrated.map_err(|error| match error {
-                MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => {
-                    failure(error)
-                }
-                error => StoreError::unavailable(error),
-            })
+            make_tables(on, "records", RECORDS).await
         })
         .await?;
         connection.close().await.map_err(failure)
@@ -59,18 +52,32 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, Sto
     }
 }
 
-/// Returns a migrator with a ledger of its own. In a common one, the store and the
-/// application would each refuse the other's migrations.
-fn migrator() -> Migrator {
+/// Makes the tables of `definitions`, unless the ledger of `name` says that they are made.
+///
+/// Each name has a ledger of its own. In a common one, the store and the application would
+/// each refuse the other's migrations.
+pub(super) async fn make_tables(
+    on: &mut SqliteConnection,
+    name: &'static str,
+    definitions: &'static str,
+) -> Result<(), StoreError> {
     let mut migrator = Migrator::with_migrations(vec![Migration::new(
         1,
-        "records".into(),
+        name.into(),
         MigrationType::Simple,
-        RECORDS.into_sql_str(),
+        definitions.into_sql_str(),
         false,
     )]);
-    migrator.dangerous_set_table_name("_idempotency_migrations");
-    migrator
+    migrator.dangerous_set_table_name(match name {
+        "records" => "_idempotency_migrations".to_owned(),
+        name => format!("_idempotency_{name}_migrations"),
+    });
+    // The future of `run` is not `Send` here.
+    let migrated = migrator.run_direct(None, on, false).await;
+    migrated.map_err(|error| match error {
+        MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _) => failure(error),
+        error => StoreError::unavailable(error),
+    })
 }
 
 /// How long a call waits for a connection, or for the lock of another process.

@@ -152,7 +152,7 @@ fn go_together<'n>(names: impl ExactSizeIterator<Item = &'n RecordName>) -> bool
     names.len() > 1 && !names.into_iter().any(has_nul)
 }
 
-fn json(values: &impl Serialize) -> Result<String, StoreError> {
+pub(super) fn json(values: &impl Serialize) -> Result<String, StoreError> {
     serde_json::to_string(values).map_err(StoreError::unavailable)
 }
 
@@ -232,7 +232,7 @@ pub(super) async fn purge_expired(
 }
 
 /// Returns the microseconds of a moment or an age.
-fn column(moment: Duration) -> i64 {
+pub(super) fn column(moment: Duration) -> i64 {
     moment.as_micros().try_into().unwrap_or(i64::MAX)
 }
 

@@ -36,12 +36,19 @@ impl SqliteStore {
     /// file locked for 5 s, and [`LeaseLost`](CommitErrorKind::LeaseLost). Both
     /// are 503 with `Retry-After`.
     pub async fn begin(&self, operation: &Operation) -> Result<SqliteTransaction, CommitError> {
+        OperationTransaction::begin(operation, self.begin_transaction()).await
+    }
+
+    /// Begins a transaction on one of the connections for handlers.
+    pub(super) fn begin_transaction(
+        &self,
+    ) -> impl Future<Output = Result<Transaction<'static, Sqlite>, CommitError>> + Send + 'static
+    {
         let pool = self.transactions.clone();
-        OperationTransaction::begin(operation, async move {
+        async move {
             let begun = pool.begin_with(BEGIN).await;
             begun.map_err(|error| CommitError::caused(CommitErrorKind::Unavailable, error))
-        })
-        .await
+        }
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -80,7 +87,7 @@ impl CommitBackend for SqliteStore {
         operation: &Operation,
         completion: &Completion,
     ) -> Result<Transitioned, CommitError> {
-        if !transaction.is_in_transaction() || has_ended(transaction).await? {
+        if has_ended(transaction).await? {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
         }
         let (name, token) = (operation.name(), operation.token());
@@ -135,11 +142,16 @@ fn status(record: Option<&StoredRecord>, token: Token) -> ClaimStatus {
     }
 }
 
-/// Returns whether SQLite has rolled the transaction back by itself.
+/// Returns whether the transaction has ended.
 ///
-/// It does so for `OR ROLLBACK` or a full disk, and sqlx does not notice it. Each later
+/// SQLite rolls one back by itself for `OR ROLLBACK` or a full disk, and sqlx does not notice it. Each later
 /// statement would then commit by itself.
-async fn has_ended(transaction: &mut Transaction<'static, Sqlite>) -> Result<bool, CommitError> {
+pub(super) async fn has_ended(
+    transaction: &mut Transaction<'static, Sqlite>,
+) -> Result<bool, CommitError> {
+    if !transaction.is_in_transaction() {
+        return Ok(true);
+    }
     // Fails in a transaction, without an effect.
     match query("BEGIN").execute(&mut **transaction).await {
         Ok(_) => Ok(true),

@@ -1,0 +1,260 @@
+//! The inbox in PostgreSQL.
+
+use std::{sync::Arc, time::Duration};
+
+use sqlx::{
+    AssertSqlSafe, Connection as _, PgConnection, Postgres, SqlSafeStr as _, Transaction, query,
+    query_as, query_scalar,
+};
+
+use super::{
+    Inner, PostgresStore,
+    error::failure,
+    migrations::{Unit, definitions},
+    parameters::micros,
+    schema::statements,
+    session::{Session, column},
+};
+use crate::{
+    CommitError, StoreError,
+    messages::{
+        Inbox, MessageError, MessageErrorKind, SeenMessage,
+        inbox::sealed::{InboxBackend, Mark},
+    },
+    store::{Token, sql::detached},
+};
+
+impl PostgresStore {
+    /// Returns the inbox of `consumer`, in the schema of the store's tables.
+    ///
+    /// All processes that share the work of a consumer give the same name. Two consumers
+    /// of one message each process it.
+    ///
+    /// # Errors
+    ///
+    /// If the name is empty, longer than 255 bytes, or has a NUL.
+    pub fn inbox(&self, consumer: &str) -> Result<Inbox<Self>, MessageError> {
+        Inbox::new(self.clone(), consumer)
+    }
+}
+
+impl InboxBackend for PostgresStore {
+    type Sql = Postgres;
+
+    async fn migrate(&self) -> Result<(), StoreError> {
+        self.migrate_unit(&UNIT).await
+    }
+
+    fn schema_sql(&self) -> String {
+        definitions(&UNIT, &self.inner.connector.schema)
+    }
+
+    fn begin(
+        &self,
+        token: Token,
+    ) -> impl Future<Output = Result<Transaction<'static, Postgres>, CommitError>> + Send + 'static
+    {
+        let inner = Arc::clone(&self.inner);
+        let begin = inner.transactions.begin.as_str();
+        let token = hex::encode(token.as_bytes());
+        let begin = format!("{begin}; SET LOCAL tower_idempotency.completes = '{token}'");
+        async move { inner.begin(AssertSqlSafe(begin).into_sql_str()).await }
+    }
+
+    async fn mark(
+        &self,
+        on: &mut PgConnection,
+        consumer: &str,
+        ids: &[&str],
+        retention: Duration,
+    ) -> Result<Vec<Mark>, MessageError> {
+        let Inner {
+            transactions,
+            inbox: sql,
+            ..
+        } = &*self.inner;
+        let marked: Vec<(String, i64)> = query_as(sql.mark.clone())
+            .persistent(transactions.persistent)
+            .bind(consumer)
+            .bind(ids)
+            .bind(micros(retention))
+            .fetch_all(&mut *on)
+            .await
+            .map_err(|error| self.explained(error))?;
+        if marked.is_empty() {
+            let isolation: String = query_scalar(ISOLATION)
+                .persistent(transactions.persistent)
+                .fetch_one(on)
+                .await?;
+            if isolation != "read committed" {
+                return Err(MessageError::new(
+                    MessageErrorKind::Transaction,
+                    format!(
+                        "the transaction is {}, where a concurrent delivery cannot be seen: \
+                         begin it with `BEGIN ISOLATION LEVEL READ COMMITTED`",
+                        isolation.to_uppercase()
+                    ),
+                ));
+            }
+        }
+        let mark = |(id, seen_at)| Mark { id, seen_at };
+        Ok(marked.into_iter().map(mark).collect())
+    }
+
+    async fn is_open(
+        &self,
+        on: &mut Transaction<'static, Postgres>,
+        token: Token,
+    ) -> Result<bool, CommitError> {
+        Ok(on.is_in_transaction() && self.inner.transactions.is_open(on, token).await?)
+    }
+
+    async fn seen_at(&self, consumer: &str, id: &str) -> Result<Option<i64>, StoreError> {
+        let inner = Arc::clone(&self.inner);
+        let (consumer, id) = (consumer.to_owned(), id.to_owned());
+        detached(async move {
+            let sql = &inner.inbox;
+            let look = async |session: &mut Session<'_>| {
+                // A mark of its own waits until the transaction has ended.
+                let mark = session
+                    .query(&sql.mark)
+                    .bind(&consumer)
+                    .bind(vec![id.clone()])
+                    .bind(0_i64);
+                let mut probe = session.connection.begin().await.map_err(failure)?;
+                let marked = mark.fetch_optional(&mut *probe).await.map_err(failure)?;
+                probe.rollback().await.map_err(failure)?;
+                if marked.is_some() {
+                    return Ok(None);
+                }
+                let read = session.query(&sql.seen_at).bind(&consumer).bind(&id);
+                let row = session.row(read).await?;
+                row.map(|row| column(&row, "seen_at")).transpose()
+            };
+            inner.transactions.lookup_pool.run(look).await
+        })
+        .await
+    }
+
+    async fn list(
+        &self,
+        consumer: &str,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<SeenMessage>, StoreError> {
+        let inner = Arc::clone(&self.inner);
+        let (consumer, after) = (consumer.to_owned(), after.to_owned());
+        detached(async move {
+            let list = async |session: &mut Session<'_>| {
+                let list = session.query(&inner.inbox.list);
+                let list = list.bind(consumer).bind(after).bind(i64::from(limit));
+                let rows = session.rows(list).await?;
+                let seen = rows.iter().map(|row| {
+                    let age: i64 = column(row, "age")?;
+                    Ok(SeenMessage {
+                        id: column(row, "message")?,
+                        age: Duration::from_micros(age.max(0).unsigned_abs()),
+                    })
+                });
+                seen.collect()
+            };
+            inner.admin.run(list).await
+        })
+        .await
+    }
+
+    async fn forget(&self, consumer: &str, id: &str) -> Result<bool, StoreError> {
+        let inner = Arc::clone(&self.inner);
+        let (consumer, id) = (consumer.to_owned(), id.to_owned());
+        detached(async move {
+            let forget = async |session: &mut Session<'_>| {
+                let forget = session.query(&inner.inbox.forget);
+                session.changes(forget.bind(consumer).bind(id)).await
+            };
+            inner.admin.run(forget).await
+        })
+        .await
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<u64, StoreError> {
+        let inner = Arc::clone(&self.inner);
+        detached(async move {
+            let sweep = async |session: &mut Session<'_>| {
+                let due = session.query(&inner.inbox.due).persistent(false);
+                let due = session.rows(due.bind(i64::from(limit))).await?;
+                let (mut consumers, mut ids) = (Vec::new(), Vec::new());
+                for row in &due {
+                    consumers.push(column::<&str>(row, "consumer")?);
+                    ids.push(column::<&str>(row, "message")?);
+                }
+                let remove = query(inner.inbox.remove.clone())
+                    .persistent(session.persistent)
+                    .bind(consumers)
+                    .bind(ids);
+                let removed = remove.execute(&mut *session.connection).await;
+                Ok(removed.map_err(failure)?.rows_affected())
+            };
+            inner.admin.run(sweep).await
+        })
+        .await
+    }
+}
+
+impl PostgresStore {
+    /// Returns the error of a statement in a transaction of the application.
+    fn explained(&self, error: sqlx::Error) -> MessageError {
+        let refused = self.inner.transactions.refused(error);
+        refused.into()
+    }
+}
+
+const UNIT: Unit = Unit {
+    version: 2,
+    name: "inbox",
+    table: "idempotency_messages",
+    definitions: include_str!("../../../migrations/postgres/0002_inbox.sql"),
+};
+
+const ISOLATION: &str = "SELECT pg_catalog.current_setting('transaction_isolation')";
+
+statements! {
+    /// Marks no message in a transaction that is not READ COMMITTED. A message that an
+    /// open transaction has marked is waited for.
+    mark = "
+INSERT INTO {messages} (consumer, message, seen_at, expires_at)
+SELECT $1, message, clock.now, clock.now + $3
+FROM unnest($2::text[]) AS message, {clock}
+WHERE current_setting('transaction_isolation') = 'read committed'
+ON CONFLICT (consumer, message) DO NOTHING
+RETURNING message, seen_at";
+
+    seen_at = "
+SELECT seen_at
+FROM {messages}
+WHERE consumer = $1 AND message = $2";
+
+    list = "
+SELECT message, clock.now - seen_at AS age
+FROM {messages}, {clock}
+WHERE consumer = $1 AND message > $2
+ORDER BY message
+LIMIT $3";
+
+    forget = "
+DELETE FROM {messages}
+WHERE consumer = $1 AND message = $2";
+
+    due = "
+SELECT consumer, message
+FROM {messages}, {clock}
+WHERE expires_at < clock.now
+ORDER BY expires_at
+LIMIT $1";
+
+    /// A message may have been marked again since it was found.
+    remove = "
+DELETE FROM {messages} AS seen
+USING unnest($1::text[], $2::text[]) AS due (consumer, message), {clock}
+WHERE seen.consumer = due.consumer AND seen.message = due.message
+  AND seen.expires_at < clock.now";
+}

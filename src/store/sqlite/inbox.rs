@@ -1,0 +1,196 @@
+//! The inbox in an SQLite file.
+
+use std::time::Duration;
+
+use sqlx::{Sqlite, SqliteConnection, Transaction, query, query_as, query_scalar};
+
+use super::{
+    SqliteStore,
+    error::{failure, is_stale_reader},
+    setup::make_tables,
+    statements::{column, json, now},
+    transaction::has_ended,
+};
+use crate::{
+    CommitError, StoreError,
+    messages::{
+        Inbox, MessageError, MessageErrorKind, SeenMessage,
+        inbox::sealed::{InboxBackend, Mark},
+    },
+    store::{Token, sql::detached},
+};
+
+impl SqliteStore {
+    /// Returns the inbox of `consumer`, in the store's file.
+    ///
+    /// All processes that share the work of a consumer give the same name. Two consumers
+    /// of one message each process it.
+    ///
+    /// # Errors
+    ///
+    /// If the name is empty, longer than 255 bytes, or has a NUL.
+    pub fn inbox(&self, consumer: &str) -> Result<Inbox<Self>, MessageError> {
+        Inbox::new(self.clone(), consumer)
+    }
+}
+
+impl InboxBackend for SqliteStore {
+    type Sql = Sqlite;
+
+    async fn migrate(&self) -> Result<(), StoreError> {
+        let writer = self.writer.clone();
+        let make = async move {
+            let make = async |on: &mut _| make_tables(on, "inbox", DEFINITIONS).await;
+            writer.write(make).await
+        };
+        detached(make).await
+    }
+
+    fn schema_sql(&self) -> String {
+        DEFINITIONS.to_owned()
+    }
+
+    fn begin(
+        &self,
+        _: Token,
+    ) -> impl Future<Output = Result<Transaction<'static, Sqlite>, CommitError>> + Send + 'static
+    {
+        self.begin_transaction()
+    }
+
+    async fn mark(
+        &self,
+        on: &mut SqliteConnection,
+        consumer: &str,
+        ids: &[&str],
+        retention: Duration,
+    ) -> Result<Vec<Mark>, MessageError> {
+        let now = now();
+        let marked: Vec<(String, i64)> = query_as(MARK)
+            .bind(consumer)
+            .bind(json(&ids)?)
+            .bind(column(now))
+            .bind(column(now.saturating_add(retention)))
+            .fetch_all(on)
+            .await
+            .map_err(|error| match is_stale_reader(&error) {
+                true => MessageError::new(MessageErrorKind::Transaction, STALE_READER),
+                false => error.into(),
+            })?;
+        let mark = |(id, seen_at)| Mark { id, seen_at };
+        Ok(marked.into_iter().map(mark).collect())
+    }
+
+    async fn is_open(
+        &self,
+        on: &mut Transaction<'static, Sqlite>,
+        _: Token,
+    ) -> Result<bool, CommitError> {
+        Ok(!has_ended(on).await?)
+    }
+
+    async fn seen_at(&self, consumer: &str, id: &str) -> Result<Option<i64>, StoreError> {
+        let writer = self.writer.clone();
+        let (consumer, id) = (consumer.to_owned(), id.to_owned());
+        // Once this has the write lock, every other transaction has ended.
+        detached(async move {
+            let read = async |on: &mut SqliteConnection| {
+                let read = query_scalar(SEEN_AT).bind(consumer).bind(id);
+                read.fetch_optional(on).await.map_err(failure)
+            };
+            writer.write(read).await
+        })
+        .await
+    }
+
+    async fn list(
+        &self,
+        consumer: &str,
+        after: &str,
+        limit: u32,
+    ) -> Result<Vec<SeenMessage>, StoreError> {
+        let readers = self.readers.clone();
+        let (consumer, after) = (consumer.to_owned(), after.to_owned());
+        detached(async move {
+            let mut connection = readers.acquire().await.map_err(failure)?;
+            let rows: Vec<(String, i64)> = query_as(LIST)
+                .bind(consumer)
+                .bind(after)
+                .bind(i64::from(limit))
+                .fetch_all(&mut *connection)
+                .await
+                .map_err(failure)?;
+            let now = column(now());
+            let seen = rows.into_iter().map(|(id, seen_at)| SeenMessage {
+                id,
+                age: Duration::from_micros((now - seen_at).max(0).unsigned_abs()),
+            });
+            Ok(seen.collect())
+        })
+        .await
+    }
+
+    async fn forget(&self, consumer: &str, id: &str) -> Result<bool, StoreError> {
+        let writer = self.writer.clone();
+        let (consumer, id) = (consumer.to_owned(), id.to_owned());
+        detached(async move {
+            let forget = async |on: &mut SqliteConnection| {
+                let forgotten = query(FORGET).bind(consumer).bind(id).execute(on).await;
+                Ok(forgotten.map_err(failure)?.rows_affected() > 0)
+            };
+            writer.write(forget).await
+        })
+        .await
+    }
+
+    async fn sweep(&self, limit: u32) -> Result<u64, StoreError> {
+        let writer = self.writer.clone();
+        detached(async move {
+            let sweep = async |on: &mut SqliteConnection| {
+                let sweep = query(SWEEP).bind(column(now())).bind(i64::from(limit));
+                let swept = sweep.execute(on).await.map_err(failure)?;
+                Ok(swept.rows_affected())
+            };
+            writer.write(sweep).await
+        })
+        .await
+    }
+}
+
+const STALE_READER: &str = "the transaction has read before another one wrote, so that it cannot \
+    write: begin it with `BEGIN IMMEDIATE`";
+
+const DEFINITIONS: &str = include_str!("../../../migrations/sqlite/0002_inbox.sql");
+
+const MARK: &str = "
+INSERT INTO idempotency_messages (consumer, message, seen_at, expires_at)
+SELECT ?1, value, ?3, ?4
+FROM json_each(?2)
+WHERE true
+ON CONFLICT DO NOTHING
+RETURNING message, seen_at";
+
+const SEEN_AT: &str = "
+SELECT seen_at
+FROM idempotency_messages
+WHERE consumer = ?1 AND message = ?2";
+
+const LIST: &str = "
+SELECT message, seen_at
+FROM idempotency_messages
+WHERE consumer = ?1 AND message > ?2
+ORDER BY message
+LIMIT ?3";
+
+const FORGET: &str = "
+DELETE FROM idempotency_messages
+WHERE consumer = ?1 AND message = ?2";
+
+const SWEEP: &str = "
+DELETE FROM idempotency_messages
+WHERE (consumer, message) IN (
+    SELECT consumer, message
+    FROM idempotency_messages
+    WHERE expires_at < ?1
+    ORDER BY expires_at
+    LIMIT ?2)";
