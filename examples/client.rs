@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cargo run --example quickstart
-//! cargo run --example client --features client
+//! cargo run --example client
 //! ```
 //!
 //! It pays at `http://localhost:3000/payments`, or at its first argument, through a proxy

@@ -1,0 +1,112 @@
+//! The files, the network and the processes of one run.
+
+use std::{
+    env, fs, io,
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+};
+
+use tokio::{net::TcpListener, task::JoinHandle};
+use tower_idempotency::OperationId;
+
+use crate::{
+    Error,
+    database::Database,
+    faults::Fault,
+    network::Network,
+    page,
+    processes::{Processes, Settings},
+    provider::Bank,
+    role::Role,
+    timeline::Event,
+};
+
+pub(crate) struct Scene {
+    pub(crate) processes: Processes,
+    pub(crate) settings: Settings,
+    pub(crate) database: Database,
+    pub(crate) bank: Bank,
+    kept: JoinHandle<Result<(), Error>>,
+    _directory: Directory,
+}
+
+impl Scene {
+    /// Serves the page at this port, and starts the processes, but for the load, which is
+    /// to place this many orders.
+    pub(crate) async fn open(port: u16, orders: u32) -> Result<Self, Error> {
+        let directory = Directory::create()?;
+        let database = Database::open(&directory.0).await?;
+        database.migrate().await?;
+        let bank = Bank::open(&directory.0).await?;
+
+        let processes = Processes::new();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+        let settings = Settings {
+            directory: directory.0.clone(),
+            network: listener.local_addr()?,
+            orders,
+            // New for each run, since a database of PostgreSQL has the orders of all.
+            prefix: format!("load-{}-", OperationId::random()),
+        };
+        let page = page::router(processes.timeline.clone(), processes.faults.clone());
+        let app = page.merge(Network::router(processes.clone()));
+        tokio::spawn(async { axum::serve(listener, app).await });
+        tokio::spawn(stall(database.clone(), processes.clone()));
+        let kept = tokio::spawn({
+            let (processes, settings) = (processes.clone(), settings.clone());
+            async move { processes.keep_all(&Role::SERVICES, &settings).await }
+        });
+        Ok(Self {
+            processes,
+            settings,
+            database,
+            bank,
+            kept,
+            _directory: directory,
+        })
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.settings.network
+    }
+
+    /// Stops the processes and removes the files.
+    pub(crate) async fn close(self) -> Result<(), Error> {
+        self.processes.stop();
+        self.kept.await?
+    }
+}
+
+/// Keeps the database from answering while that fault is on.
+async fn stall(
+    database: Database,
+    Processes {
+        faults, timeline, ..
+    }: Processes,
+) {
+    loop {
+        faults.wait(Fault::DatabaseDown, true).await;
+        timeline.add(Event::of("database", "stalled"));
+        tokio::select! {
+            Err(error) = database.stall() => tracing::debug!(%error, "cannot stall the database"),
+            () = faults.wait(Fault::DatabaseDown, false) => {}
+        }
+    }
+}
+
+/// A directory that is removed in the end.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn create() -> io::Result<Self> {
+        let directory = env::temp_dir().join(format!("storefront-{}", std::process::id()));
+        fs::create_dir(&directory)?;
+        Ok(Self(directory))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
