@@ -4,7 +4,6 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::FutureExt as _;
-use http::{Request, Response};
 use tokio::time::{self, Instant};
 use tower::{Service, ServiceExt as _};
 
@@ -14,12 +13,12 @@ use super::{
     config::Config,
     decide::Answered,
     reconcile::{Reconciliation, reconcile},
-    request::{Ineligible, KeyedRequest},
+    request::{Comparable, Ineligible, Keyed},
     shared::Shared,
     store_call::catch_panic,
 };
 use crate::{
-    Recovery, Rejection, RequestBody, Store, StoreErrorKind, StoreFailure, backoff::Backoff,
+    Recovery, Rejection, Store, StoreErrorKind, StoreFailure, backoff::Backoff,
     outcome::Notice,
 };
 
@@ -43,15 +42,16 @@ pub(super) enum NotRun<E> {
 
 /// Acquires the key. A request that does not run holds nothing of the inner service when
 /// this returns.
-pub(super) async fn acquire<I, S, B, R>(
+pub(super) async fn acquire<I, S, W, Q>(
     shared: &Arc<Shared<S>>,
     client: &Client,
     mut inner: I,
-    request: &mut KeyedRequest,
+    request: &mut Keyed<W>,
 ) -> Result<Acquired<I>, NotRun<I::Error>>
 where
-    I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone,
+    I: Service<Q> + Clone,
     S: Store,
+    W: Comparable,
 {
     let config = &shared.config;
     let mut deadline = None;
@@ -113,9 +113,9 @@ fn runs_unguarded(config: &Config, kind: StoreErrorKind) -> bool {
 }
 
 /// Asks the hook whether the operation happened.
-async fn ask<S: Store, E>(
+async fn ask<S: Store, W: Comparable, E>(
     shared: &Arc<Shared<S>>,
-    request: &mut KeyedRequest,
+    request: &mut Keyed<W>,
     granted: Granted,
     may_run: bool,
 ) -> Result<Granted, NotRun<E>> {
@@ -154,10 +154,10 @@ async fn ask<S: Store, E>(
 ///
 /// The record is read when its claim has ended in this process, when the store says so of
 /// another process, and after pauses that grow.
-async fn wait<S: Store, E>(
+async fn wait<S: Store, W: Comparable, E>(
     shared: &Shared<S>,
     client: &Client,
-    request: &KeyedRequest,
+    request: &Keyed<W>,
     mut answered: Answered,
     deadline: Instant,
 ) -> Result<(), NotRun<E>> {
@@ -206,13 +206,13 @@ async fn wait<S: Store, E>(
 
 /// Waits for the inner service until the deadline, and for [`MIN_READY_TIMEOUT`] at
 /// least.
-async fn make_ready<I, B, R>(
+async fn make_ready<I, Q>(
     client: &Client,
     inner: &mut I,
     deadline: Instant,
 ) -> Result<(), NotRun<I::Error>>
 where
-    I: Service<Request<RequestBody<B>>, Response = Response<R>>,
+    I: Service<Q>,
 {
     let deadline = deadline.max(Instant::now() + MIN_READY_TIMEOUT);
     tokio::select! {

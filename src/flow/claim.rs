@@ -6,7 +6,7 @@ use tokio::time::{self, Instant};
 
 use super::{
     decide::{Answer, Answered, Decision, decide},
-    request::{Ineligible, KeyedRequest},
+    request::{Comparable, Ineligible, Keyed},
     shared::Shared,
     store_call::bounded,
     withdraw::Hold,
@@ -59,9 +59,9 @@ struct Progress {
 }
 
 /// Claims the key, in rounds, since the record may change between two looks at it.
-pub(super) async fn claim<S: Store>(
+pub(super) async fn claim<S: Store, W: Comparable>(
     shared: &Arc<Shared<S>>,
-    request: &mut KeyedRequest,
+    request: &mut Keyed<W>,
 ) -> ClaimResult {
     if let Some(ineligible) = request.ineligible() {
         return Box::pin(claim_nothing(shared, request, ineligible)).await;
@@ -84,9 +84,9 @@ pub(super) async fn claim<S: Store>(
     result
 }
 
-async fn claim_in_rounds<S: Store>(
+async fn claim_in_rounds<S: Store, W: Comparable>(
     shared: &Shared<S>,
-    request: &KeyedRequest,
+    request: &Keyed<W>,
     progress: &mut Progress,
 ) -> ClaimResult {
     let store_timeout = shared.config.store_timeout();
@@ -174,12 +174,12 @@ enum Round {
 }
 
 /// Claims once. Returns `None` if the record changed meanwhile.
-async fn round<S: Store>(
+async fn round<S: Store, W: Comparable>(
     shared: &Shared<S>,
-    request: &KeyedRequest,
+    request: &Keyed<W>,
     progress: &mut Progress,
 ) -> Result<Option<Round>, StoreError> {
-    let KeyedRequest { name, claim, .. } = request;
+    let Keyed { name, claim, .. } = request;
     let before = progress.hold;
     progress.hold = before.or(Some(Hold::Claim));
     let claimed = match shared.store.claim(name, claim).await {
@@ -217,9 +217,9 @@ async fn round<S: Store>(
     }
 }
 
-async fn reclaim<S: Store>(
+async fn reclaim<S: Store, W>(
     shared: &Shared<S>,
-    KeyedRequest { name, claim, .. }: &KeyedRequest,
+    Keyed { name, claim, .. }: &Keyed<W>,
     progress: &mut Progress,
     record: &Record,
     reclaim_as: ReclaimAs,
@@ -282,9 +282,9 @@ async fn mark_unknown<S: Store>(
 }
 
 /// Returns what the record answers to a request that must not claim.
-async fn claim_nothing<S: Store>(
+async fn claim_nothing<S: Store, W: Comparable>(
     shared: &Shared<S>,
-    request: &KeyedRequest,
+    request: &Keyed<W>,
     ineligible: Ineligible,
 ) -> ClaimResult {
     let since = Instant::now();
@@ -330,9 +330,9 @@ async fn claim_nothing<S: Store>(
 }
 
 /// Returns what the record answers now, or `None` if the key can be claimed.
-pub(super) async fn look_up<S: Store>(
+pub(super) async fn look_up<S: Store, W: Comparable>(
     shared: &Shared<S>,
-    request: &KeyedRequest,
+    request: &Keyed<W>,
 ) -> Result<Option<Answered>, StoreError> {
     let record = shared.call(|store| store.read(&request.name)).await?;
     Ok(
@@ -343,9 +343,9 @@ pub(super) async fn look_up<S: Store>(
     )
 }
 
-async fn renew<S: Store>(
+async fn renew<S: Store, W>(
     shared: &Shared<S>,
-    KeyedRequest { name, claim, .. }: &KeyedRequest,
+    Keyed { name, claim, .. }: &Keyed<W>,
 ) -> Result<Transitioned, StoreError> {
     shared
         .call(|store| store.renew(name, claim.token, claim.lease))

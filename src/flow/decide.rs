@@ -7,7 +7,7 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{config::Config, request::KeyedRequest};
+use super::{config::Config, request::{Comparable, Keyed}};
 use crate::{
     Fence, OperationId, Recovery,
     fingerprint::{Comparison, Mismatch},
@@ -66,7 +66,11 @@ impl Answered {
 
 /// A mismatch goes before every state but "released for any request", as long as the
 /// record has not expired.
-pub(super) fn decide(request: &KeyedRequest, config: &Config, record: &Record) -> Decision {
+pub(super) fn decide<W: Comparable>(
+    request: &Keyed<W>,
+    config: &Config,
+    record: &Record,
+) -> Decision {
     let is_in_progress = matches!(record.state, RecordState::InProgress { .. });
     if is_in_progress && record.token == request.claim.token {
         return Decision::Own(Grant {
@@ -88,7 +92,7 @@ pub(super) fn decide(request: &KeyedRequest, config: &Config, record: &Record) -
     let fingerprinter = &config.fingerprinter;
     let compared = catch_unwind(AssertUnwindSafe(|| {
         let (recorded, own) = (&record.fingerprint, &claim.fingerprint);
-        fingerprinter.compare(recorded, own, &request.parts, &request.body)
+        request.what.compare(fingerprinter, recorded, own)
     }));
     let Ok(compared) = compared else {
         return Decision::Answer(Answer::FingerprintPanicked);

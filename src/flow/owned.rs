@@ -8,7 +8,7 @@ use super::{
     claim::Granted,
     decide::{Answer, Answered},
     limits::Permit,
-    request::KeyedRequest,
+    request::Keyed,
     shared::Shared,
 };
 use crate::{
@@ -27,9 +27,9 @@ pub(super) struct OwnedClaim<S> {
 }
 
 impl<S: Store> OwnedClaim<S> {
-    pub(super) fn new(
+    pub(super) fn new<W>(
         shared: Arc<Shared<S>>,
-        request: &KeyedRequest,
+        request: &Keyed<W>,
         granted: Granted,
         head: RequestHead,
     ) -> Self {

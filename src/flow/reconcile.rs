@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use futures_util::FutureExt as _;
 use tokio::time::{self, Instant};
 
-use super::{claim::Granted, owned::OwnedClaim, request::KeyedRequest, shared::Shared};
+use super::{claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared};
 use crate::{
     Operation, Store, StoreError,
     policy::Reconciler,
@@ -25,10 +25,10 @@ pub(super) enum Reconciliation {
 
 /// Asks the hook under the claim that was granted for it, and records the answer. A
 /// store that does not answer leaves the outcome unknown.
-pub(super) async fn reconcile<S: Store>(
+pub(super) async fn reconcile<S: Store, W>(
     shared: &Arc<Shared<S>>,
     reconciler: &Reconciler,
-    request: &KeyedRequest,
+    request: &Keyed<W>,
     granted: Granted,
     may_run: bool,
 ) -> Result<Reconciliation, StoreError> {

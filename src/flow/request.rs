@@ -1,4 +1,4 @@
-//! A guarded request that has been read, on its way to its key.
+//! What is guarded, on its way to its key: a request that has been read, or an input.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -16,22 +16,54 @@ use super::{
     withdraw::{Hold, Withdrawal},
 };
 use crate::{
-    Rejection, RequestBody, fingerprint::BodyFault, rejection::Callback, scope::RecordName,
+    Rejection, RequestBody,
+    fingerprint::{BodyFault, Comparison, Fingerprint, Fingerprinter},
+    rejection::Callback,
+    scope::RecordName,
     store::Claim,
 };
 
-pub(super) struct KeyedRequest {
+pub(super) struct Keyed<W> {
     pub(super) name: RecordName,
     pub(super) claim: Claim,
     /// From this moment on the key may start no run, if that is limited.
     pub(super) stale_from: Option<Instant>,
     /// Why the body cannot be compared, if it cannot.
     pub(super) body_fault: Option<BodyFault>,
-    pub(super) parts: request::Parts,
-    pub(super) body: Bytes,
-    pub(super) trailers: Option<HeaderMap>,
-    /// What the claim's token may hold in the store although the request does not run.
+    /// What the claim's token may hold in the store although nothing runs.
     pub(super) hold: Option<Hold>,
+    pub(super) what: W,
+}
+
+pub(super) type KeyedRequest = Keyed<ReadRequest>;
+
+/// A request whose body is in memory.
+pub(super) struct ReadRequest {
+    parts: request::Parts,
+    body: Bytes,
+    trailers: Option<HeaderMap>,
+}
+
+/// What is compared with the record of its key.
+pub(super) trait Comparable {
+    /// Compares it, whose fingerprint is `own`, with what made `recorded`.
+    fn compare(
+        &self,
+        fingerprinter: &Fingerprinter,
+        recorded: &Fingerprint,
+        own: &Fingerprint,
+    ) -> Comparison;
+}
+
+impl Comparable for ReadRequest {
+    fn compare(
+        &self,
+        fingerprinter: &Fingerprinter,
+        recorded: &Fingerprint,
+        own: &Fingerprint,
+    ) -> Comparison {
+        fingerprinter.compare(recorded, own, &self.parts, &self.body)
+    }
 }
 
 /// Why a request may not run, whatever the store says. It receives what the record
@@ -61,13 +93,28 @@ impl KeyedRequest {
             claim: Claim::new(fingerprint, config.lease(), config.responses.retention),
             stale_from,
             body_fault,
-            parts,
-            body,
-            trailers,
             hold: None,
+            what: ReadRequest {
+                parts,
+                body,
+                trailers,
+            },
         }))
     }
 
+    /// Returns the request for the handler.
+    pub(super) fn into_http<B>(self) -> Request<RequestBody<B>> {
+        let ReadRequest {
+            mut parts,
+            body,
+            trailers,
+        } = self.what;
+        parts.extensions.insert(IsGuarded);
+        Request::from_parts(parts, RequestBody::buffered(body, trailers))
+    }
+}
+
+impl<W> Keyed<W> {
     pub(super) fn ineligible(&self) -> Option<Ineligible> {
         match self.body_fault {
             Some(fault) => Some(Ineligible::BodyInvalid(fault)),
@@ -91,12 +138,5 @@ impl KeyedRequest {
             },
             hold,
         })
-    }
-
-    /// Returns the request for the handler.
-    pub(super) fn into_http<B>(self) -> Request<RequestBody<B>> {
-        let mut parts = self.parts;
-        parts.extensions.insert(IsGuarded);
-        Request::from_parts(parts, RequestBody::buffered(self.body, self.trailers))
     }
 }
