@@ -18,8 +18,7 @@ use super::{
     store_call::catch_panic,
 };
 use crate::{
-    Recovery, Rejection, Store, StoreErrorKind, StoreFailure, backoff::Backoff,
-    outcome::Notice,
+    Recovery, Rejection, Store, StoreErrorKind, StoreFailure, backoff::Backoff, outcome::Notice,
 };
 
 /// How a request may run.

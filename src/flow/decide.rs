@@ -7,7 +7,10 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{config::Config, request::{Comparable, Keyed}};
+use super::{
+    config::Config,
+    request::{Comparable, Keyed},
+};
 use crate::{
     Fence, OperationId, Recovery,
     fingerprint::{Comparison, Mismatch},

@@ -17,11 +17,11 @@ use super::{
     judge::{Judged, Undone, Unrecorded, is_success},
     limits::Permit,
     owned::OwnedClaim,
-    reply::{Reply, ServiceResult},
+    reply::{HttpReply, Reply, RunAnswer},
     spawn,
 };
 use crate::{
-    Outcome, Rejection, ResponseBody, Store,
+    Outcome, Rejection, ResponseBody, Store, StoreError,
     body::{
         SentBody,
         collect::{Collected, collect},
@@ -32,7 +32,7 @@ use crate::{
     operation::{AsCommitted, Transacted},
     outcome::Notice,
     response::{ResponseSettings, correct_length, declared_length},
-    store::{OwnerTransition, Release, Transitioned},
+    store::{Completion, OwnerTransition, Release, Transitioned},
 };
 
 /// A running request, until its outcome is recorded.
@@ -55,18 +55,37 @@ impl From<Box<dyn Any + Send>> for Panicked {
     }
 }
 
-/// A finished run: its transition is recorded, and then the client gets the result.
-struct Finished<R: Body, E> {
+/// What the end of a run means, before the result of its work is looked at.
+pub(super) enum Ended<C> {
+    Returned {
+        result: C,
+        /// Whether its transaction was rolled back.
+        is_aborted: bool,
+    },
+    /// What the work's own transaction has recorded is the answer.
+    Committed {
+        called: Result<C, Panicked>,
+        recorded: Bytes,
+    },
+    /// Another claim's answer counts.
+    Superseded,
+    Unknown(Rejection),
+}
+
+/// A finished run: its transition is recorded, and then the caller gets the result.
+pub(super) struct Finished<A, E> {
     transition: OwnerTransition,
-    result: ServiceResult<R, E>,
+    result: Result<A, E>,
     outcome: Outcome,
     /// Says why the outcome is unknown, unless a warning has said so before.
     warning: Option<&'static str>,
 }
 
+type HttpFinished<R, E> = Finished<Response<ResponseBody<R>>, E>;
+
 /// The next step of a run whose handler has ended.
 enum Next<R: Body, E> {
-    Record(Finished<R, E>),
+    Record(HttpFinished<R, E>),
     /// The response is to be recorded: its body is collected first.
     Collect(Judged, R),
     /// The response that the handler's own transaction has recorded is the answer.
@@ -94,7 +113,7 @@ struct Streamed<R> {
 pub(super) async fn finish<S: Store, R: SentBody, E>(
     run: Run<S>,
     called: Called<R, E>,
-) -> Reply<R, E> {
+) -> HttpReply<R, E> {
     let transacted = run.claim.operation.transacted().await;
     // Even a size hint of the response's body may panic.
     let next = catch_unwind(AssertUnwindSafe(|| run.next(transacted, called)));
@@ -111,56 +130,85 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
         Next::AnswerSuperseded => return Box::pin(answer_superseded(&run)).await,
     };
     let ended = run.claim.end(&finished.transition).await;
-    let Finished {
-        transition,
-        result,
-        outcome,
-        warning,
-    } = finished;
-    if let Ok(Transitioned::Superseded) = ended {
-        drop(result);
-        return Box::pin(answer_superseded(&run)).await;
+    match run.recorded(finished, ended) {
+        Ok(reply) => reply,
+        Err(run) => Box::pin(answer_superseded(&run)).await,
     }
-    if let Some(warning) = warning {
-        run.settings().warnings.warn(warning, None, run.claim.id());
-    }
-    let mut reply = Reply::new(result, outcome, run.claim.id());
-    if let Err(error) = ended {
-        run.claim.warn_late(&error);
-        if let OwnerTransition::Complete(_) = transition {
-            reply = reply.unrecorded();
-        }
-        spawn(run.record_late(transition));
-    }
-    reply
 }
 
 impl<S: Store> Run<S> {
+    /// Returns what the end of a run means. What the work's own transaction has recorded
+    /// goes before what the work returned.
+    pub(super) fn ended<C>(&self, transacted: Transacted, called: Result<C, Panicked>) -> Ended<C> {
+        let rejection = match (transacted, called) {
+            (Transacted::Committed { response }, called) => {
+                return Ended::Committed {
+                    called,
+                    recorded: response,
+                };
+            }
+            (Transacted::Superseded, _) => return Ended::Superseded,
+            (Transacted::Unknown, _) => Rejection::commit_unknown(),
+            (transacted, Ok(result)) => {
+                return Ended::Returned {
+                    result,
+                    is_aborted: matches!(transacted, Transacted::Aborted),
+                };
+            }
+            (_, Err(Panicked)) => Rejection::handler_panicked(),
+        };
+        self.claim.operation.log_failure();
+        Ended::Unknown(rejection)
+    }
+
+    /// Returns the reply of a run whose transition `ended` in this way. One that failed
+    /// goes on in the background. Returns the run itself if it was superseded.
+    pub(super) fn recorded<A: RunAnswer, E>(
+        self,
+        finished: Finished<A, E>,
+        ended: Result<Transitioned, StoreError>,
+    ) -> Result<Reply<A, E>, Self> {
+        let Finished {
+            transition,
+            result,
+            outcome,
+            warning,
+        } = finished;
+        if let Ok(Transitioned::Superseded) = ended {
+            return Err(self);
+        }
+        if let Some(warning) = warning {
+            self.settings()
+                .warnings
+                .warn(warning, None, self.claim.id());
+        }
+        let mut reply = Reply::new(result, outcome, self.claim.id());
+        if let Err(error) = ended {
+            self.claim.warn_late(&error);
+            if let OwnerTransition::Complete(_) = transition {
+                reply = reply.unrecorded();
+            }
+            spawn(self.record_late(transition));
+        }
+        Ok(reply)
+    }
+
     /// Decides what the handler's end means. A response that is not sent is dropped at
     /// once: its body may hold what others wait for.
     fn next<R: SentBody, E>(&self, transacted: Transacted, called: Called<R, E>) -> Next<R, E> {
-        let operation = &self.claim.operation;
-        match (transacted, called) {
-            (Transacted::Committed { response }, called) => Next::AnswerCommitted {
-                called,
-                recorded: response,
-            },
-            (Transacted::Superseded, _) => Next::AnswerSuperseded,
-            (Transacted::Unknown, _) => {
-                operation.log_failure();
-                self.refuse_unknown(Rejection::commit_unknown())
-            }
-            (transacted, Ok(Ok(response))) => {
-                let is_aborted = matches!(transacted, Transacted::Aborted);
-                self.judge_head(is_aborted, response)
-            }
-            (_, Ok(Err(error))) => {
-                operation.log_failure();
+        match self.ended(transacted, called) {
+            Ended::Committed { called, recorded } => Next::AnswerCommitted { called, recorded },
+            Ended::Superseded => Next::AnswerSuperseded,
+            Ended::Unknown(rejection) => self.refuse_unknown(rejection),
+            Ended::Returned {
+                result: Ok(response),
+                is_aborted,
+            } => self.judge_head(is_aborted, response),
+            Ended::Returned {
+                result: Err(error), ..
+            } => {
+                self.claim.operation.log_failure();
                 Next::Record(self.unknown(Err(error), Some(INNER_FAILED)))
-            }
-            (_, Err(Panicked)) => {
-                operation.log_failure();
-                self.refuse_unknown(Rejection::handler_panicked())
             }
         }
     }
@@ -174,10 +222,7 @@ impl<S: Store> Run<S> {
         let mut judged = Judged {
             parts,
             choice,
-            undone: match is_aborted {
-                true => Some(Undone::RolledBack),
-                false => operation.is_uncommitted().then_some(Undone::Uncommitted),
-            },
+            undone: self.undone(is_aborted),
             status: None,
         };
         let may_fail_later = is_success(status) && operation.head().is_grpc();
@@ -192,18 +237,29 @@ impl<S: Store> Run<S> {
         Next::Collect(judged, body)
     }
 
+    /// Why a success is not to be recorded, if the work's transaction is not committed.
+    pub(super) fn undone(&self, is_aborted: bool) -> Option<Undone> {
+        match is_aborted {
+            true => Some(Undone::RolledBack),
+            false => {
+                let is_uncommitted = self.claim.operation.is_uncommitted();
+                is_uncommitted.then_some(Undone::Uncommitted)
+            }
+        }
+    }
+
     /// Returns the end of a run whose response is not recorded.
     fn finished<R: SentBody, E>(
         &self,
         unrecorded: Unrecorded,
         response: Response<ResponseBody<R>>,
-    ) -> Finished<R, E> {
+    ) -> HttpFinished<R, E> {
         match unrecorded {
-            Unrecorded::Release(release) => Finished::released(release, response),
+            Unrecorded::Release(release) => Finished::released(release, Ok(response)),
             Unrecorded::Unknown => self.unknown(Ok(response), Some(ANSWERED_UNKNOWN)),
             Unrecorded::RolledBack => {
                 let response = self.refuse(Rejection::rolled_back());
-                Finished::released(Release::SameRequest, response)
+                Finished::released(Release::SameRequest, Ok(response))
             }
             Unrecorded::Refused(rejection) => self.unknown(Ok(self.refuse(rejection)), None),
         }
@@ -214,11 +270,11 @@ impl<S: Store> Run<S> {
         Next::Record(self.unknown(Ok(self.refuse(rejection)), None))
     }
 
-    fn unknown<R: SentBody, E>(
+    pub(super) fn unknown<A, E>(
         &self,
-        result: ServiceResult<R, E>,
+        result: Result<A, E>,
         warning: Option<&'static str>,
-    ) -> Finished<R, E> {
+    ) -> Finished<A, E> {
         Finished {
             transition: self.claim.shared.config.mark_unknown(),
             result,
@@ -234,7 +290,7 @@ impl<S: Store> Run<S> {
         self.settings().refuse(&rejection, operation.head())
     }
 
-    fn settings(&self) -> &ResponseSettings {
+    pub(super) fn settings(&self) -> &ResponseSettings {
         &self.claim.shared.config.responses
     }
 
@@ -245,12 +301,21 @@ impl<S: Store> Run<S> {
     }
 }
 
-impl<R: Body, E> Finished<R, E> {
-    fn released(release: Release, response: Response<ResponseBody<R>>) -> Self {
+impl<A, E> Finished<A, E> {
+    pub(super) fn released(release: Release, result: Result<A, E>) -> Self {
         Self {
             transition: OwnerTransition::Release(release),
-            result: Ok(response),
+            result,
             outcome: Outcome::Released,
+            warning: None,
+        }
+    }
+
+    pub(super) fn completed(completion: Completion, result: Result<A, E>) -> Self {
+        Self {
+            transition: OwnerTransition::Complete(completion),
+            result,
+            outcome: Outcome::Recorded,
             warning: None,
         }
     }
@@ -261,7 +326,7 @@ async fn collect_response<S: Store, R: SentBody, E>(
     run: &Run<S>,
     judged: Judged,
     body: R,
-) -> Result<Finished<R, E>, Streamed<R>> {
+) -> Result<HttpFinished<R, E>, Streamed<R>> {
     let settings = run.settings();
     let keep_for = judged.choice.keep_for;
     let mut body = Box::pin(body);
@@ -313,7 +378,7 @@ fn record<S: Store, R: SentBody, E>(
     judged: Judged,
     data: Bytes,
     trailers: Option<HeaderMap>,
-) -> Finished<R, E> {
+) -> HttpFinished<R, E> {
     let unrecorded = run.claim.judge_trailers(&judged, trailers.as_ref());
     let Judged {
         mut parts, choice, ..
@@ -326,16 +391,11 @@ fn record<S: Store, R: SentBody, E>(
     let completion = settings.completion(&parts, &data, trailers.as_ref(), choice.keep_for);
     correct_length(&mut parts, Some(data.len() as u64));
     let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
-    Finished {
-        transition: OwnerTransition::Complete(completion),
-        result: Ok(response),
-        outcome: Outcome::Recorded,
-        warning: None,
-    }
+    Finished::completed(completion, Ok(response))
 }
 
 /// Streams the response. Once it has ended, a tombstone is recorded for it.
-fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> Reply<R, E> {
+fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> HttpReply<R, E> {
     let Streamed {
         parts,
         read,
@@ -367,7 +427,7 @@ async fn answer_committed<S: Store, R: SentBody, E>(
     run: &Run<S>,
     called: Called<R, E>,
     recorded: Bytes,
-) -> Reply<R, E> {
+) -> HttpReply<R, E> {
     let operation = &run.claim.operation;
     run.claim.shared.waiters.wake(operation.name());
     let settings = run.settings();
@@ -416,7 +476,7 @@ async fn unchanged<R: SentBody>(
 
 /// Answers with the record of the claim that superseded this one: only that answer
 /// counts, and this handler's is not shown.
-async fn answer_superseded<S: Store, R: SentBody, E>(run: &Run<S>) -> Reply<R, E> {
+async fn answer_superseded<S: Store, R: SentBody, E>(run: &Run<S>) -> HttpReply<R, E> {
     let config = &run.claim.shared.config;
     let operation = &run.claim.operation;
     Notice::Superseded.tell(config.warnings(), run.claim.id());
@@ -430,7 +490,7 @@ async fn answer_superseded<S: Store, R: SentBody, E>(run: &Run<S>) -> Reply<R, E
 }
 
 /// Records the outcome of a handler that was stopped because its client left.
-pub(super) async fn finish_cancelled<S: Store, R: SentBody, E>(run: Run<S>) -> Reply<R, E> {
+pub(super) async fn finish_cancelled<S: Store, R: SentBody, E>(run: Run<S>) -> HttpReply<R, E> {
     let reply = Reply::client_left(run.claim.id());
     // A commit that was under way was not stopped with the handler.
     if let Transacted::Committed { .. } = run.claim.operation.transacted().await {

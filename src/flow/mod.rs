@@ -46,7 +46,7 @@ use self::{
     limits::Permit,
     owned::OwnedClaim,
     read_body::ReadBody,
-    reply::Reply,
+    reply::{HttpReply, Reply},
     request::KeyedRequest,
     run::{run, run_unguarded},
     shared::Shared,
@@ -146,7 +146,7 @@ async fn process<I, S, B, R>(
     inner: I,
     mut request: Box<KeyedRequest>,
     buffered: Permit,
-) -> Reply<R, I::Error>
+) -> HttpReply<R, I::Error>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone,
     S: Store,

@@ -21,16 +21,31 @@ use crate::{
 /// What the client receives: a response, or the inner service's own error.
 pub(crate) type ServiceResult<R, E> = Result<Response<ResponseBody<R>>, E>;
 
-/// The result for the client, with its outcome for the log.
-pub(super) struct Reply<R: Body, E> {
-    result: ServiceResult<R, E>,
+/// The result for the caller, with its outcome for the log.
+pub(super) struct Reply<A, E> {
+    result: Result<A, E>,
     outcome: Outcome,
     operation: Option<OperationId>,
 }
 
-impl<R: Body, E> Reply<R, E> {
+pub(super) type HttpReply<R, E> = Reply<Response<ResponseBody<R>>, E>;
+
+/// What a run returns to its caller.
+pub(super) trait RunAnswer {
+    /// Says that it is not recorded.
+    fn unrecorded(self) -> Self;
+}
+
+impl<R: Body> RunAnswer for Response<ResponseBody<R>> {
+    fn unrecorded(mut self) -> Self {
+        mark_unrecorded(&mut self);
+        self
+    }
+}
+
+impl<A, E> Reply<A, E> {
     pub(super) fn new(
-        result: ServiceResult<R, E>,
+        result: Result<A, E>,
         outcome: Outcome,
         operation: Option<OperationId>,
     ) -> Self {
@@ -41,25 +56,25 @@ impl<R: Body, E> Reply<R, E> {
         }
     }
 
-    /// Says that the response is not recorded.
-    pub(super) fn unrecorded(mut self) -> Self {
-        if let Ok(response) = &mut self.result {
-            mark_unrecorded(response);
+    /// Says that the answer is not recorded.
+    pub(super) fn unrecorded(mut self) -> Self
+    where
+        A: RunAnswer,
+    {
+        if self.result.is_ok() {
+            self.result = self.result.map(A::unrecorded);
             self.outcome = Outcome::Unrecorded;
         }
         self
     }
 
-    /// Logs and counts the outcome, and returns the result for the client.
-    pub(super) fn send(self, client: &Client, warnings: &Warnings) -> ServiceResult<R, E> {
+    /// Logs and counts the outcome, and returns the result.
+    pub(super) fn tell(self, client: &Client, warnings: &Warnings) -> Result<A, E> {
         let Self {
-            mut result,
+            result,
             outcome,
             operation,
         } = self;
-        if let Ok(response) = &mut result {
-            response.extensions_mut().insert(outcome);
-        }
         outcome.tell(operation);
         if client.has_left() && outcome != Outcome::Left {
             Notice::ClientGone.tell(warnings, operation);
@@ -68,7 +83,15 @@ impl<R: Body, E> Reply<R, E> {
     }
 }
 
-impl<R: Body<Data = Bytes>, E> Reply<R, E> {
+impl<R: Body<Data = Bytes>, E> HttpReply<R, E> {
+    /// Logs and counts the outcome, and returns the result for the client.
+    pub(super) fn send(mut self, client: &Client, warnings: &Warnings) -> ServiceResult<R, E> {
+        if let Ok(response) = &mut self.result {
+            response.extensions_mut().insert(self.outcome);
+        }
+        self.tell(client, warnings)
+    }
+
     /// The answer in the handler's place.
     pub(super) fn refuse(
         settings: &ResponseSettings,
@@ -102,34 +125,12 @@ impl<R: Body<Data = Bytes>, E> Reply<R, E> {
     }
 
     /// What a record answers.
-    pub(super) fn answered(
-        config: &Config,
-        head: &RequestHead,
-        Answered {
-            operation, answer, ..
-        }: Answered,
-    ) -> Self {
-        let rejection = match answer {
-            Answer::Completed { response } => {
-                let settings = &config.responses;
-                return Self::recorded(settings, head, operation, response, Outcome::Replayed);
-            }
-            Answer::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
-            Answer::Unknown => Rejection::outcome_unknown(),
-            // The operation is not named: nothing of another request is shown.
-            Answer::Mismatch(mismatch) => {
-                let rejection = Rejection::key_reused(config.mismatch, mismatch);
-                return Self::refuse(&config.responses, head, &rejection);
-            }
-            Answer::UnknownScheme => {
-                return Self::refuse(&config.responses, head, &Rejection::scheme_unknown());
-            }
-            Answer::FingerprintPanicked => {
-                let rejection = Rejection::callback_panicked(Callback::Fingerprint);
-                return Self::refuse(&config.responses, head, &rejection);
-            }
-        };
-        Self::refuse(&config.responses, head, &rejection.about(operation))
+    pub(super) fn answered(config: &Config, head: &RequestHead, answered: Answered) -> Self {
+        let (operation, settings) = (answered.operation, &config.responses);
+        match answered.recorded(config) {
+            Ok(response) => Self::recorded(settings, head, operation, response, Outcome::Replayed),
+            Err(rejection) => Self::refuse(settings, head, &rejection),
+        }
     }
 
     /// The recorded response: to the request that made it with [`Outcome::Recorded`], to
@@ -164,5 +165,25 @@ impl<R: Body<Data = Bytes>, E> Reply<R, E> {
             }
         };
         Self::refuse(settings, head, &rejection.about(operation))
+    }
+}
+
+impl Answered {
+    /// Returns the recorded bytes, or why there are none.
+    pub(super) fn recorded(self, config: &Config) -> Result<Bytes, Rejection> {
+        let rejection = match self.answer {
+            Answer::Completed { response } => return Ok(response),
+            Answer::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
+            Answer::Unknown => Rejection::outcome_unknown(),
+            // The operation is not named: nothing of another request is shown.
+            Answer::Mismatch(mismatch) => {
+                return Err(Rejection::key_reused(config.mismatch, mismatch));
+            }
+            Answer::UnknownScheme => return Err(Rejection::scheme_unknown()),
+            Answer::FingerprintPanicked => {
+                return Err(Rejection::callback_panicked(Callback::Fingerprint));
+            }
+        };
+        Err(rejection.about(self.operation))
     }
 }

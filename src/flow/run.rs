@@ -17,7 +17,7 @@ use super::{
     finish::{Called, Panicked, Run, finish, finish_cancelled},
     limits::Permit,
     owned::OwnedClaim,
-    reply::Reply,
+    reply::{HttpReply, Reply},
     request::KeyedRequest,
 };
 use crate::{
@@ -36,7 +36,7 @@ pub(super) async fn run<I, S, B, R>(
     request: Box<KeyedRequest>,
     client: &Client,
     permit: Permit,
-) -> Reply<R, I::Error>
+) -> HttpReply<R, I::Error>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
     S: Store,
@@ -70,7 +70,7 @@ pub(super) async fn run_unguarded<I, B, R>(
     head: &RequestHead,
     inner: I,
     request: Request<RequestBody<B>>,
-) -> Reply<R, I::Error>
+) -> HttpReply<R, I::Error>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
     R: Body<Data = Bytes>,
