@@ -525,6 +525,21 @@ macro_rules! ensure {
     };
 }
 
+/// For the builder of a guard.
+#[cfg(feature = "guard")]
+impl<S: Store> IdempotencyBuilder<S> {
+    pub(crate) fn build_guard(mut self, schema: String) -> Result<IdempotencyLayer<S>, BuildError> {
+        let length = schema.len();
+        ensure!("schema" => length <= LONGEST_SCHEMA,
+            "must have a name of at most {LONGEST_SCHEMA} bytes, got {length}");
+        self.responses().schema = Some(schema);
+        self.build().map_err(|error| match error.setting {
+            "max_response_body" => BuildError::new("max_value", error.reason),
+            _ => error,
+        })
+    }
+}
+
 fn check(config: &Config) -> Result<(), BuildError> {
     check_durations(config)?;
     check_limits(config)?;
@@ -634,4 +649,6 @@ const MIB: usize = 1 << 20;
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(5);
 const SHORTEST: Duration = Duration::from_millis(1);
 const LARGEST_BODY: usize = 256 * MIB;
+#[cfg(feature = "guard")]
+const LONGEST_SCHEMA: usize = u8::MAX as usize;
 const LARGEST_LIMIT: usize = u32::MAX as usize >> 3;

@@ -101,9 +101,12 @@ impl<S: Store> IdempotencyLayer<S> {
     /// # }
     /// ```
     pub async fn drain(&self, grace: Duration) -> Drained {
-        Drained {
-            left: self.shared.drain(grace).await,
-        }
+        Drained::new(self.shared.drain(grace).await)
+    }
+
+    #[cfg(feature = "guard")]
+    pub(crate) fn shared(&self) -> &Arc<Shared<S>> {
+        &self.shared
     }
 
     /// The store that the layer was built with.
@@ -143,6 +146,10 @@ pub struct Drained {
 }
 
 impl Drained {
+    pub(crate) fn new(left: usize) -> Self {
+        Self { left }
+    }
+
     /// How many requests were still running, and how many outcomes and withdrawals
     /// were still to be written; their keys are left to their leases.
     #[must_use]

@@ -365,6 +365,8 @@ pub mod store;
 pub mod client;
 #[cfg(all(feature = "inbox", any(feature = "postgres", feature = "sqlite")))]
 pub mod messages;
+#[cfg(feature = "guard")]
+mod guard;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "test-support")]
@@ -376,6 +378,8 @@ mod axum;
 pub use self::axum::{
     AxumIdempotency, AxumIdempotencyLayer, AxumResponseFuture, NotGuarded, OrRelease,
 };
+#[cfg(feature = "guard")]
+pub use self::guard::{Guard, GuardBuilder, Ran, RunError};
 #[cfg(feature = "postgres")]
 pub use self::store::{PostgresStore, PostgresTransaction};
 #[cfg(feature = "redis")]

@@ -2,6 +2,8 @@
 
 mod digest;
 mod form;
+#[cfg(feature = "guard")]
+mod input;
 mod json;
 mod layout;
 mod media_type;
@@ -14,6 +16,8 @@ mod target;
 use bytes::Bytes;
 use http::request;
 
+#[cfg(feature = "guard")]
+pub(crate) use self::input::InputKind;
 pub(crate) use self::{digest::BodyFault, parts::Mismatch};
 pub use self::{layout::Fingerprint, parts::RequestPart, settings::Fingerprinting};
 use self::{layout::Scheme, target::Target};

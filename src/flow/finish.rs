@@ -1,7 +1,6 @@
 //! Finishes a run: its outcome is recorded, and only then the client is answered.
 
 use std::{
-    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::{Pin, pin},
     time::Duration,
@@ -13,15 +12,13 @@ use http::{HeaderMap, Response, response};
 use http_body::Body;
 
 use super::{
-    heartbeat::Heartbeat,
-    judge::{Judged, Undone, Unrecorded, is_success},
-    limits::Permit,
-    owned::OwnedClaim,
-    reply::{HttpReply, Reply, RunAnswer},
+    judge::{Judged, Unrecorded, is_success},
+    record::{Ended, Finished, Panicked, Run, record_in_background},
+    reply::{HttpReply, Reply},
     spawn,
 };
 use crate::{
-    Outcome, Rejection, ResponseBody, Store, StoreError,
+    Outcome, Rejection, ResponseBody, Store,
     body::{
         SentBody,
         collect::{Collected, collect},
@@ -32,54 +29,11 @@ use crate::{
     operation::{AsCommitted, Transacted},
     outcome::Notice,
     response::{ResponseSettings, correct_length, declared_length},
-    store::{Completion, OwnerTransition, Release, Transitioned},
+    store::{OwnerTransition, Release},
 };
-
-/// A running request, until its outcome is recorded.
-pub(super) struct Run<S> {
-    pub(super) claim: OwnedClaim<S>,
-    pub(super) heartbeat: Heartbeat<S>,
-    pub(super) permit: Permit,
-}
 
 /// The result of a call to the handler.
 pub(super) type Called<R, E> = Result<Result<Response<R>, E>, Panicked>;
-
-/// The handler panicked.
-pub(super) struct Panicked;
-
-impl From<Box<dyn Any + Send>> for Panicked {
-    /// The panic's message may quote anything. Rust's panic hook prints it.
-    fn from(_: Box<dyn Any + Send>) -> Self {
-        Self
-    }
-}
-
-/// What the end of a run means, before the result of its work is looked at.
-pub(super) enum Ended<C> {
-    Returned {
-        result: C,
-        /// Whether its transaction was rolled back.
-        is_aborted: bool,
-    },
-    /// What the work's own transaction has recorded is the answer.
-    Committed {
-        called: Result<C, Panicked>,
-        recorded: Bytes,
-    },
-    /// Another claim's answer counts.
-    Superseded,
-    Unknown(Rejection),
-}
-
-/// A finished run: its transition is recorded, and then the caller gets the result.
-pub(super) struct Finished<A, E> {
-    transition: OwnerTransition,
-    result: Result<A, E>,
-    outcome: Outcome,
-    /// Says why the outcome is unknown, unless a warning has said so before.
-    warning: Option<&'static str>,
-}
 
 type HttpFinished<R, E> = Finished<Response<ResponseBody<R>>, E>;
 
@@ -137,62 +91,6 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
 }
 
 impl<S: Store> Run<S> {
-    /// Returns what the end of a run means. What the work's own transaction has recorded
-    /// goes before what the work returned.
-    pub(super) fn ended<C>(&self, transacted: Transacted, called: Result<C, Panicked>) -> Ended<C> {
-        let rejection = match (transacted, called) {
-            (Transacted::Committed { response }, called) => {
-                return Ended::Committed {
-                    called,
-                    recorded: response,
-                };
-            }
-            (Transacted::Superseded, _) => return Ended::Superseded,
-            (Transacted::Unknown, _) => Rejection::commit_unknown(),
-            (transacted, Ok(result)) => {
-                return Ended::Returned {
-                    result,
-                    is_aborted: matches!(transacted, Transacted::Aborted),
-                };
-            }
-            (_, Err(Panicked)) => Rejection::handler_panicked(),
-        };
-        self.claim.operation.log_failure();
-        Ended::Unknown(rejection)
-    }
-
-    /// Returns the reply of a run whose transition `ended` in this way. One that failed
-    /// goes on in the background. Returns the run itself if it was superseded.
-    pub(super) fn recorded<A: RunAnswer, E>(
-        self,
-        finished: Finished<A, E>,
-        ended: Result<Transitioned, StoreError>,
-    ) -> Result<Reply<A, E>, Self> {
-        let Finished {
-            transition,
-            result,
-            outcome,
-            warning,
-        } = finished;
-        if let Ok(Transitioned::Superseded) = ended {
-            return Err(self);
-        }
-        if let Some(warning) = warning {
-            self.settings()
-                .warnings
-                .warn(warning, None, self.claim.id());
-        }
-        let mut reply = Reply::new(result, outcome, self.claim.id());
-        if let Err(error) = ended {
-            self.claim.warn_late(&error);
-            if let OwnerTransition::Complete(_) = transition {
-                reply = reply.unrecorded();
-            }
-            spawn(self.record_late(transition));
-        }
-        Ok(reply)
-    }
-
     /// Decides what the handler's end means. A response that is not sent is dropped at
     /// once: its body may hold what others wait for.
     fn next<R: SentBody, E>(&self, transacted: Transacted, called: Called<R, E>) -> Next<R, E> {
@@ -237,17 +135,6 @@ impl<S: Store> Run<S> {
         Next::Collect(judged, body)
     }
 
-    /// Why a success is not to be recorded, if the work's transaction is not committed.
-    pub(super) fn undone(&self, is_aborted: bool) -> Option<Undone> {
-        match is_aborted {
-            true => Some(Undone::RolledBack),
-            false => {
-                let is_uncommitted = self.claim.operation.is_uncommitted();
-                is_uncommitted.then_some(Undone::Uncommitted)
-            }
-        }
-    }
-
     /// Returns the end of a run whose response is not recorded.
     fn finished<R: SentBody, E>(
         &self,
@@ -270,54 +157,11 @@ impl<S: Store> Run<S> {
         Next::Record(self.unknown(Ok(self.refuse(rejection)), None))
     }
 
-    pub(super) fn unknown<A, E>(
-        &self,
-        result: Result<A, E>,
-        warning: Option<&'static str>,
-    ) -> Finished<A, E> {
-        Finished {
-            transition: self.claim.shared.config.mark_unknown(),
-            result,
-            outcome: Outcome::Unknown,
-            warning,
-        }
-    }
-
     /// Returns the answer in the handler's place.
     fn refuse<R: SentBody>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
         let operation = &self.claim.operation;
         let rejection = rejection.about(operation.id());
         self.settings().refuse(&rejection, operation.head())
-    }
-
-    pub(super) fn settings(&self) -> &ResponseSettings {
-        &self.claim.shared.config.responses
-    }
-
-    /// Records the transition late. Heartbeats keep the lease meanwhile.
-    async fn record_late(self, transition: OwnerTransition) {
-        self.claim.record_late(&transition, self.permit).await;
-        drop(self.heartbeat);
-    }
-}
-
-impl<A, E> Finished<A, E> {
-    pub(super) fn released(release: Release, result: Result<A, E>) -> Self {
-        Self {
-            transition: OwnerTransition::Release(release),
-            result,
-            outcome: Outcome::Released,
-            warning: None,
-        }
-    }
-
-    pub(super) fn completed(completion: Completion, result: Result<A, E>) -> Self {
-        Self {
-            transition: OwnerTransition::Complete(completion),
-            result,
-            outcome: Outcome::Recorded,
-            warning: None,
-        }
     }
 }
 
@@ -503,20 +347,6 @@ pub(super) async fn finish_cancelled<S: Store, R: SentBody, E>(run: Run<S>) -> H
     let mark_unknown = run.claim.shared.config.mark_unknown();
     record_in_background(run, mark_unknown).await;
     reply
-}
-
-/// Records the outcome of a run whose client was answered or has left.
-async fn record_in_background<S: Store>(run: Run<S>, transition: OwnerTransition) {
-    match run.claim.end(&transition).await {
-        Ok(Transitioned::Applied) => {}
-        Ok(Transitioned::Superseded) => {
-            Notice::Superseded.tell(&run.settings().warnings, run.claim.id());
-        }
-        Err(error) => {
-            run.claim.warn_late(&error);
-            run.record_late(transition).await;
-        }
-    }
 }
 
 const CANCELLED: &str = "client left and `Disconnect::Cancel` stopped the handler: its outcome is \

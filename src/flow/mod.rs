@@ -12,6 +12,7 @@ mod judge;
 mod limits;
 mod owned;
 mod read_body;
+mod record;
 mod reconcile;
 mod reply;
 mod request;
@@ -19,6 +20,8 @@ mod run;
 pub(crate) mod shared;
 mod store_call;
 mod withdraw;
+#[cfg(feature = "guard")]
+pub(crate) mod work;
 
 use std::{
     future::poll_fn,

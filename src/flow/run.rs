@@ -14,9 +14,10 @@ use tower::Service;
 
 use super::{
     Client,
-    finish::{Called, Panicked, Run, finish, finish_cancelled},
+    finish::{Called, finish, finish_cancelled},
     limits::Permit,
     owned::OwnedClaim,
+    record::{Panicked, Run},
     reply::{HttpReply, Reply},
     request::KeyedRequest,
 };

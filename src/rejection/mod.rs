@@ -85,7 +85,7 @@ impl Rejection {
         scheme_unknown: StoreUnavailable
             "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later."
             .retry_after(1)
-            .warning("record made with another fingerprint setting, request refused with 503: name that setting with `earlier_fingerprint`, or enable the feature that it needs, `axum` or `multipart`");
+            .warning("record made with another fingerprint setting or by a `Guard`, request refused with 503: name that setting with `earlier_fingerprint`, or enable the feature that it needs, `axum` or `multipart`");
 
         contended: StoreUnavailable
             "Too many requests with this key arrived at once; this one did not run. Send it again with the same key."
@@ -367,6 +367,11 @@ impl Rejection {
             cause: Some(Box::new(cause.clone())),
             ..self.warning(warning)
         }
+    }
+
+    #[cfg(feature = "guard")]
+    pub(crate) fn cause(&self) -> Option<&StoreError> {
+        self.cause.as_deref()
     }
 
     /// Logs its warning, if it has one.

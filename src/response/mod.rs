@@ -3,6 +3,8 @@
 pub(crate) mod headers;
 pub(crate) mod recorded;
 mod replay;
+#[cfg(feature = "guard")]
+mod value;
 
 use std::{collections::HashMap, time::Duration};
 
@@ -35,6 +37,9 @@ pub(crate) struct ResponseSettings {
     /// A recorded response is kept for one lease from its recording at least.
     pub(crate) lease: Duration,
     pub(crate) store_timeout: Duration,
+    /// The schema of the values of a guard. `None` in a layer.
+    #[cfg(feature = "guard")]
+    pub(crate) schema: Option<String>,
     pub(crate) renderer: Renderer,
     pub(crate) warnings: Warnings,
 }
@@ -51,6 +56,8 @@ impl Default for ResponseSettings {
             streamed_types: vec![HeaderValue::from_static("text/event-stream")],
             lease: Duration::from_secs(30),
             store_timeout: Duration::from_secs(5),
+            #[cfg(feature = "guard")]
+            schema: None,
             renderer: Renderer::standard(),
             warnings: Warnings::default(),
         }
@@ -58,6 +65,15 @@ impl Default for ResponseSettings {
 }
 
 impl ResponseSettings {
+    /// Whether they are those of a guard.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn holds_values(&self) -> bool {
+        #[cfg(feature = "guard")]
+        return self.schema.is_some();
+        #[cfg(not(feature = "guard"))]
+        false
+    }
+
     /// Removes the layer's own headers, which only the layer may set, and corrects the
     /// declared length of a body whose length is known.
     pub(crate) fn cleaned<B: Body>(&self, response: Response<B>) -> Response<B> {
@@ -112,6 +128,14 @@ impl ResponseSettings {
 
     /// Returns the completion of a response that a hook supplied.
     pub(crate) fn completion_of(&self, response: RecordedResponse) -> Completion {
+        if let Some(value) = response.value() {
+            if value.len() > self.max_body {
+                self.warnings.warn(TOO_LARGE, None, None);
+                return self.tombstone(StatusCode::OK, None);
+            }
+            let retention = self.retention_of(|| StatusCode::OK, None);
+            return Completion::new(response.encode(), retention, self.lease);
+        }
         let Some(whole) = response.into_whole() else {
             return self.tombstone(StatusCode::OK, None);
         };

@@ -7,6 +7,7 @@
 //!     headers, trailers: count u16, then name length u16, name,
 //!                        value length u32, value
 //!   kind 1, a tombstone: nothing more
+//!   kind 2, a value of work that is not HTTP: see `value`
 //! ```
 //! Numbers are little-endian. Bytes of another version, or whose checksum is
 //! wrong, are an error and never "absent".
@@ -18,7 +19,8 @@ use thiserror::Error;
 use crate::{StoreError, body::whole::WholeBody, response::headers::remove_message_headers};
 
 /// A recorded response: its status, end-to-end headers, body and trailers. Or a
-/// tombstone, which stands for a response that was too large or too slow to keep.
+/// tombstone, which stands for a response that was too large or too slow to keep. Or the
+/// value of work that is not HTTP.
 ///
 /// Operators and hooks make one to [resolve](crate::store::admin::Resolution) an unknown
 /// outcome.
@@ -45,6 +47,8 @@ pub struct RecordedResponse(Kept);
 enum Kept {
     Response(WholeResponse),
     Tombstone,
+    /// What `value` makes and reads.
+    Value(Bytes),
 }
 
 /// Why a response cannot be a [`RecordedResponse`].
@@ -57,6 +61,14 @@ pub enum NotRecordableError {
     /// The body is not in memory as a whole, broke off, or has more than 256 MiB.
     #[error("a recorded response needs a body that is ready as a whole, of up to 256 MiB")]
     BodyNotWhole,
+    /// The value cannot be written as JSON.
+    #[cfg(feature = "guard")]
+    #[error("a recorded value needs to be serialisable as JSON")]
+    ValueNotSerializable,
+    /// The name of the schema is too long.
+    #[cfg(feature = "guard")]
+    #[error("a schema has a name of up to 255 bytes, got {0}")]
+    SchemaTooLong(usize),
 }
 
 /// Status, headers, body and trailers, complete in memory.
@@ -103,16 +115,22 @@ impl RecordedResponse {
         Self(Kept::Tombstone)
     }
 
+    /// A value, as `value` has encoded it.
+    #[cfg(feature = "guard")]
+    pub(super) fn encoded_value(value: Bytes) -> Self {
+        Self(Kept::Value(value))
+    }
+
     pub(crate) fn whole(response: WholeResponse) -> Self {
         Self(Kept::Response(response))
     }
 
-    /// The status; `None` for a tombstone.
+    /// The status; `None` for a tombstone and for a value.
     #[must_use]
     pub fn status(&self) -> Option<StatusCode> {
         match &self.0 {
             Kept::Response(response) => Some(response.status),
-            Kept::Tombstone => None,
+            Kept::Tombstone | Kept::Value(_) => None,
         }
     }
 
@@ -122,22 +140,38 @@ impl RecordedResponse {
         match &self.0 {
             Kept::Response(response) => response.body.len(),
             Kept::Tombstone => 0,
+            Kept::Value(value) => value.len(),
         }
     }
 
-    /// The whole response; `None` for a tombstone.
+    /// The whole response; `None` for a tombstone and for a value.
     pub(crate) fn into_whole(self) -> Option<WholeResponse> {
         match self.0 {
             Kept::Response(response) => Some(response),
-            Kept::Tombstone => None,
+            Kept::Tombstone | Kept::Value(_) => None,
+        }
+    }
+
+    /// Returns the bytes of the value; `None` if it is none.
+    pub(crate) fn value(&self) -> Option<&Bytes> {
+        match &self.0 {
+            Kept::Value(value) => Some(value),
+            Kept::Response(_) | Kept::Tombstone => None,
         }
     }
 
     /// The bytes that a store keeps.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let Kept::Response(response) = &self.0 else {
-            return seal(TOMBSTONE, BytesMut::with_capacity(PREFIX));
+        let response = match &self.0 {
+            Kept::Response(response) => response,
+            Kept::Tombstone => return seal(TOMBSTONE, BytesMut::with_capacity(PREFIX)),
+            Kept::Value(value) => {
+                let mut bytes = BytesMut::with_capacity(PREFIX + value.len());
+                bytes.put_bytes(0, PREFIX);
+                bytes.put_slice(value);
+                return seal(VALUE, bytes);
+            }
         };
         let WholeResponse {
             status,
@@ -184,6 +218,7 @@ impl RecordedResponse {
                 body: rest.0,
             })),
             TOMBSTONE if rest.0.is_empty() => Ok(Self::tombstone()),
+            VALUE => Ok(Self(Kept::Value(rest.0))),
             _ => Err(StoreError::corrupt("response: kind")),
         }
     }
@@ -316,6 +351,7 @@ const HEAD: usize = 6;
 const LINE: usize = 6;
 const RESPONSE: u8 = 0;
 const TOMBSTONE: u8 = 1;
+const VALUE: u8 = 2;
 
 #[cfg(test)]
 mod tests {

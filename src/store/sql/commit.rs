@@ -54,11 +54,11 @@ impl Committed {
     }
 }
 
-/// The future of a store's `commit`.
+/// The future of a store's `commit` or `commit_value`.
 ///
 /// It is `Send` and borrows nothing. If it is dropped before it is polled, the
 /// transaction is rolled back. If it is dropped later, a task completes the commit.
-pub type CommitFuture = Pin<Box<dyn Future<Output = Result<Committed, CommitError>> + Send>>;
+pub type CommitFuture<T = Committed> = Pin<Box<dyn Future<Output = Result<T, CommitError>> + Send>>;
 
 /// A response that a store's `commit` takes.
 ///
@@ -176,30 +176,58 @@ pub(crate) fn commit<D: CommitBackend>(
     response: impl CommitResponse,
 ) -> CommitFuture {
     let (operation, response) = (operation.clone(), response.into_http());
-    Box::pin(run(backend, operation, transaction, response))
+    Box::pin(async move {
+        let kept = async {
+            match operation.settings().holds_values() {
+                true => Err(OF_A_GUARD.to_owned()),
+                false => collect(response, &operation).await,
+            }
+        };
+        let committed = run(backend, &operation, transaction, kept).await;
+        committed.map(Committed::new)
+    })
 }
 
-async fn run<D: CommitBackend, B>(
+/// Commits `transaction` with the value of a guard's work, in a task that outlives its
+/// caller. The value is encoded before the future starts.
+#[cfg(feature = "guard")]
+pub(crate) fn commit_value<D: CommitBackend>(
     backend: D,
-    operation: Operation,
+    operation: &Operation,
     transaction: OperationTransaction<D::Database>,
-    response: Response<B>,
-) -> Result<Committed, CommitError>
-where
-    B: Body<Data = Bytes, Error: Send> + Send,
-{
-    let transaction = transaction.into_inner();
-    let Some(mut pending) = PendingCommit::begin(&operation) else {
-        roll_back(&operation, transaction).await;
-        let error = CommitError::caused(CommitErrorKind::Aborted, SECOND_COMMIT);
-        return Err(error.of_operation(&operation));
+    value: &(impl serde::Serialize + ?Sized),
+) -> CommitFuture<()> {
+    let (operation, settings) = (operation.clone(), operation.settings());
+    let kept = match settings.holds_values() {
+        true => settings
+            .completion_of_value(value, operation.choice().keep_for)
+            .map(|completion| ((), completion)),
+        false => Err(OF_A_LAYER),
     };
-    let (response, completion) = match collect(response, &operation).await {
-        Ok(collected) => collected,
+    let kept = std::future::ready(kept.map_err(ToOwned::to_owned));
+    Box::pin(async move { run(backend, &operation, transaction, kept).await })
+}
+
+/// Commits `transaction` with what is `kept`, and returns what goes with it; or rolls back
+/// if nothing can be kept.
+async fn run<D: CommitBackend, K>(
+    backend: D,
+    operation: &Operation,
+    transaction: OperationTransaction<D::Database>,
+    kept: impl Future<Output = Result<(K, Completion), String>>,
+) -> Result<K, CommitError> {
+    let transaction = transaction.into_inner();
+    let Some(mut pending) = PendingCommit::begin(operation) else {
+        roll_back(operation, transaction).await;
+        let error = CommitError::caused(CommitErrorKind::Aborted, SECOND_COMMIT);
+        return Err(error.of_operation(operation));
+    };
+    let (kept, completion) = match kept.await {
+        Ok(kept) => kept,
         Err(reason) => {
-            roll_back(&operation, transaction).await;
+            roll_back(operation, transaction).await;
             let error = CommitError::caused(CommitErrorKind::ResponseNotKept, reason);
-            return Err(error.of_operation(&operation));
+            return Err(error.of_operation(operation));
         }
     };
     let commit = async move {
@@ -220,11 +248,11 @@ where
     #[cfg(feature = "tracing")]
     let commit = tracing::instrument::WithSubscriber::with_current_subscriber(commit);
     match tokio::spawn(commit).await {
-        Ok(Ok(())) => Ok(Committed::new(response)),
+        Ok(Ok(())) => Ok(kept),
         Ok(Err(error)) => Err(error),
         Err(_) => {
             let error = CommitError::caused(CommitErrorKind::Unknown, TASK_ENDED);
-            Err(error.of_operation(&operation))
+            Err(error.of_operation(operation))
         }
     }
 }
@@ -413,6 +441,9 @@ where
 }
 
 pub(crate) const ENDED: &str = "the transaction had ended before `commit` was called";
+const OF_A_GUARD: &str = "the operation is that of a `Guard`: use `commit_value`";
+#[cfg(feature = "guard")]
+const OF_A_LAYER: &str = "the operation is not that of a `Guard`: use `commit`";
 const SECOND_COMMIT: &str = "`commit` was called twice for one operation: the first transaction is \
     committed or pending";
 const TASK_ENDED: &str = "the task that commits panicked, or the runtime is shutting down";

@@ -8,6 +8,8 @@ use super::{
     statements::{decode, load, now, store},
     writer::BEGIN,
 };
+#[cfg(feature = "guard")]
+use crate::store::sql::commit::commit_value;
 use crate::{
     Operation, StoreError,
     store::{
@@ -72,6 +74,30 @@ impl SqliteStore {
         response: impl CommitResponse,
     ) -> CommitFuture {
         commit(self.clone(), operation, transaction.into(), response)
+    }
+
+    /// Commits `transaction` together with the value of a [`Guard`](crate::Guard)'s work:
+    /// after a crash at any moment, either both are stored or neither is.
+    ///
+    /// It is [`commit`](Self::commit) with a value in place of a response. Return the value
+    /// from the work. Whatever the work returns, its caller and later calls receive the
+    /// committed value.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`commit`](Self::commit), and
+    /// [`ResponseNotKept`](CommitErrorKind::ResponseNotKept) if the value cannot be written
+    /// as JSON, exceeds [`max_value`](crate::GuardBuilder::max_value), or the operation is
+    /// not that of a guard. Return the error from the work: if the work returns a value
+    /// instead, its caller receives [`RolledBack`](crate::RunError::RolledBack).
+    #[cfg(feature = "guard")]
+    pub fn commit_value(
+        &self,
+        operation: &Operation,
+        transaction: impl Into<SqliteTransaction>,
+        value: &(impl serde::Serialize + ?Sized),
+    ) -> CommitFuture<()> {
+        commit_value(self.clone(), operation, transaction.into(), value)
     }
 }
 

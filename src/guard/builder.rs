@@ -1,0 +1,136 @@
+//! The builder of a guard.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use super::Guard;
+use crate::{BuildError, IdempotencyBuilder, IdempotencyLayer, Recovery, Store};
+
+/// Builds a [`Guard`]. Made by [`Guard::builder`].
+///
+/// The settings have the names, the defaults and the limits of those of an
+/// [`IdempotencyBuilder`].
+#[must_use = "a builder does nothing until it is built"]
+pub struct GuardBuilder<S> {
+    engine: IdempotencyBuilder<S>,
+    schema: String,
+}
+
+/// Settings that both builders have.
+macro_rules! settings {
+    ($($(#[$doc:meta])* $name:ident($value:ident: $type:ty);)*) => {
+        $(
+            $(#[$doc])*
+            pub fn $name(mut self, $value: $type) -> Self {
+                self.engine = self.engine.$name($value);
+                self
+            }
+        )*
+    };
+}
+
+impl<S: Store> GuardBuilder<S> {
+    pub(super) fn new(store: S) -> Self {
+        Self {
+            engine: IdempotencyLayer::required(store, |_| None),
+            schema: String::new(),
+        }
+    }
+
+    settings! {
+        /// Sets how long a call waits for another one with the same name, before it receives
+        /// [`InProgress`](super::RunError::InProgress). Defaults to zero, which does not
+        /// wait.
+        ///
+        /// A waiter is woken when the other call ends, in another process too if the store
+        /// can tell. Otherwise it reads the record after pauses of 50 ms to one second.
+        wait(timeout: Duration);
+
+        /// Sets how many calls may wait at a time. Further ones receive
+        /// [`InProgress`](super::RunError::InProgress) at once. Defaults to 1,000.
+        max_waiters(calls: usize);
+
+        /// Sets how many calls may claim, wait or run at a time. Further ones receive
+        /// [`Overloaded`](super::RunError::Overloaded). Defaults to 4,096.
+        ///
+        /// Work whose caller was dropped counts too. As many outcomes may be recorded late
+        /// beside them, and as many claims withdrawn.
+        max_in_flight(calls: usize);
+
+        /// Sets what a call receives while the outcome is unknown. Defaults to
+        /// [`Recovery::Refuse`].
+        ///
+        /// A [`Reconciler`](crate::Reconciler) returns a value with
+        /// [`RecordedResponse::of_value`](crate::store::admin::RecordedResponse::of_value).
+        recovery(recovery: Recovery);
+
+        /// Sets how often in a row the work may start without a result, before its outcome
+        /// is unknown even under [`Recovery::Rerun`]. Defaults to 5.
+        max_attempts(attempts: u32);
+
+        /// Sets how long a record is kept, counted from its claim. A call after that runs
+        /// again. Defaults to 24 hours.
+        retention(retention: Duration);
+
+        /// Sets how long an unknown outcome is shown, counted from the moment at which it
+        /// became unknown. Defaults to 7 days.
+        unknown_retention(retention: Duration);
+
+        /// Sets the lease: the time after which a claim without a heartbeat counts as
+        /// abandoned. Defaults to 30 s.
+        lease(lease: Duration);
+
+        /// Sets how often running work renews its lease: at most a third of the lease.
+        /// Defaults to a third of the lease.
+        heartbeat(interval: Duration);
+
+        /// Sets how long the lease of running work is renewed. Work that hangs loses it
+        /// after that. Defaults to 15 minutes.
+        max_run_time(time: Duration);
+
+        /// Sets how long one call to the store may take: at most half of the lease. Defaults
+        /// to 5 s, or to a third of a lease that is shorter than 15 s.
+        store_timeout(timeout: Duration);
+
+        /// Sets how long the guard tries to record an outcome in the background, after its
+        /// caller was answered. Defaults to 15 minutes.
+        late_recording_timeout(timeout: Duration);
+
+        /// Sets how many bytes of values may be held for late recording. Outcomes beyond it
+        /// stay unknown. Defaults to 64 MiB.
+        max_late_recording_bytes(bytes: usize);
+    }
+
+    /// Sets the largest value that is kept, in bytes of its JSON and its schema. A larger
+    /// one is returned to its caller, and later calls receive
+    /// [`NotReplayable`](super::RunError::NotReplayable). Defaults to 1 MiB.
+    pub fn max_value(mut self, bytes: usize) -> Self {
+        self.engine = self.engine.max_response_body(bytes);
+        self
+    }
+
+    /// Sets the name of the values' schema, such as `invoice/2`: up to 255 bytes. A value
+    /// that was recorded under another name is [`Unreadable`](super::RunError::Unreadable),
+    /// even if it would fit its type. Defaults to an empty name.
+    pub fn schema(mut self, name: impl Into<String>) -> Self {
+        self.schema = name.into();
+        self
+    }
+
+    /// Returns the guard.
+    ///
+    /// # Errors
+    ///
+    /// A [`BuildError`] names the first setting that is refused, its limit and its value.
+    pub fn build(self) -> Result<Guard<S>, BuildError> {
+        let layer = self.engine.build_guard(self.schema)?;
+        Ok(Guard {
+            shared: Arc::clone(layer.shared()),
+        })
+    }
+}
+
+impl<S> fmt::Debug for GuardBuilder<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuardBuilder").finish_non_exhaustive()
+    }
+}
