@@ -18,6 +18,10 @@ pub mod exactly_once {}
 #[doc = include_str!("../docs/messages.md")]
 pub mod messages {}
 
+#[cfg(any(all(feature = "guard", feature = "sqlite"), all(doc, not(doctest))))]
+#[doc = include_str!("../docs/work-without-http.md")]
+pub mod work_without_http {}
+
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 

@@ -319,6 +319,7 @@
 //! | `axum` | the [`Operation`] extractor, `OrRelease`, `IdempotencyLayer::for_axum`; the paths that clients sent to nested routers of axum 0.8 count | yes |
 //! | `tracing` | events for outcomes, failures and notices | yes |
 //! | `metrics` | counters of the same, through the `metrics` facade | |
+//! | `guard` | [`Guard`]: work that is not HTTP, run once for each name | |
 //! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |

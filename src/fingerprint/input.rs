@@ -50,5 +50,6 @@ mod tests {
         assert_eq!(hex::encode(&fingerprint.as_bytes()[..40]), GOLDEN);
     }
 
-    const GOLDEN: &str = "";
+    const GOLDEN: &str =
+        "83c93e8fe885b1006fd7444ec157ee92bcc494da1f567a9941bce01be7ff4cae747afe313294d1cc";
 }

@@ -29,7 +29,7 @@ use crate::{
     operation::{AsCommitted, Transacted},
     outcome::Notice,
     response::{ResponseSettings, correct_length, declared_length},
-    store::{OwnerTransition, Release},
+    store::{OwnerTransition, Release, Transitioned},
 };
 
 /// The result of a call to the handler.
@@ -83,10 +83,12 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
         }
         Next::AnswerSuperseded => return Box::pin(answer_superseded(&run)).await,
     };
-    let ended = run.claim.end(&finished.transition).await;
-    match run.recorded(finished, ended) {
-        Ok(reply) => reply,
-        Err(run) => Box::pin(answer_superseded(&run)).await,
+    match run.claim.end(&finished.transition).await {
+        Ok(Transitioned::Superseded) => {
+            drop(finished);
+            Box::pin(answer_superseded(&run)).await
+        }
+        ended => run.recorded(finished, ended.err()),
     }
 }
 

@@ -88,36 +88,33 @@ impl<S: Store> Run<S> {
         Ended::Unknown(rejection)
     }
 
-    /// Returns the reply of a run whose transition `ended` in this way. One that failed
-    /// goes on in the background. Returns the run itself if it was superseded.
+    /// Returns the reply of a run whose transition was applied, or failed with this error.
+    /// One that failed is made again in the background.
     pub(super) fn recorded<A: RunAnswer, E>(
         self,
         finished: Finished<A, E>,
-        ended: Result<Transitioned, StoreError>,
-    ) -> Result<Reply<A, E>, Self> {
+        failure: Option<StoreError>,
+    ) -> Reply<A, E> {
         let Finished {
             transition,
             result,
             outcome,
             warning,
         } = finished;
-        if let Ok(Transitioned::Superseded) = ended {
-            return Err(self);
-        }
         if let Some(warning) = warning {
             self.settings()
                 .warnings
                 .warn(warning, None, self.claim.id());
         }
         let mut reply = Reply::new(result, outcome, self.claim.id());
-        if let Err(error) = ended {
+        if let Some(error) = failure {
             self.claim.warn_late(&error);
             if let OwnerTransition::Complete(_) = transition {
                 reply = reply.unrecorded();
             }
             spawn(self.record_late(transition));
         }
-        Ok(reply)
+        reply
     }
 
     /// Why a success is not to be recorded, if the work's transaction is not committed.

@@ -1,4 +1,4 @@
-//! What is guarded, on its way to its key: a request that has been read, or an input.
+//! A guarded request or input, on its way to its key.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -44,7 +44,7 @@ pub(super) struct ReadRequest {
     trailers: Option<HeaderMap>,
 }
 
-/// What is compared with the record of its key.
+/// A request or an input, to be compared with the record of its key.
 pub(super) trait Comparable {
     /// Compares it, whose fingerprint is `own`, with what made `recorded`.
     fn compare(

@@ -37,7 +37,7 @@ use crate::{
     rejection::RequestHead,
     response::{ResponseSettings, recorded::RecordedResponse},
     scope::RecordName,
-    store::Claim,
+    store::{Claim, Release, Transitioned},
 };
 
 type WorkReply<T, E> = Reply<Ran<T>, RunError<E>>;
@@ -159,7 +159,7 @@ where
                 NotRun::Answered(answered) => Reply::answer_work(shared, answered),
                 NotRun::Refused(rejection) => Reply::refuse_work(settings, &rejection),
                 NotRun::NotReady(error) => match error {},
-                // Nobody receives it.
+                // Its caller is gone.
                 NotRun::ClientLeft => Reply::new(Err(RunError::InProgress), Outcome::Left, None),
             };
             if let Some(withdrawal) = withdrawal {
@@ -219,10 +219,9 @@ where
             return Reply::value(run.settings(), operation.id(), recorded, Outcome::Recorded);
         }
     };
-    let ended = run.claim.end(&finished.transition).await;
-    match run.recorded(finished, ended) {
-        Ok(reply) => reply,
-        Err(run) => answer_superseded(&run).await,
+    match run.claim.end(&finished.transition).await {
+        Ok(Transitioned::Superseded) => answer_superseded(&run).await,
+        ended => run.recorded(finished, ended.err()),
     }
 }
 
@@ -271,7 +270,7 @@ impl<S: Store> Run<S> {
             }
             (Some(Unrecorded::RolledBack), _) => {
                 let error = self.refuse_work(Rejection::rolled_back());
-                Finished::released(crate::Release::SameRequest, Err(error))
+                Finished::released(Release::SameRequest, Err(error))
             }
             (Some(Unrecorded::Refused(rejection)), _) => {
                 self.unknown(Err(self.refuse_work(rejection)), None)

@@ -19,8 +19,8 @@ pub enum RunError<E> {
     /// [`wait`](crate::GuardBuilder::wait).
     #[error("the work is still running: call again later, or set `wait`")]
     InProgress,
-    /// The work ran, under this call or an earlier one, and it is not known whether it did
-    /// what it should. Resolve the record; see [`Recovery`](crate::Recovery).
+    /// The work ran, under this call or an earlier one, and may or may not have had its
+    /// effects. Resolve the record; see [`Recovery`](crate::Recovery).
     #[error(
         "the work ended without a result, and may have had its effects: look up what it did, \
          and `resolve` its record"

@@ -67,9 +67,9 @@ use crate::{
 /// - **A dropped future does not stop the work.** It continues on a task of the runtime
 ///   that polled it first, and the next call returns its value. A call that only waits is
 ///   given up.
-/// - **A value that cannot be kept is not made again.** One that cannot be written as JSON,
-///   or exceeds [`max_value`](GuardBuilder::max_value), is returned to its caller, and later
-///   calls receive [`RunError::NotReplayable`].
+/// - **A value that cannot be kept is not made again.** That is one without a form in JSON,
+///   or over [`max_value`](GuardBuilder::max_value). Its caller receives it, and later calls
+///   receive [`RunError::NotReplayable`].
 /// - **A record of a request is never replayed as a value**, nor the other way round.
 ///
 /// Values are kept as JSON. A value that JSON changes is replayed changed: NaN becomes null.
@@ -113,9 +113,9 @@ impl<S: Store> Guard<S> {
 
     /// Runs `work` under `name`, unless it ran before with the same input.
     ///
-    /// `input` is what the work is about: two calls with one name are the same work if
-    /// their inputs are the same JSON, in which the order of members does not count. Only
-    /// a digest of it is kept.
+    /// `input` is what the work is about. Two calls with one name are the same work if
+    /// their inputs are the same JSON. The order of members does not count. Only a digest
+    /// of the input is kept.
     ///
     /// Nothing runs before the future is polled. A crash while the work runs leaves its
     /// name in progress until the lease lapses. A crash after the value is recorded loses

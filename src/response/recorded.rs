@@ -40,10 +40,6 @@ use crate::{StoreError, body::whole::WholeBody, response::headers::remove_messag
 pub struct RecordedResponse(Kept);
 
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are responses, and none is kept in a collection"
-)]
 enum Kept {
     Response(WholeResponse),
     Tombstone,

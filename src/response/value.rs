@@ -130,9 +130,8 @@ mod tests {
 
     #[test]
     fn value_bytes_of_version_1_stay_readable() {
-        let golden = hex::decode(GOLDEN).unwrap();
-        assert_eq!(recorded().encode(), golden);
-        let value = read::<(String, u8)>(golden.into(), "receipt/1").unwrap();
+        assert_eq!(recorded().encode(), GOLDEN);
+        let value = read::<(String, u8)>(GOLDEN.into(), "receipt/1").unwrap();
         assert_eq!(value, Some(("paid".to_owned(), 7)));
     }
 
@@ -157,5 +156,5 @@ mod tests {
         }
     }
 
-    const GOLDEN: &str = "";
+    const GOLDEN: &[u8] = b"ti\x01\x02\x97\xc7|z\x01\x09receipt/1[\"paid\",7]";
 }
