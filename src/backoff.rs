@@ -29,6 +29,14 @@ impl Backoff {
         jittered(pause)
     }
 
+    /// Returns the pause after so many failures, at least one.
+    #[cfg(all(feature = "outbox", any(feature = "postgres", feature = "sqlite")))]
+    pub(crate) fn after(&self, failures: u32) -> Duration {
+        let doublings = failures.saturating_sub(1).min(31);
+        let pause = self.next.saturating_mul(1 << doublings);
+        jittered(pause.min(self.longest))
+    }
+
     /// Returns a random duration of up to the next pause, for callers that need not pause.
     #[cfg(feature = "client")]
     pub(crate) fn full_jitter(&mut self) -> Duration {

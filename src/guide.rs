@@ -14,7 +14,10 @@ pub mod which_store {}
 #[doc = include_str!("../docs/exactly-once.md")]
 pub mod exactly_once {}
 
-#[cfg(any(all(feature = "inbox", feature = "sqlite"), all(doc, not(doctest))))]
+#[cfg(any(
+    all(feature = "inbox", feature = "outbox", feature = "sqlite"),
+    all(doc, not(doctest))
+))]
 #[doc = include_str!("../docs/messages.md")]
 pub mod messages {}
 

@@ -286,6 +286,10 @@
 //! | `idempotency_requests_total` | `outcome` | [`Outcome::name`] |
 //! | `idempotency_notices_total` | `notice` | the notices below |
 //! | `idempotency_swept_total` | `what` | `removed`, `removed-unknown`, `marked-unknown` |
+//! | `idempotency_outbox_events_total` | `what` | `staged`, `published`, `retried`, `dead` |
+//!
+//! A relay of an outbox sets two gauges with the label `topic`:
+//! `idempotency_outbox_lag_events` and `idempotency_outbox_lag_seconds`.
 //!
 //! | outcome | the request |
 //! |---|---|
@@ -325,6 +329,7 @@
 //! | `postgres` | `PostgresStore`: shared by many processes | |
 //! | `redis` | `RedisStore`: a server, Sentinel or a cluster of Redis or Valkey | |
 //! | `inbox` | `messages::Inbox`: each message of a broker is processed once, on PostgreSQL and SQLite | |
+//! | `outbox` | `messages::{Outbox, Relay}`: events are published if and only if their transaction commits, on PostgreSQL and SQLite | |
 //! | `cache` | `store::CachedStore`: replays from this process's memory, in front of any store | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
 //! | `test-support` | `test_support`: faulty stores, gates, and operations without a layer, for tests of handlers | |
@@ -364,7 +369,10 @@ pub mod guide;
 pub mod store;
 #[cfg(feature = "client")]
 pub mod client;
-#[cfg(all(feature = "inbox", any(feature = "postgres", feature = "sqlite")))]
+#[cfg(all(
+    any(feature = "inbox", feature = "outbox"),
+    any(feature = "postgres", feature = "sqlite")
+))]
 pub mod messages;
 #[cfg(feature = "guard")]
 mod guard;

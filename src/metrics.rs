@@ -8,6 +8,20 @@ pub(crate) const REQUESTS: &str = "idempotency_requests_total";
 pub(crate) const NOTICES: &str = "idempotency_notices_total";
 /// Records that a sweeper removed or changed.
 pub(crate) const SWEPT: &str = "idempotency_swept_total";
+/// Events of outboxes.
+#[cfg(feature = "outbox")]
+pub(crate) const OUTBOX: &str = "idempotency_outbox_events_total";
+#[cfg(feature = "outbox")]
+const LAG_EVENTS: &str = "idempotency_outbox_lag_events";
+#[cfg(feature = "outbox")]
+const LAG_SECONDS: &str = "idempotency_outbox_lag_seconds";
+
+/// Sets the gauges of a topic.
+#[cfg(all(feature = "outbox", any(feature = "postgres", feature = "sqlite")))]
+pub(crate) fn lag(topic: &str, lag: &crate::messages::Lag) {
+    ::metrics::gauge!(LAG_EVENTS, "topic" => topic.to_owned()).set(lag.events as f64);
+    ::metrics::gauge!(LAG_SECONDS, "topic" => topic.to_owned()).set(lag.oldest.as_secs_f64());
+}
 
 /// Describes all metrics to the current recorder.
 pub(crate) fn describe() {
@@ -26,4 +40,22 @@ pub(crate) fn describe() {
         Unit::Count,
         "Expired idempotency records that a sweeper removed or marked as unknown."
     );
+    #[cfg(feature = "outbox")]
+    {
+        describe_counter!(
+            OUTBOX,
+            Unit::Count,
+            "Events of outboxes, by what happened to them."
+        );
+        ::metrics::describe_gauge!(
+            LAG_EVENTS,
+            Unit::Count,
+            "Events of an outbox that are not published."
+        );
+        ::metrics::describe_gauge!(
+            LAG_SECONDS,
+            Unit::Seconds,
+            "The age of the oldest event of an outbox that is not published."
+        );
+    }
 }

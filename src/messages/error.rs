@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use crate::{CommitError, CommitErrorKind, StoreError};
 
-/// The error of an [`Inbox`](super::Inbox).
+/// The error of an inbox or an outbox.
 ///
 /// Its text names the cause, and quotes no id, payload or bound value. `?` converts an
 /// [`sqlx::Error`] into it.
@@ -25,6 +25,9 @@ pub enum MessageErrorKind {
     /// The connection has no open transaction, or one that an inbox or outbox cannot
     /// use. The text says how to begin one.
     Transaction,
+    /// The aggregate has another payload with the id of the event. Nothing was staged, and
+    /// the transaction can be used further.
+    Conflict,
     /// The database cannot be reached, or accepts no statements. Nothing was committed.
     Unavailable,
     /// The transaction was rolled back, or has to be.
@@ -50,6 +53,17 @@ impl MessageError {
     /// The connection has no transaction of sqlx.
     pub(super) fn no_transaction() -> Self {
         Self::new(MessageErrorKind::Transaction, NO_TRANSACTION)
+    }
+
+    #[cfg(feature = "outbox")]
+    pub(crate) fn conflict() -> Self {
+        Self::new(MessageErrorKind::Conflict, CONFLICT)
+    }
+
+    #[cfg(feature = "postgres")]
+    pub(crate) fn with_remedy(mut self, remedy: &str) -> Self {
+        self.text = format!("{}: {remedy}", self.text);
+        self
     }
 
     /// Returns the kind.
@@ -112,3 +126,6 @@ impl Error for MessageError {}
 
 const NO_TRANSACTION: &str = "the connection is in no transaction: begin one with sqlx's `begin`, \
     and pass it";
+#[cfg(feature = "outbox")]
+const CONFLICT: &str = "the aggregate has another event with this id: derive the id from what \
+    happened, as `Operation::derive` does";

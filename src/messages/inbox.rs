@@ -2,17 +2,17 @@
 
 use std::{collections::HashSet, fmt, time::Duration};
 
-use sqlx::{Connection as _, Database, Transaction};
+use sqlx::{Connection as _, Transaction};
 use tokio::time::{self, Instant};
 
-use super::{MessageError, check_name};
+use super::{Connection, MessageError, check_name};
 use crate::{
     CommitError, CommitErrorKind, StoreError,
     backoff::Backoff,
     store::{
         Purged, Sweep, Token,
         sql::{
-            commit::{CommitBackend, ENDED, send_commit},
+            commit::{ENDED, send_commit},
             detached,
         },
     },
@@ -112,17 +112,12 @@ pub trait InboxStore: sealed::InboxBackend {}
 
 impl<S: sealed::InboxBackend> InboxStore for S {}
 
-/// A connection of the store's database.
-type Connection<S> = <<S as sealed::InboxBackend>::Sql as Database>::Connection;
-
 pub(crate) mod sealed {
     use super::*;
+    use crate::messages::sealed::MessageBackend;
 
     /// The database's part in an inbox.
-    #[expect(private_bounds, reason = "the trait is sealed")]
-    pub trait InboxBackend: CommitBackend<Database = Self::Sql> + Clone {
-        type Sql: Database;
-
+    pub trait InboxBackend: MessageBackend {
         fn migrate(&self) -> impl Future<Output = Result<(), StoreError>> + Send;
 
         fn schema_sql(&self) -> String;

@@ -303,6 +303,10 @@ impl PostgresStoreBuilder {
                 wake_ups: Arc::new(WakeUps::new(Arc::clone(&connector))),
                 #[cfg(feature = "inbox")]
                 inbox: super::inbox::Statements::new(&schema),
+                #[cfg(feature = "outbox")]
+                outbox: super::outbox::Statements::new(&schema),
+                #[cfg(feature = "outbox")]
+                wake: crate::messages::outbox::sealed::Wake::default(),
                 pool: requests,
                 connector,
             }),

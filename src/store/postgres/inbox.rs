@@ -39,8 +39,6 @@ impl PostgresStore {
 }
 
 impl InboxBackend for PostgresStore {
-    type Sql = Postgres;
-
     async fn migrate(&self) -> Result<(), StoreError> {
         self.migrate_unit(&UNIT).await
     }
@@ -80,7 +78,7 @@ impl InboxBackend for PostgresStore {
             .bind(micros(retention))
             .fetch_all(&mut *on)
             .await
-            .map_err(|error| self.explained(error))?;
+            .map_err(|error| UNIT.error(error))?;
         if marked.is_empty() {
             let isolation: String = query_scalar(ISOLATION)
                 .persistent(transactions.persistent)
@@ -200,18 +198,11 @@ impl InboxBackend for PostgresStore {
     }
 }
 
-impl PostgresStore {
-    /// Returns the error of a statement in a transaction of the application.
-    fn explained(&self, error: sqlx::Error) -> MessageError {
-        let refused = self.inner.transactions.refused(error);
-        refused.into()
-    }
-}
-
 const UNIT: Unit = Unit {
     version: 2,
     name: "inbox",
     table: "idempotency_messages",
+    owner: "Inbox",
     definitions: include_str!("../../../migrations/postgres/0002_inbox.sql"),
 };
 

@@ -73,6 +73,8 @@ pub(super) struct Unit {
     pub(super) name: &'static str,
     /// One of the tables, which is there if and only if all are.
     pub(super) table: &'static str,
+    /// What has `migrate` and `schema_sql`.
+    pub(super) owner: &'static str,
     pub(super) definitions: &'static str,
 }
 
@@ -106,7 +108,7 @@ async fn migrate(on: &mut PgConnection, schema: &Schema, unit: &Unit) -> Result<
     }
     make(on, schema, unit, &migration)
         .await
-        .map_err(|error| creating(failure(error), schema))
+        .map_err(|error| creating(failure(error), schema, unit))
 }
 
 /// Returns whether the migration has to be done or noted.
@@ -182,13 +184,13 @@ async fn make(
 }
 
 /// Adds a remedy to the error of a role that may not create the tables.
-fn creating(error: StoreError, schema: &Schema) -> StoreError {
+fn creating(error: StoreError, schema: &Schema, Unit { owner, .. }: &Unit) -> StoreError {
     if !error.lacks_privileges() {
         return error;
     }
     StoreError::unavailable(format!(
-        "{}: call `PostgresStore::migrate` as a role that may create tables in schema {}, \
-         or apply `PostgresStore::schema_sql()` as one, and then the grants of \
+        "{}: call `{owner}::migrate` as a role that may create tables in schema {}, \
+         or apply `{owner}::schema_sql()` as one, and then grants as those of \
          `PostgresStore::grants_for`",
         error.cause(),
         schema.identifier(),
@@ -230,6 +232,7 @@ pub(super) const RECORDS: Unit = Unit {
     version: 1,
     name: "records",
     table: "idempotency_records",
+    owner: "PostgresStore",
     definitions: include_str!("../../../migrations/postgres/0001_records.sql"),
 };
 

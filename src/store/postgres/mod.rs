@@ -10,6 +10,10 @@ mod error;
 mod fenced;
 #[cfg(feature = "inbox")]
 mod inbox;
+#[cfg(feature = "outbox")]
+mod outbox;
+#[cfg(any(feature = "inbox", feature = "outbox"))]
+mod messages;
 mod migrations;
 mod parameters;
 mod pool;
@@ -164,6 +168,10 @@ struct Inner {
     wake_ups: Arc<WakeUps>,
     #[cfg(feature = "inbox")]
     inbox: inbox::Statements,
+    #[cfg(feature = "outbox")]
+    outbox: outbox::Statements,
+    #[cfg(feature = "outbox")]
+    wake: crate::messages::outbox::sealed::Wake,
     /// The connections for requests.
     pool: Arc<Pool>,
     connector: Arc<Connector>,

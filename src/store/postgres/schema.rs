@@ -79,6 +79,9 @@ impl Schema {
             "records" => object(RECORDS),
             "ledger" => object(LEDGER),
             "messages" => object("idempotency_messages"),
+            "streams" => object("idempotency_streams"),
+            "events" => object("idempotency_events"),
+            "turns" => object("idempotency_turns"),
 
             "record" => RECORD.into(),
             "clock" => CLOCK.into(),
@@ -89,6 +92,7 @@ impl Schema {
                 false => "NULL".into(),
             },
             "skip_locked" => self.of_engine(SKIP_LOCKED),
+            "skip_turns" => self.of_engine("\nFOR UPDATE OF turn SKIP LOCKED"),
 
             "in_progress" => IN_PROGRESS.to_string(),
             "completed" => COMPLETED.to_string(),

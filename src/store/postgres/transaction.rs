@@ -244,6 +244,11 @@ impl CommitBackend for PostgresStore {
         Ok(Transitioned::Applied)
     }
 
+    #[cfg(feature = "outbox")]
+    fn committed(&self) {
+        self.inner.wake.committed();
+    }
+
     fn is_abort(error: &sqlx::Error) -> bool {
         sqlstate(error).is_some_and(|code| {
             code.starts_with("23") || matches!(&*code, "40001" | "40P01" | "25P02")

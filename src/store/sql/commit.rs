@@ -144,6 +144,9 @@ pub(crate) trait CommitBackend: Send + Sync + 'static {
         completion: &Completion,
     ) -> impl Future<Output = Result<Transitioned, CommitError>> + Send;
 
+    /// Called after each commit.
+    fn committed(&self) {}
+
     /// Returns whether the error proves that nothing was committed.
     fn is_abort(error: &sqlx::Error) -> bool;
 
@@ -235,6 +238,9 @@ async fn run<D: CommitBackend, K>(
         let operation = &pending.operation;
         let committed = complete_and_commit(&backend, operation, transaction, &completion).await;
         let committed = committed.map_err(|error| error.of_operation(operation));
+        if committed.is_ok() {
+            backend.committed();
+        }
         pending.end(match &committed {
             Ok(()) => Transacted::Committed {
                 response: completion.response,

@@ -14,7 +14,7 @@ pub(super) fn failure(error: sqlx::Error) -> StoreError {
 
 /// Returns whether a transaction that began as a reader cannot write any more, since
 /// another one has written.
-#[cfg(feature = "inbox")]
+#[cfg(any(feature = "inbox", feature = "outbox"))]
 pub(super) fn is_stale_reader(error: &sqlx::Error) -> bool {
     const BUSY_SNAPSHOT: &str = "517";
     let error = error.as_database_error();

@@ -6,15 +6,15 @@ use sqlx::{Sqlite, SqliteConnection, Transaction, query, query_as, query_scalar}
 
 use super::{
     SqliteStore,
-    error::{failure, is_stale_reader},
-    setup::make_tables,
+    error::failure,
+    messages::of_transaction,
     statements::{column, json, now},
     transaction::has_ended,
 };
 use crate::{
     CommitError, StoreError,
     messages::{
-        Inbox, MessageError, MessageErrorKind, SeenMessage,
+        Inbox, MessageError, SeenMessage,
         inbox::sealed::{InboxBackend, Mark},
     },
     store::{Token, sql::detached},
@@ -35,15 +35,8 @@ impl SqliteStore {
 }
 
 impl InboxBackend for SqliteStore {
-    type Sql = Sqlite;
-
     async fn migrate(&self) -> Result<(), StoreError> {
-        let writer = self.writer.clone();
-        let make = async move {
-            let make = async |on: &mut _| make_tables(on, "inbox", DEFINITIONS).await;
-            writer.write(make).await
-        };
-        detached(make).await
+        self.make_tables_of("inbox", DEFINITIONS).await
     }
 
     fn schema_sql(&self) -> String {
@@ -73,10 +66,7 @@ impl InboxBackend for SqliteStore {
             .bind(column(now.saturating_add(retention)))
             .fetch_all(on)
             .await
-            .map_err(|error| match is_stale_reader(&error) {
-                true => MessageError::new(MessageErrorKind::Transaction, STALE_READER),
-                false => error.into(),
-            })?;
+            .map_err(of_transaction)?;
         let mark = |(id, seen_at)| Mark { id, seen_at };
         Ok(marked.into_iter().map(mark).collect())
     }
@@ -156,9 +146,6 @@ impl InboxBackend for SqliteStore {
         .await
     }
 }
-
-const STALE_READER: &str = "the transaction has read before another one wrote, so that it cannot \
-    write: begin it with `BEGIN IMMEDIATE`";
 
 const DEFINITIONS: &str = include_str!("../../../migrations/sqlite/0002_inbox.sql");
 

@@ -4,6 +4,10 @@ mod batches;
 mod error;
 #[cfg(feature = "inbox")]
 mod inbox;
+#[cfg(any(feature = "inbox", feature = "outbox"))]
+mod messages;
+#[cfg(feature = "outbox")]
+mod outbox;
 mod setup;
 mod statements;
 mod transaction;
@@ -85,6 +89,8 @@ pub struct SqliteStore {
     /// Writes of large responses, which alternate with the others.
     large_writes: Batcher<Writer>,
     reads: Reads<Reader>,
+    #[cfg(feature = "outbox")]
+    wake: crate::messages::outbox::sealed::Wake,
 }
 
 impl SqliteStore {
@@ -156,6 +162,8 @@ impl SqliteStore {
             },
             writer,
             readers,
+            #[cfg(feature = "outbox")]
+            wake: crate::messages::outbox::sealed::Wake::default(),
             // A connection is used once: SQLite may have ended a transaction that
             // failed, which sqlx does not notice.
             transactions: pool(TRANSACTIONS)

@@ -135,6 +135,11 @@ impl CommitBackend for SqliteStore {
         Ok(transitioned)
     }
 
+    #[cfg(feature = "outbox")]
+    fn committed(&self) {
+        self.wake.committed();
+    }
+
     fn is_abort(error: &sqlx::Error) -> bool {
         // A deferred constraint.
         error.as_database_error().and_then(sqlite_code) == Some(CONSTRAINT)

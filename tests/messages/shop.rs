@@ -8,7 +8,7 @@ use std::{
 use futures_util::FutureExt as _;
 use tower_idempotency::{
     PostgresStore, SqliteStore,
-    messages::{Inbox, InboxStore, MessageError},
+    messages::{Inbox, InboxStore, MessageError, Outbox, OutboxStore},
     sqlx::{
         self, AssertSqlSafe, Database, PgPool, Postgres, Sqlite, SqlitePool, Transaction,
         pool::PoolConnection,
@@ -25,13 +25,22 @@ pub(crate) type Connection<S> = <<S as Shop>::Sql as Database>::Connection;
 /// The common part of both databases. `effects` has a text of each effect.
 pub(crate) trait Shop: Clone + Send + Sync + 'static {
     type Sql: Database;
-    type Store: InboxStore<Sql = Self::Sql> + Clone;
+    type Store: InboxStore<Sql = Self::Sql> + OutboxStore<Sql = Self::Sql>;
 
     fn try_inbox(&self, consumer: &str) -> Result<Inbox<Self::Store>, MessageError>;
+
+    fn try_outbox(&self, topic: &str) -> Result<Outbox<Self::Store>, MessageError>;
+
+    fn outbox(&self, topic: &str) -> Outbox<Self::Store> {
+        self.try_outbox(topic).unwrap()
+    }
 
     fn inbox(&self, consumer: &str) -> Inbox<Self::Store> {
         self.try_inbox(consumer).unwrap()
     }
+
+    /// The effects in the order in which they were written.
+    const IN_ORDER: &'static str;
 
     /// A connection of the application.
     fn connect(&self) -> impl Future<Output = PoolConnection<Self::Sql>> + Send;
@@ -54,7 +63,7 @@ pub(crate) trait Shop: Clone + Send + Sync + 'static {
         on: &mut Connection<Self>,
         effect: &str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
-        let statement = format!("INSERT INTO effects VALUES ('{effect}')");
+        let statement = format!("INSERT INTO effects (effect) VALUES ('{effect}')");
         async move { Self::run(on, &statement).await }
     }
 
@@ -88,8 +97,14 @@ impl PostgresShop {
 }
 
 impl Shop for PostgresShop {
+    const IN_ORDER: &'static str = "SELECT effect FROM effects ORDER BY number";
+
     type Sql = Postgres;
     type Store = PostgresStore;
+
+    fn try_outbox(&self, topic: &str) -> Result<Outbox<PostgresStore>, MessageError> {
+        self.store.outbox(topic)
+    }
 
     fn try_inbox(&self, consumer: &str) -> Result<Inbox<PostgresStore>, MessageError> {
         self.store.inbox(consumer)
@@ -143,8 +158,14 @@ impl SqliteShop {
 }
 
 impl Shop for SqliteShop {
+    const IN_ORDER: &'static str = "SELECT effect FROM effects ORDER BY rowid";
+
     type Sql = Sqlite;
     type Store = SqliteStore;
+
+    fn try_outbox(&self, topic: &str) -> Result<Outbox<SqliteStore>, MessageError> {
+        self.store.outbox(topic)
+    }
 
     fn try_inbox(&self, consumer: &str) -> Result<Inbox<SqliteStore>, MessageError> {
         self.store.inbox(consumer)
@@ -180,7 +201,12 @@ pub(crate) async fn with_postgres(test: impl AsyncFnOnce(PostgresShop)) {
     with_database(async |url| {
         let shop = PostgresShop::open(&url).await;
         raw_sql(EFFECTS).execute(&shop.pool).await.unwrap();
+        raw_sql("ALTER TABLE effects ADD number bigserial")
+            .execute(&shop.pool)
+            .await
+            .unwrap();
         shop.inbox("any").migrate().await.unwrap();
+        shop.outbox("any").migrate().await.unwrap();
         test(shop.clone()).await;
         shop.close().await;
     })
@@ -196,6 +222,7 @@ pub(crate) async fn with_sqlite(test: impl AsyncFnOnce(SqliteShop)) {
         let shop = SqliteShop::open(directory.join("shop.db")).await;
         raw_sql(EFFECTS).execute(&shop.pool).await.unwrap();
         shop.inbox("any").migrate().await.unwrap();
+        shop.outbox("any").migrate().await.unwrap();
         test(shop.clone()).await;
         shop.close().await;
     })

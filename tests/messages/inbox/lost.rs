@@ -30,7 +30,7 @@ async fn receive(network: Network) -> (Result<Received<()>, MessageError>, Recei
         };
         let inbox = through.inbox("billing");
         let work = async |on: &mut tower_idempotency::sqlx::PgConnection| {
-            query("INSERT INTO effects VALUES ('effect')")
+            query("INSERT INTO effects (effect) VALUES ('effect')")
                 .execute(&mut *on)
                 .await?;
             Ok::<_, MessageError>(())

@@ -18,9 +18,14 @@ with_each_database! {
 /// Starts [`child`], and waits until it is where it says.
 fn start(shop: &impl Shop, point: &str) -> Child {
     let mut process = Command::new(env::current_exe().unwrap())
-        .args(["crashes::child", "--exact", "--ignored", "--nocapture"])
-        .env("INBOX_SHOP", shop.address())
-        .env("INBOX_POINT", point)
+        .args([
+            "inbox::crashes::child",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+        ])
+        .env("SHOP", shop.address())
+        .env("POINT", point)
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -58,7 +63,7 @@ async fn process_killed_after_commit_leaves_a_repeat(shop: impl Shop) {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "a process of the other tests"]
 async fn child() {
-    let address = env::var("INBOX_SHOP").unwrap();
+    let address = env::var("SHOP").unwrap();
     if address.starts_with("postgres") {
         Box::pin(die(PostgresShop::open(&address).await)).await;
     } else {
@@ -66,10 +71,10 @@ async fn child() {
     }
 }
 
-/// Processes the message up to the point of `INBOX_POINT`, and waits to be killed.
+/// Processes the message up to the point of `POINT`, and waits to be killed.
 #[expect(clippy::print_stdout, reason = "the other tests read it")]
 async fn die<S: Shop>(shop: S) {
-    let point = env::var("INBOX_POINT").unwrap();
+    let point = env::var("POINT").unwrap();
     let reach = async |here: &str| {
         if point == here {
             println!("\n{here}");

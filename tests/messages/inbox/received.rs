@@ -159,7 +159,7 @@ async fn swallowed_statement_error_is_aborted() {
     with_postgres(async |shop| {
         let inbox = shop.inbox("billing");
         let swallowed = inbox.receive("id", async |on| {
-            let refused = sqlx::query("INSERT INTO effects VALUES ('refused')");
+            let refused = sqlx::query("INSERT INTO effects (effect) VALUES ('refused')");
             assert!(refused.execute(&mut *on).await.is_err());
             Ok::<_, MessageError>(())
         });
@@ -176,7 +176,8 @@ async fn transaction_that_sqlite_ended_is_aborted() {
     with_sqlite(async |shop| {
         let inbox = shop.inbox("billing");
         let swallowed = inbox.receive("id", async |on| {
-            let refused = sqlx::query("INSERT OR ROLLBACK INTO effects VALUES ('refused')");
+            let refused =
+                sqlx::query("INSERT OR ROLLBACK INTO effects (effect) VALUES ('refused')");
             assert!(refused.execute(&mut *on).await.is_err());
             Ok::<_, MessageError>(())
         });
@@ -221,7 +222,7 @@ async fn deliveries_run_in_tasks_of_their_own() {
             tokio::spawn(async move {
                 let id = format!("id {}", delivery % 4);
                 let received = inbox.receive(&id, async |on| {
-                    sqlx::query("INSERT INTO effects VALUES ($1)")
+                    sqlx::query("INSERT INTO effects (effect) VALUES ($1)")
                         .bind(&id)
                         .execute(&mut *on)
                         .await?;

@@ -1,0 +1,537 @@
+//! Publishes the events of an outbox.
+
+use std::{
+    fmt,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::FutureExt as _;
+use tokio::{
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+    time::{self, Instant},
+};
+
+use super::{
+    Counted, Event, Outbox, OutboxStore, count,
+    outbox::sealed::{Settlement, Turn},
+};
+use crate::{
+    StoreError,
+    backoff::Backoff,
+    log::{self, LogLimit},
+    store::Token,
+};
+
+/// A task that publishes the events of an [`Outbox`].
+///
+/// Any number of relays, in any number of processes, may share a topic. A relay takes
+/// whole aggregates, each for a lease, and publishes the events of one in order.
+/// Aggregates are independent of each other. It publishes outside of any transaction.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_idempotency::{
+///     SqliteStore,
+///     messages::{Event, Publish, Relay},
+/// };
+/// # use tower_idempotency::sqlx::{self, Connection};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let file = std::env::temp_dir().join(format!("relay-{}.db", std::process::id()));
+/// # let _ = std::fs::remove_file(&file);
+/// # let store = SqliteStore::open(&file).await?;
+/// # let mut connection = sqlx::SqliteConnection::connect(file.to_str().unwrap()).await?;
+/// # let (sent, mut published) = tokio::sync::mpsc::unbounded_channel();
+/// let outbox = store.outbox("orders")?;
+/// outbox.migrate().await?;
+/// let relay = Relay::new(outbox.clone(), move |event: Event| {
+///     let sent = sent.clone(); // a client of the broker
+///     async move {
+///         match sent.send(event) {
+///             Ok(()) => Publish::Done,
+///             Err(_) => Publish::Retry,
+///         }
+///     }
+/// })
+/// .spawn();
+///
+/// let mut transaction = connection.begin_with("BEGIN IMMEDIATE").await?;
+/// // … the writes of the application …
+/// let event = Event::new("event 1", "order 7", "12 pens");
+/// outbox.stage(&mut transaction, event.clone()).await?;
+/// transaction.commit().await?;
+/// outbox.wake();
+///
+/// assert_eq!(published.recv().await, Some(event));
+/// let report = relay.stop(Duration::from_secs(25)).await;
+/// assert_eq!(report.published, 1);
+/// # std::fs::remove_file(&file)?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a relay does nothing until it is spawned"]
+pub struct Relay<S, P> {
+    outbox: Outbox<S>,
+    publish: P,
+    batch: u32,
+    lease: Duration,
+    poll: Duration,
+    give_up: GiveUp,
+}
+
+/// What became of an attempt to publish an event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Publish {
+    /// The broker has it. The event is removed.
+    Done,
+    /// Try again after a pause: the broker cannot be reached, or is not sure. Later events
+    /// of the aggregate wait.
+    Retry,
+    /// The event can never be published. It is dead at once, and later events of the
+    /// aggregate wait for an operator.
+    Reject,
+}
+
+/// How many attempts an event has at least, before it is given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attempts(pub u32);
+
+/// When an event that cannot be published is dead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GiveUp {
+    attempts: u32,
+    age: Duration,
+}
+
+impl Attempts {
+    /// Gives up after these attempts if the first was longer ago than `age`.
+    ///
+    /// Both must hold. Attempts alone would turn an outage of the broker into dead events,
+    /// and age alone an outage of the relays.
+    #[must_use]
+    pub fn and_older_than(self, age: Duration) -> GiveUp {
+        let Self(attempts) = self;
+        GiveUp { attempts, age }
+    }
+}
+
+impl<S, P, F> Relay<S, P>
+where
+    S: OutboxStore,
+    P: Fn(Event) -> F + Send + Sync + 'static,
+    F: Future<Output = Publish> + Send + 'static,
+{
+    /// Returns a relay of the outbox's topic, which publishes with `publish`.
+    ///
+    /// If `publish` panics, or takes longer than a third of the lease, that counts as
+    /// [`Publish::Retry`]. In the latter case its future is dropped.
+    pub fn new(outbox: Outbox<S>, publish: P) -> Self {
+        Self {
+            outbox,
+            publish,
+            batch: 100,
+            lease: Duration::from_secs(30),
+            poll: Duration::from_millis(250),
+            give_up: Attempts(20).and_older_than(Duration::from_secs(24 * 3600)),
+        }
+    }
+
+    /// Sets how many aggregates the relay publishes at the same time, and how many events
+    /// it reads at once, at least 1. Defaults to 100.
+    pub fn batch(mut self, aggregates: u32) -> Self {
+        self.batch = aggregates.max(1);
+        self
+    }
+
+    /// Sets for how long the relay takes an aggregate, at least 100 ms. Defaults to 30 s.
+    ///
+    /// After a crash, others publish the aggregate's events when the lease has ended. No
+    /// publication begins in its last third.
+    pub fn lease(mut self, lease: Duration) -> Self {
+        self.lease = lease.max(SHORTEST_LEASE);
+        self
+    }
+
+    /// Sets how often the relay looks for events that it was not
+    /// [woken](Outbox::wake) for: those that other processes staged, and those to be tried
+    /// again. Defaults to 250 ms.
+    pub fn poll(mut self, interval: Duration) -> Self {
+        self.poll = interval.max(SHORTEST_POLL);
+        self
+    }
+
+    /// Sets when an event is dead: it and all later events of its aggregate then wait for
+    /// an operator. Defaults to 20 attempts, of which the first was more than 24 hours ago.
+    ///
+    /// An attempt is followed by a pause of one second, which doubles up to a minute.
+    pub fn give_up(mut self, give_up: GiveUp) -> Self {
+        self.give_up = give_up;
+        self
+    }
+
+    /// Starts publishing.
+    ///
+    /// # Panics
+    ///
+    /// Outside a Tokio runtime.
+    pub fn spawn(self) -> RelayHandle {
+        #[cfg(feature = "metrics")]
+        crate::metrics::describe();
+        let stop = watch::Sender::new(false);
+        let counts = Arc::<Counts>::default();
+        let run = Run {
+            publishing: Arc::new(Publishing {
+                publish: self.publish,
+                timeout: self.lease / 3,
+                give_up: self.give_up,
+                stop: stop.subscribe(),
+                counts: Arc::clone(&counts),
+            }),
+            outbox: self.outbox,
+            batch: self.batch as usize,
+            lease: self.lease,
+            poll: self.poll,
+            tasks: JoinSet::new(),
+            ended: Vec::new(),
+            failures: LogLimit::new(),
+        };
+        let task = tokio::spawn(run.run());
+        RelayHandle { stop, counts, task }
+    }
+}
+
+/// Stops a relay. Dropping it stops the relay too, after the publications under way.
+#[derive(Debug)]
+#[must_use = "the relay stops when its handle is dropped"]
+pub struct RelayHandle {
+    stop: watch::Sender<bool>,
+    counts: Arc<Counts>,
+    task: JoinHandle<()>,
+}
+
+/// What a relay did since it started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RelayReport {
+    /// Events published, each settled or still to be published again.
+    pub published: u64,
+    /// Attempts that failed.
+    pub retried: u64,
+    /// Events that were given up or rejected.
+    pub dead: u64,
+    /// Whether the timeout passed before the last publications ended. These events are
+    /// published again after their lease.
+    pub is_broken_off: bool,
+}
+
+impl RelayHandle {
+    /// Takes no more events, lets the publications under way end, and settles them. Breaks
+    /// them off after `timeout`.
+    pub async fn stop(mut self, timeout: Duration) -> RelayReport {
+        self.stop.send_replace(true);
+        let is_broken_off = time::timeout(timeout, &mut self.task).await.is_err();
+        if is_broken_off {
+            self.task.abort();
+        }
+        let Counts {
+            published,
+            retried,
+            dead,
+        } = &*self.counts;
+        let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        RelayReport {
+            published: of(published),
+            retried: of(retried),
+            dead: of(dead),
+            is_broken_off,
+        }
+    }
+}
+
+impl Drop for RelayHandle {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+#[derive(Debug, Default)]
+struct Counts {
+    published: AtomicU64,
+    retried: AtomicU64,
+    dead: AtomicU64,
+}
+
+/// A spawned relay.
+struct Run<S, P> {
+    outbox: Outbox<S>,
+    publishing: Arc<Publishing<P>>,
+    batch: usize,
+    lease: Duration,
+    poll: Duration,
+    tasks: JoinSet<Ended>,
+    ended: Vec<Ended>,
+    failures: LogLimit,
+}
+
+/// A turn whose publications have ended, until it is settled.
+struct Ended {
+    settlement: Settlement,
+    lease_end: Instant,
+}
+
+impl<S, P, F> Run<S, P>
+where
+    S: OutboxStore,
+    P: Fn(Event) -> F + Send + Sync + 'static,
+    F: Future<Output = Publish> + Send + 'static,
+{
+    async fn run(mut self) {
+        let mut stop = self.publishing.stop.clone();
+        let mut woken = self.outbox.store.wake().subscribe();
+        let mut backoff = FAILURES;
+        let mut is_due = true;
+        #[cfg(feature = "metrics")]
+        let mut lag = time::interval(LAG_INTERVAL);
+        loop {
+            let is_stopped = *stop.borrow();
+            let worked = match self.settle().await {
+                Ok(settled) => {
+                    is_due |= settled;
+                    match is_due && !is_stopped {
+                        true => self.take().await.map(|is_full| is_due = is_full),
+                        false => Ok(()),
+                    }
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = worked {
+                log::warn(&self.failures, FAILED, Some(&error), None);
+                log::warn(&self.failures, FAILED, Some(&error), None);
+                time::sleep(backoff.pause()).await;
+                is_due = true;
+            } else {
+                backoff = FAILURES;
+            }
+            if is_stopped && self.tasks.is_empty() && self.ended.is_empty() {
+                return;
+            }
+            let may_take = is_due && !is_stopped && self.tasks.len() < self.batch;
+            if may_take || !self.ended.is_empty() {
+                continue;
+            }
+            tokio::select! {
+                Some(ended) = self.tasks.join_next() => self.ended.extend(ended.ok()),
+                _ = woken.changed(), if !is_stopped => is_due = true,
+                () = time::sleep(self.poll), if !is_stopped => is_due = true,
+                () = stopped(&mut stop), if !is_stopped => {}
+            }
+            #[cfg(feature = "metrics")]
+            if lag.tick().now_or_never().is_some() {
+                self.report_lag().await;
+            }
+        }
+    }
+
+    /// Settles the turns that have ended. Returns whether there were any.
+    async fn settle(&mut self) -> Result<bool, StoreError> {
+        // Others may publish the events of a turn whose lease has ended.
+        self.ended.retain(|ended| Instant::now() < ended.lease_end);
+        while let Some(ended) = self.tasks.try_join_next() {
+            self.ended.extend(ended.ok());
+        }
+        if self.ended.is_empty() {
+            return Ok(false);
+        }
+        let ended = std::mem::take(&mut self.ended);
+        let (settlements, lease_ends): (Vec<_>, Vec<_>) = ended
+            .into_iter()
+            .map(|ended| (ended.settlement, ended.lease_end))
+            .unzip();
+        let settled = self.outbox.store.settle(&self.outbox.topic, &settlements);
+        match settled.await {
+            Ok(_) => Ok(true),
+            Err(error) => {
+                let ended = settlements.into_iter().zip(lease_ends);
+                self.ended = ended
+                    .map(|(settlement, lease_end)| Ended {
+                        settlement,
+                        lease_end,
+                    })
+                    .collect();
+                Err(error)
+            }
+        }
+    }
+
+    /// Takes due turns, and returns whether there may be more.
+    async fn take(&mut self) -> Result<bool, StoreError> {
+        let free = self.batch - self.tasks.len();
+        if free == 0 {
+            return Ok(true);
+        }
+        self.outbox.store.wake().looked();
+        let token = Token::random();
+        let lease_end = Instant::now() + self.lease;
+        let (topic, lease) = (&self.outbox.topic, self.lease);
+        let turns = self.outbox.store.take(topic, token, free as u32, lease);
+        let turns = turns.await?;
+        let is_full = turns.len() == free;
+        for turn in turns {
+            let publishing = Arc::clone(&self.publishing);
+            self.tasks.spawn(async move {
+                let settlement = publishing.publish_all(turn, token, lease_end).await;
+                Ended {
+                    settlement,
+                    lease_end,
+                }
+            });
+        }
+        Ok(is_full)
+    }
+
+    #[cfg(feature = "metrics")]
+    async fn report_lag(&self) {
+        if let Ok(lag) = self.outbox.lag().await {
+            crate::metrics::lag(&self.outbox.topic, &lag);
+        }
+    }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // The handle sends before it is dropped.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// How the events of a turn are published.
+struct Publishing<P> {
+    publish: P,
+    timeout: Duration,
+    give_up: GiveUp,
+    stop: watch::Receiver<bool>,
+    counts: Arc<Counts>,
+}
+
+impl<P, F> Publishing<P>
+where
+    P: Fn(Event) -> F + Send + Sync + 'static,
+    F: Future<Output = Publish> + Send + 'static,
+{
+    /// Publishes the events of a turn in order, up to the first that is not published.
+    async fn publish_all(&self, turn: Turn, token: Token, lease_end: Instant) -> Settlement {
+        let mut settlement = Settlement {
+            aggregate: turn.aggregate,
+            token,
+            through: 0,
+            // Taken, but not tried.
+            attempts: turn.attempts - 1,
+            pause: Some(Duration::ZERO),
+            is_all: false,
+        };
+        let mut failing_for = turn.failing_for;
+        for (position, event) in turn.events {
+            let left = lease_end.saturating_duration_since(Instant::now());
+            if *self.stop.borrow() || left < self.timeout {
+                return settlement;
+            }
+            // Its attempts may have ended their processes.
+            let is_given_up = self.is_given_up(settlement.attempts, failing_for);
+            let published = match is_given_up {
+                true => Publish::Reject,
+                false => {
+                    settlement.attempts += 1;
+                    self.publish(event.clone()).await
+                }
+            };
+            match published {
+                Publish::Done => {
+                    self.count(Counted::Published, &event);
+                    settlement.through = position;
+                    settlement.attempts = 0;
+                    failing_for = Duration::ZERO;
+                    continue;
+                }
+                Publish::Retry if !self.is_given_up(settlement.attempts, failing_for) => {
+                    self.count(Counted::Retried, &event);
+                    settlement.pause = Some(RETRIES.after(settlement.attempts));
+                }
+                Publish::Retry | Publish::Reject => {
+                    self.count(Counted::Dead, &event);
+                    settlement.pause = None;
+                }
+            }
+            return settlement;
+        }
+        settlement.is_all = turn.is_whole;
+        settlement
+    }
+
+    async fn publish(&self, event: Event) -> Publish {
+        // The closure may panic before it returns its future.
+        let publish = async { (self.publish)(event).await };
+        let publish = AssertUnwindSafe(publish).catch_unwind();
+        match time::timeout(self.timeout, publish).await {
+            Ok(Ok(published)) => published,
+            // A panic, or the timeout.
+            Ok(Err(_)) | Err(_) => Publish::Retry,
+        }
+    }
+
+    fn is_given_up(&self, attempts: u32, failing_for: Duration) -> bool {
+        attempts >= self.give_up.attempts.max(1) && failing_for >= self.give_up.age
+    }
+
+    fn count(&self, counted: Counted, event: &Event) {
+        let count_in_report = match counted {
+            Counted::Staged => return,
+            Counted::Published => &self.counts.published,
+            Counted::Retried => &self.counts.retried,
+            Counted::Dead => &self.counts.dead,
+        };
+        count_in_report.fetch_add(1, Ordering::Relaxed);
+        count(counted, 1);
+        #[cfg(feature = "tracing")]
+        match counted {
+            Counted::Dead => tracing::warn!(
+                target: "tower_idempotency",
+                event = event.id(),
+                "an event is dead, and later ones of its aggregate wait: `requeue` or `discard` it"
+            ),
+            _ => tracing::debug!(
+                target: "tower_idempotency",
+                event = event.id(),
+                what = counted.name(),
+                "outbox event"
+            ),
+        }
+        let _ = event;
+    }
+}
+
+impl<S, P> fmt::Debug for Relay<S, P> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Relay")
+            .field("outbox", &self.outbox)
+            .field("batch", &self.batch)
+            .field("lease", &self.lease)
+            .field("poll", &self.poll)
+            .field("give_up", &self.give_up)
+            .finish_non_exhaustive()
+    }
+}
+
+const FAILED: &str = "the relay cannot take or settle events: they stay in the outbox, and it tries \
+    again";
+const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
+const FAILURES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+const SHORTEST_POLL: Duration = Duration::from_millis(1);
+#[cfg(feature = "metrics")]
+const LAG_INTERVAL: Duration = Duration::from_secs(30);

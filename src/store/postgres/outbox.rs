@@ -1,0 +1,510 @@
+//! The outbox in PostgreSQL.
+
+use std::{collections::HashMap, time::Duration};
+
+use bytes::Bytes;
+use sqlx::{
+    Connection as _, PgConnection, Postgres, Row as _, SqlStr, postgres::PgArguments, query,
+    query::Query,
+};
+
+use super::{
+    PostgresStore,
+    engine::PostgresEngine,
+    error::failure,
+    migrations::{Unit, definitions},
+    parameters::micros,
+    schema::statements,
+    session::{Session, column},
+};
+use crate::{
+    StoreError,
+    messages::{
+        DeadEvent, Event, Lag, MessageError, Outbox,
+        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake},
+    },
+    store::{Token, sql::detached},
+};
+
+impl PostgresStore {
+    /// Returns the outbox of `topic`, in the schema of the store's tables.
+    ///
+    /// # Errors
+    ///
+    /// If the name is empty, longer than 255 bytes, or has a NUL.
+    pub fn outbox(&self, topic: &str) -> Result<Outbox<Self>, MessageError> {
+        Outbox::new(self.clone(), topic)
+    }
+}
+
+impl OutboxBackend for PostgresStore {
+    async fn migrate(&self) -> Result<(), StoreError> {
+        self.migrate_unit(&UNIT).await
+    }
+
+    fn schema_sql(&self) -> String {
+        definitions(&UNIT, &self.inner.connector.schema)
+    }
+
+    async fn stage(
+        &self,
+        on: &mut PgConnection,
+        topic: &str,
+        aggregate: &str,
+        events: &[Event],
+    ) -> Result<u64, MessageError> {
+        let ids: Vec<&str> = events.iter().map(Event::id).collect();
+        let payloads: Vec<&[u8]> = events.iter().map(|event| &event.payload()[..]).collect();
+        let bound = |statement: &SqlStr| {
+            query(statement.clone())
+                .persistent(self.inner.transactions.persistent)
+                .bind(topic.to_owned())
+                .bind(aggregate.to_owned())
+                .bind(ids.clone())
+                .bind(payloads.clone())
+        };
+        let explained = |error| UNIT.error(error);
+        let stage = bound(&self.inner.outbox.stage).bind(events.len() as i64);
+        let staged = stage.fetch_all(&mut *on).await.map_err(explained)?.len();
+        if staged < events.len() {
+            let differing = bound(&self.inner.outbox.differing).fetch_optional(on);
+            if differing.await.map_err(explained)?.is_some() {
+                return Err(MessageError::conflict());
+            }
+        }
+        Ok(staged as u64)
+    }
+
+    async fn take(
+        &self,
+        topic: &str,
+        token: Token,
+        limit: u32,
+        lease: Duration,
+    ) -> Result<Vec<Turn>, StoreError> {
+        let topic = topic.to_owned();
+        detached(self.clone().work(async move |work: &mut Work<'_>| {
+            let due = work.query(|sql| &sql.due, &topic).bind(i64::from(limit));
+            let due = due.persistent(false).fetch_all(&mut *work.on).await;
+            let aggregates = texts(&due.map_err(failure)?)?;
+            if aggregates.is_empty() {
+                return Ok(Vec::new());
+            }
+            let take = work
+                .query(|sql| &sql.take, &topic)
+                .bind(aggregates)
+                .bind(micros(lease))
+                .bind(token.as_bytes().as_slice());
+            let mut turns = HashMap::new();
+            for row in take.fetch_all(&mut *work.on).await.map_err(failure)? {
+                let aggregate: String = column(&row, "aggregate")?;
+                let turn = Turn {
+                    aggregate: aggregate.clone(),
+                    attempts: unsigned(column(&row, "attempts")?),
+                    failing_for: duration(column(&row, "failing_for")?),
+                    events: Vec::new(),
+                    is_whole: true,
+                };
+                turns.insert(aggregate, turn);
+            }
+            // So many of each that there are `limit` of all.
+            let each = (limit as usize / turns.len().max(1)).max(1);
+            let taken: Vec<String> = turns.keys().cloned().collect();
+            let events = work.query(|sql| &sql.events, &topic);
+            let events = events.bind(taken).bind(each as i64);
+            for row in events.fetch_all(&mut *work.on).await.map_err(failure)? {
+                let aggregate: &str = column(&row, "aggregate")?;
+                if let Some(turn) = turns.get_mut(aggregate) {
+                    let event = event(column(&row, "id")?, aggregate, column(&row, "payload")?);
+                    turn.events.push((column(&row, "position")?, event));
+                    turn.is_whole = turn.events.len() < each;
+                }
+            }
+            let mut turns: Vec<Turn> = turns.into_values().collect();
+            for turn in &mut turns {
+                turn.events.sort_by_key(|(position, _)| *position);
+            }
+            Ok(turns)
+        }))
+        .await
+    }
+
+    async fn settle(
+        &self,
+        topic: &str,
+        settlements: &[Settlement],
+    ) -> Result<Vec<String>, StoreError> {
+        let topic = topic.to_owned();
+        let columns = Columns::of(settlements);
+        let is_all: Vec<String> = settlements
+            .iter()
+            .filter(|settlement| settlement.is_all)
+            .map(|settlement| settlement.aggregate.clone())
+            .collect();
+        detached(self.clone().work(async move |work: &mut Work<'_>| {
+            let settle = columns.bind(work.query(|sql| &sql.settle, &topic));
+            let settled = settle.fetch_all(&mut *work.on).await.map_err(failure)?;
+            let settled = texts(&settled)?;
+            let (aggregates, through) = columns.published(&settled);
+            if !aggregates.is_empty() {
+                let publish = work.query(|sql| &sql.remove_events, &topic);
+                let publish = publish.bind(aggregates).bind(through);
+                publish.execute(&mut *work.on).await.map_err(failure)?;
+            }
+            let is_settled = |aggregate: &String| settled.contains(aggregate);
+            let empty: Vec<String> = is_all.into_iter().filter(is_settled).collect();
+            if !empty.is_empty() {
+                work.remove(&topic, empty).await?;
+            }
+            Ok(settled)
+        }))
+        .await
+    }
+
+    async fn dead(&self, topic: &str, limit: u32) -> Result<Vec<DeadEvent>, StoreError> {
+        let topic = topic.to_owned();
+        detached(self.clone().work(async move |work: &mut Work<'_>| {
+            let dead = work.query(|sql| &sql.dead, &topic).bind(None::<String>);
+            let dead = dead.bind(i64::from(limit)).fetch_all(&mut *work.on).await;
+            let dead = dead.map_err(failure)?;
+            let dead = dead.iter().map(|row| {
+                let aggregate: &str = column(row, "aggregate")?;
+                Ok(DeadEvent {
+                    event: event(column(row, "id")?, aggregate, column(row, "payload")?),
+                    attempts: unsigned(column(row, "attempts")?),
+                    failing_for: duration(column(row, "failing_for")?),
+                })
+            });
+            dead.collect()
+        }))
+        .await
+    }
+
+    async fn revive(&self, topic: &str, id: &str, discards: bool) -> Result<bool, StoreError> {
+        let (topic, id) = (topic.to_owned(), id.to_owned());
+        detached(self.clone().work(async move |work: &mut Work<'_>| {
+            let dead = work.query(|sql| &sql.dead, &topic).bind(id).bind(1_i64);
+            let dead = dead.fetch_optional(&mut *work.on).await.map_err(failure)?;
+            let Some(dead) = dead else {
+                return Ok(false);
+            };
+            let aggregate: String = column(&dead, "aggregate")?;
+            // The guard is checked again: another operator may have done so since.
+            let revive = work.query(|sql| &sql.revive, &topic).bind(&aggregate);
+            let revived = revive.execute(&mut *work.on).await.map_err(failure)?;
+            let is_revived = revived.rows_affected() > 0;
+            if is_revived && discards {
+                let position: i64 = column(&dead, "position")?;
+                let discard = work.query(|sql| &sql.remove_event, &topic);
+                let discard = discard.bind(aggregate).bind(position);
+                discard.execute(&mut *work.on).await.map_err(failure)?;
+            }
+            Ok(is_revived)
+        }))
+        .await
+    }
+
+    async fn lag(&self, topic: &str) -> Result<Lag, StoreError> {
+        let topic = topic.to_owned();
+        detached(self.clone().work(async move |work: &mut Work<'_>| {
+            let lag = work.query(|sql| &sql.lag, &topic);
+            let row = lag.fetch_one(&mut *work.on).await.map_err(failure)?;
+            let count = |name| column::<i64>(&row, name).map(i64::unsigned_abs);
+            Ok(Lag {
+                events: count("events")?,
+                oldest: duration(column(&row, "oldest")?),
+                dead: count("dead")?,
+            })
+        }))
+        .await
+    }
+
+    fn wake(&self) -> &Wake {
+        &self.inner.wake
+    }
+}
+
+/// The statements of one call, in one transaction.
+struct Work<'c> {
+    on: &'c mut PgConnection,
+    sql: &'c Statements,
+    persistent: bool,
+    engine: PostgresEngine,
+}
+
+impl PostgresStore {
+    /// Runs `work` in a transaction on one of the connections for operators.
+    async fn work<T>(
+        self,
+        work: impl AsyncFnOnce(&mut Work<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let inner = &self.inner;
+        let run = async |session: &mut Session<'_>| {
+            let persistent = session.persistent;
+            let begun = session.connection.begin().await;
+            let mut transaction = begun.map_err(failure)?;
+            let answer = work(&mut Work {
+                on: &mut transaction,
+                sql: &inner.outbox,
+                persistent,
+                engine: inner.connector.schema.engine,
+            })
+            .await?;
+            transaction.commit().await.map_err(failure)?;
+            Ok(answer)
+        };
+        inner.admin.run(run).await
+    }
+}
+
+impl Work<'_> {
+    /// Returns a query about the topic.
+    fn query(
+        &self,
+        statement: fn(&Statements) -> &SqlStr,
+        topic: &str,
+    ) -> Query<'static, Postgres, PgArguments> {
+        query(statement(self.sql).clone())
+            .persistent(self.persistent)
+            .bind(topic.to_owned())
+    }
+
+    /// Removes the turns of these aggregates that have no event.
+    ///
+    /// An event that is being staged holds the lock of its stream. Its turn stays.
+    async fn remove(&mut self, topic: &str, aggregates: Vec<String>) -> Result<(), StoreError> {
+        // Citus locks the rows of one shard in a statement.
+        let groups = match self.engine {
+            PostgresEngine::Postgres => vec![aggregates],
+            _ => aggregates
+                .into_iter()
+                .map(|aggregate| vec![aggregate])
+                .collect(),
+        };
+        for aggregates in groups {
+            let lock = self.query(|sql| &sql.lock, topic).bind(aggregates);
+            let locked = lock.fetch_all(&mut *self.on).await.map_err(failure)?;
+            // In a statement of its own, which sees what was staged before the lock.
+            let remove = self.query(|sql| &sql.remove_turns, topic);
+            let remove = remove.bind(texts(&locked)?).fetch_all(&mut *self.on);
+            let removed = texts(&remove.await.map_err(failure)?)?;
+            let remove = self.query(|sql| &sql.remove_streams, topic).bind(removed);
+            remove.execute(&mut *self.on).await.map_err(failure)?;
+        }
+        Ok(())
+    }
+}
+
+/// Settlements as arrays of a statement.
+struct Columns {
+    aggregates: Vec<String>,
+    tokens: Vec<Vec<u8>>,
+    pauses: Vec<Option<i64>>,
+    attempts: Vec<i64>,
+    through: Vec<i64>,
+}
+
+impl Columns {
+    fn of(settlements: &[Settlement]) -> Self {
+        let settlements = || settlements.iter();
+        Self {
+            aggregates: settlements().map(|of| of.aggregate.clone()).collect(),
+            tokens: settlements()
+                .map(|of| of.token.as_bytes().to_vec())
+                .collect(),
+            pauses: settlements().map(|of| of.pause.map(micros)).collect(),
+            attempts: settlements().map(|of| of.attempts.into()).collect(),
+            through: settlements().map(|of| of.through).collect(),
+        }
+    }
+
+    fn bind<'q>(
+        &self,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> Query<'q, Postgres, PgArguments> {
+        query
+            .bind(self.aggregates.clone())
+            .bind(self.tokens.clone())
+            .bind(self.pauses.clone())
+            .bind(self.attempts.clone())
+            .bind(self.through.clone())
+    }
+
+    /// Returns up to which position the events of the settled turns are published.
+    fn published(&self, settled: &[String]) -> (Vec<String>, Vec<i64>) {
+        let published = self.aggregates.iter().zip(&self.through);
+        published
+            .filter(|(aggregate, through)| **through > 0 && settled.contains(aggregate))
+            .map(|(aggregate, through)| (aggregate.clone(), *through))
+            .unzip()
+    }
+}
+
+/// Returns the first column of each row.
+fn texts(rows: &[sqlx::postgres::PgRow]) -> Result<Vec<String>, StoreError> {
+    let texts = rows.iter().map(|row| row.try_get(0).map_err(failure));
+    texts.collect()
+}
+
+fn event(id: &str, aggregate: &str, payload: Vec<u8>) -> Event {
+    Event::new(id, aggregate, Bytes::from(payload))
+}
+
+fn unsigned(attempts: i64) -> u32 {
+    attempts.try_into().unwrap_or_default()
+}
+
+fn duration(micros: i64) -> Duration {
+    Duration::from_micros(micros.max(0).unsigned_abs())
+}
+
+const UNIT: Unit = Unit {
+    version: 3,
+    name: "outbox",
+    table: "idempotency_events",
+    owner: "Outbox",
+    definitions: include_str!("../../../migrations/postgres/0003_outbox.sql"),
+};
+
+statements! {
+    /// Locks the stream until the transaction ends. The events of the statement get the
+    /// last positions, in their order.
+    stage = "
+WITH stream AS (
+    INSERT INTO {streams} AS stream (topic, aggregate, last_position)
+    VALUES ($1, $2, $5)
+    ON CONFLICT (topic, aggregate) DO UPDATE SET last_position = stream.last_position + $5
+    RETURNING last_position
+), event AS (
+    INSERT INTO {events} (topic, aggregate, position, id, payload, staged_at)
+    SELECT $1, $2, stream.last_position - $5 + staged.place, staged.id, staged.payload, clock.now
+    FROM stream,
+         unnest($3::text[], $4::bytea[]) WITH ORDINALITY AS staged (id, payload, place), {clock}
+    ON CONFLICT (topic, aggregate, id) DO NOTHING
+    RETURNING id
+), turn AS (
+    INSERT INTO {turns} (topic, aggregate, due_at)
+    SELECT $1, $2, clock.now
+    FROM stream, {clock}
+    ON CONFLICT (topic, aggregate) DO NOTHING
+)
+SELECT id FROM event";
+
+    /// The events that are staged with another payload.
+    differing = "
+SELECT event.id
+FROM {events} AS event
+    JOIN unnest($3::text[], $4::bytea[]) AS staged (id, payload) ON staged.id = event.id
+WHERE event.topic = $1 AND event.aggregate = $2 AND event.payload <> staged.payload
+LIMIT 1";
+
+    due = "
+SELECT turn.aggregate
+FROM {turns} AS turn, {clock}
+WHERE turn.topic = $1 AND turn.due_at <= clock.now
+ORDER BY turn.due_at
+LIMIT $2{skip_turns}";
+
+    /// Counts the attempt before it is made: it may end its process.
+    take = "
+UPDATE {turns} AS turn
+SET due_at = clock.now + $3,
+    token = $4,
+    attempts = turn.attempts + 1,
+    failing_since = COALESCE(turn.failing_since, clock.now)
+FROM {clock}
+WHERE turn.topic = $1 AND turn.aggregate = ANY($2) AND turn.due_at <= clock.now
+RETURNING turn.aggregate, turn.attempts::bigint AS attempts,
+          clock.now - turn.failing_since AS failing_for";
+
+    /// The first events of each aggregate.
+    events = "
+SELECT taken.aggregate, event.position, event.id, event.payload
+FROM unnest($2::text[]) AS taken (aggregate) CROSS JOIN LATERAL (
+    SELECT position, id, payload
+    FROM {events}
+    WHERE topic = $1 AND aggregate = taken.aggregate
+    ORDER BY position
+    LIMIT $3) AS event", "
+SELECT aggregate, position, id, payload
+FROM (
+    SELECT aggregate, position, id, payload,
+           row_number() OVER (PARTITION BY aggregate ORDER BY position) AS place
+    FROM {events}
+    WHERE topic = $1 AND aggregate = ANY($2)) AS event
+WHERE place <= $3";
+
+    settle = "
+UPDATE {turns} AS turn
+SET token = NULL,
+    due_at = clock.now + ended.pause,
+    attempts = ended.attempts,
+    failing_since = CASE
+        WHEN ended.attempts = 0 THEN NULL
+        WHEN ended.through > 0 THEN clock.now
+        ELSE turn.failing_since
+    END
+FROM unnest($2::text[], $3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[])
+         AS ended (aggregate, token, pause, attempts, through), {clock}
+WHERE turn.topic = $1 AND turn.aggregate = ended.aggregate AND turn.token = ended.token
+RETURNING turn.aggregate";
+
+    remove_events = "
+DELETE FROM {events} AS event
+USING unnest($2::text[], $3::bigint[]) AS published (aggregate, through)
+WHERE event.topic = $1 AND event.aggregate = published.aggregate
+  AND event.position <= published.through";
+
+    /// Waits for no transaction that stages an event.
+    lock = "
+SELECT aggregate
+FROM {streams}
+WHERE topic = $1 AND aggregate = ANY($2)
+FOR UPDATE SKIP LOCKED";
+
+    remove_turns = "
+DELETE FROM {turns} AS turn
+WHERE turn.topic = $1 AND turn.aggregate = ANY($2)
+  AND NOT EXISTS (
+      SELECT FROM {events} AS event
+      WHERE event.topic = turn.topic AND event.aggregate = turn.aggregate)
+RETURNING turn.aggregate";
+
+    remove_streams = "
+DELETE FROM {streams}
+WHERE topic = $1 AND aggregate = ANY($2)";
+
+    /// The first events of the aggregates that wait for an operator, or the one with the id
+    /// `$2`.
+    dead = "
+SELECT turn.aggregate, turn.attempts::bigint AS attempts,
+       COALESCE(clock.now - turn.failing_since, 0) AS failing_for,
+       event.position, event.id, event.payload
+FROM {turns} AS turn
+    JOIN {events} AS event
+        ON event.topic = turn.topic AND event.aggregate = turn.aggregate, {clock}
+WHERE turn.topic = $1 AND turn.due_at IS NULL AND ($2 IS NULL OR event.id = $2)
+  AND NOT EXISTS (
+      SELECT FROM {events} AS earlier
+      WHERE earlier.topic = event.topic AND earlier.aggregate = event.aggregate
+        AND earlier.position < event.position)
+ORDER BY turn.aggregate
+LIMIT $3";
+
+    revive = "
+UPDATE {turns}
+SET due_at = clock.now, token = NULL, attempts = 0, failing_since = NULL
+FROM {clock}
+WHERE topic = $1 AND aggregate = $2 AND due_at IS NULL";
+
+    remove_event = "
+DELETE FROM {events}
+WHERE topic = $1 AND aggregate = $2 AND position = $3";
+
+    lag = "
+SELECT count(*) AS events,
+       COALESCE((SELECT clock.now FROM {clock}) - min(staged_at), 0) AS oldest,
+       (SELECT count(*) FROM {turns} WHERE topic = $1 AND due_at IS NULL) AS dead
+FROM {events}
+WHERE topic = $1";
+}

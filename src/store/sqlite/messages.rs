@@ -1,0 +1,40 @@
+//! What the inbox and the outbox have in common.
+
+use sqlx::{Sqlite, SqliteConnection};
+
+use super::{SqliteStore, error::is_stale_reader, setup::make_tables};
+use crate::{
+    StoreError,
+    messages::{MessageError, MessageErrorKind, sealed::MessageBackend},
+    store::sql::detached,
+};
+
+impl MessageBackend for SqliteStore {
+    type Sql = Sqlite;
+}
+
+impl SqliteStore {
+    pub(super) async fn make_tables_of(
+        &self,
+        name: &'static str,
+        definitions: &'static str,
+    ) -> Result<(), StoreError> {
+        let writer = self.writer.clone();
+        detached(async move {
+            let make = async |on: &mut SqliteConnection| make_tables(on, name, definitions).await;
+            writer.write(make).await
+        })
+        .await
+    }
+}
+
+/// Returns the error of a statement in a transaction of the application.
+pub(super) fn of_transaction(error: sqlx::Error) -> MessageError {
+    match is_stale_reader(&error) {
+        true => MessageError::new(MessageErrorKind::Transaction, STALE_READER),
+        false => error.into(),
+    }
+}
+
+const STALE_READER: &str = "the transaction has read before another one wrote, so that it cannot \
+    write: begin it with `BEGIN IMMEDIATE`";

@@ -1,0 +1,409 @@
+//! The outbox in an SQLite file.
+
+use std::time::Duration;
+
+use sqlx::{SqliteConnection, query, query_as, query_scalar};
+
+use super::{
+    SqliteStore,
+    error::failure,
+    messages::of_transaction,
+    statements::{column, now},
+};
+use crate::{
+    StoreError,
+    messages::{
+        DeadEvent, Event, Lag, MessageError, Outbox,
+        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake},
+    },
+    store::{Token, sql::detached},
+};
+
+impl SqliteStore {
+    /// Returns the outbox of `topic`, in the store's file.
+    ///
+    /// # Errors
+    ///
+    /// If the name is empty, longer than 255 bytes, or has a NUL.
+    pub fn outbox(&self, topic: &str) -> Result<Outbox<Self>, MessageError> {
+        Outbox::new(self.clone(), topic)
+    }
+}
+
+impl OutboxBackend for SqliteStore {
+    async fn migrate(&self) -> Result<(), StoreError> {
+        self.make_tables_of("outbox", DEFINITIONS).await
+    }
+
+    fn schema_sql(&self) -> String {
+        DEFINITIONS.to_owned()
+    }
+
+    async fn stage(
+        &self,
+        on: &mut SqliteConnection,
+        topic: &str,
+        aggregate: &str,
+        events: &[Event],
+    ) -> Result<u64, MessageError> {
+        let now = column(now());
+        let mut staged = 0;
+        for event in events {
+            let payload: Option<Vec<u8>> = query_scalar(PAYLOAD)
+                .bind(topic)
+                .bind(aggregate)
+                .bind(event.id())
+                .fetch_optional(&mut *on)
+                .await
+                .map_err(of_transaction)?;
+            match payload {
+                Some(payload) if payload == *event.payload() => continue,
+                Some(_) => return Err(MessageError::conflict()),
+                None => staged += 1,
+            }
+            let position: i64 = query_scalar(NEXT_POSITION)
+                .bind(topic)
+                .bind(aggregate)
+                .fetch_one(&mut *on)
+                .await
+                .map_err(of_transaction)?;
+            query(STAGE)
+                .bind(topic)
+                .bind(aggregate)
+                .bind(position)
+                .bind(event.id())
+                .bind(&event.payload()[..])
+                .bind(now)
+                .execute(&mut *on)
+                .await?;
+            let turn = query(ADD_TURN).bind(topic).bind(aggregate).bind(now);
+            turn.execute(&mut *on).await?;
+        }
+        Ok(staged)
+    }
+
+    async fn take(
+        &self,
+        topic: &str,
+        token: Token,
+        limit: u32,
+        lease: Duration,
+    ) -> Result<Vec<Turn>, StoreError> {
+        let topic = topic.to_owned();
+        // An idle relay leaves the write lock to others.
+        let is_due: Option<i64> = query_scalar(IS_DUE)
+            .bind(&topic)
+            .bind(column(now()))
+            .fetch_optional(&self.readers)
+            .await
+            .map_err(failure)?;
+        if is_due.is_none() {
+            return Ok(Vec::new());
+        }
+        let writer = self.writer.clone();
+        let take = async move {
+            let take =
+                async |on: &mut SqliteConnection| take(on, &topic, token, limit, lease).await;
+            writer.write(take).await
+        };
+        detached(take).await
+    }
+
+    async fn settle(
+        &self,
+        topic: &str,
+        settlements: &[Settlement],
+    ) -> Result<Vec<String>, StoreError> {
+        let topic = topic.to_owned();
+        let settlements = settlements.to_vec();
+        let writer = self.writer.clone();
+        detached(async move {
+            let settle = async |on: &mut SqliteConnection| {
+                let mut settled = Vec::new();
+                for settlement in settlements {
+                    if settle(on, &topic, &settlement).await.map_err(failure)? {
+                        settled.push(settlement.aggregate);
+                    }
+                }
+                Ok(settled)
+            };
+            writer.write(settle).await
+        })
+        .await
+    }
+
+    async fn dead(&self, topic: &str, limit: u32) -> Result<Vec<DeadEvent>, StoreError> {
+        let rows: Vec<DeadRow> = query_as(DEAD)
+            .bind(topic)
+            .bind(None::<String>)
+            .bind(i64::from(limit))
+            .fetch_all(&self.readers)
+            .await
+            .map_err(failure)?;
+        let now = column(now());
+        let dead = rows.into_iter().map(
+            |(aggregate, attempts, failing_since, _, id, payload): DeadRow| DeadEvent {
+                event: Event::new(id, aggregate, payload),
+                attempts,
+                failing_for: failing_since.map_or(Duration::ZERO, |since| age(now, since)),
+            },
+        );
+        Ok(dead.collect())
+    }
+
+    async fn revive(&self, topic: &str, id: &str, discards: bool) -> Result<bool, StoreError> {
+        let (topic, id) = (topic.to_owned(), id.to_owned());
+        let writer = self.writer.clone();
+        detached(async move {
+            let revive = async |on: &mut SqliteConnection| {
+                let revived = revive(on, &topic, &id, discards).await;
+                revived.map_err(failure)
+            };
+            writer.write(revive).await
+        })
+        .await
+    }
+
+    async fn lag(&self, topic: &str) -> Result<Lag, StoreError> {
+        let (events, oldest, dead): (i64, Option<i64>, i64) = query_as(LAG)
+            .bind(topic)
+            .fetch_one(&self.readers)
+            .await
+            .map_err(failure)?;
+        let now = column(now());
+        Ok(Lag {
+            events: events.unsigned_abs(),
+            oldest: oldest.map_or(Duration::ZERO, |oldest| age(now, oldest)),
+            dead: dead.unsigned_abs(),
+        })
+    }
+
+    fn wake(&self) -> &Wake {
+        &self.wake
+    }
+}
+
+async fn take(
+    on: &mut SqliteConnection,
+    topic: &str,
+    token: Token,
+    limit: u32,
+    lease: Duration,
+) -> Result<Vec<Turn>, StoreError> {
+    let (now, lease_end) = (now(), now().saturating_add(lease));
+    let taken: Vec<(String, u32, i64)> = query_as(TAKE)
+        .bind(topic)
+        .bind(column(now))
+        .bind(i64::from(limit))
+        .bind(column(lease_end))
+        .bind(token.as_bytes().as_slice())
+        .fetch_all(&mut *on)
+        .await
+        .map_err(failure)?;
+    // So many of each that there are `limit` of all.
+    let each = (limit as usize / taken.len().max(1)).max(1);
+    let mut turns = Vec::new();
+    for (aggregate, attempts, failing_since) in taken {
+        let rows: Vec<(i64, String, Vec<u8>)> = query_as(EVENTS)
+            .bind(topic)
+            .bind(&aggregate)
+            .bind(each as i64)
+            .fetch_all(&mut *on)
+            .await
+            .map_err(failure)?;
+        let event = |(position, id, payload): (i64, String, Vec<u8>)| {
+            (position, Event::new(id, &*aggregate, payload))
+        };
+        let events: Vec<(i64, Event)> = rows.into_iter().map(event).collect();
+        turns.push(Turn {
+            attempts,
+            failing_for: age(column(now), failing_since),
+            is_whole: events.len() < each,
+            events,
+            aggregate,
+        });
+    }
+    Ok(turns)
+}
+
+/// Returns false if the turn has another token.
+async fn settle(
+    on: &mut SqliteConnection,
+    topic: &str,
+    settlement: &Settlement,
+) -> Result<bool, sqlx::Error> {
+    let Settlement {
+        aggregate,
+        token,
+        through,
+        attempts,
+        pause,
+        is_all,
+    } = settlement;
+    let now = now();
+    let settled = query(SETTLE)
+        .bind(topic)
+        .bind(aggregate)
+        .bind(token.as_bytes().as_slice())
+        .bind(pause.map(|pause| column(now.saturating_add(pause))))
+        .bind(attempts)
+        .bind(through)
+        .bind(column(now))
+        .execute(&mut *on)
+        .await?;
+    if settled.rows_affected() == 0 {
+        return Ok(false);
+    }
+    query(REMOVE_EVENTS)
+        .bind(topic)
+        .bind(aggregate)
+        .bind(through)
+        .execute(&mut *on)
+        .await?;
+    if *is_all {
+        let remove = query(REMOVE_TURN).bind(topic).bind(aggregate);
+        if remove.execute(&mut *on).await?.rows_affected() > 0 {
+            let remove = query(REMOVE_STREAM).bind(topic).bind(aggregate);
+            remove.execute(&mut *on).await?;
+        }
+    }
+    Ok(true)
+}
+
+async fn revive(
+    on: &mut SqliteConnection,
+    topic: &str,
+    id: &str,
+    discards: bool,
+) -> Result<bool, sqlx::Error> {
+    let dead: Option<DeadRow> = query_as(DEAD)
+        .bind(topic)
+        .bind(id)
+        .bind(1)
+        .fetch_optional(&mut *on)
+        .await?;
+    let Some((aggregate, _, _, position, ..)) = dead else {
+        return Ok(false);
+    };
+    if discards {
+        query(REMOVE_EVENTS)
+            .bind(topic)
+            .bind(&aggregate)
+            .bind(position)
+            .execute(&mut *on)
+            .await?;
+    }
+    let revive = query(REVIVE).bind(topic).bind(&aggregate);
+    revive.bind(column(now())).execute(on).await?;
+    Ok(true)
+}
+
+/// Aggregate, attempts and the first of them, position, id, payload.
+type DeadRow = (String, u32, Option<i64>, i64, String, Vec<u8>);
+
+fn age(now: i64, then: i64) -> Duration {
+    Duration::from_micros(now.saturating_sub(then).max(0).unsigned_abs())
+}
+
+const DEFINITIONS: &str = include_str!("../../../migrations/sqlite/0003_outbox.sql");
+
+const PAYLOAD: &str = "
+SELECT payload
+FROM idempotency_events
+WHERE topic = ?1 AND aggregate = ?2 AND id = ?3";
+
+const NEXT_POSITION: &str = "
+INSERT INTO idempotency_streams (topic, aggregate, last_position)
+VALUES (?1, ?2, 1)
+ON CONFLICT (topic, aggregate) DO UPDATE SET last_position = last_position + 1
+RETURNING last_position";
+
+const STAGE: &str = "
+INSERT INTO idempotency_events (topic, aggregate, position, id, payload, staged_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+
+const ADD_TURN: &str = "
+INSERT INTO idempotency_turns (topic, aggregate, due_at)
+VALUES (?1, ?2, ?3)
+ON CONFLICT (topic, aggregate) DO NOTHING";
+
+const IS_DUE: &str = "
+SELECT 1
+FROM idempotency_turns
+WHERE topic = ?1 AND due_at <= ?2
+LIMIT 1";
+
+/// Counts the attempt before it is made: it may end its process.
+const TAKE: &str = "
+UPDATE idempotency_turns
+SET due_at = ?4,
+    token = ?5,
+    attempts = attempts + 1,
+    failing_since = COALESCE(failing_since, ?2)
+WHERE topic = ?1 AND aggregate IN (
+    SELECT aggregate
+    FROM idempotency_turns
+    WHERE topic = ?1 AND due_at <= ?2
+    ORDER BY due_at
+    LIMIT ?3)
+RETURNING aggregate, attempts, failing_since";
+
+const EVENTS: &str = "
+SELECT position, id, payload
+FROM idempotency_events
+WHERE topic = ?1 AND aggregate = ?2
+ORDER BY position
+LIMIT ?3";
+
+const SETTLE: &str = "
+UPDATE idempotency_turns
+SET token = NULL,
+    due_at = ?4,
+    attempts = ?5,
+    failing_since = CASE
+        WHEN ?5 = 0 THEN NULL
+        WHEN ?6 > 0 THEN ?7
+        ELSE failing_since
+    END
+WHERE topic = ?1 AND aggregate = ?2 AND token = ?3";
+
+const REMOVE_EVENTS: &str = "
+DELETE FROM idempotency_events
+WHERE topic = ?1 AND aggregate = ?2 AND position <= ?3";
+
+const REMOVE_TURN: &str = "
+DELETE FROM idempotency_turns
+WHERE topic = ?1 AND aggregate = ?2
+  AND NOT EXISTS (SELECT * FROM idempotency_events WHERE topic = ?1 AND aggregate = ?2)";
+
+const REMOVE_STREAM: &str = "
+DELETE FROM idempotency_streams
+WHERE topic = ?1 AND aggregate = ?2";
+
+/// The first events of the aggregates that wait for an operator, or the one with the id
+/// `?2`.
+const DEAD: &str = "
+SELECT turn.aggregate, turn.attempts, turn.failing_since,
+       event.position, event.id, event.payload
+FROM idempotency_turns AS turn
+    JOIN idempotency_events AS event
+        ON event.topic = turn.topic AND event.aggregate = turn.aggregate
+WHERE turn.topic = ?1 AND turn.due_at IS NULL AND (?2 IS NULL OR event.id = ?2)
+  AND NOT EXISTS (
+      SELECT *
+      FROM idempotency_events AS earlier
+      WHERE earlier.topic = event.topic AND earlier.aggregate = event.aggregate
+        AND earlier.position < event.position)
+ORDER BY turn.aggregate
+LIMIT ?3";
+
+const REVIVE: &str = "
+UPDATE idempotency_turns
+SET due_at = ?3, token = NULL, attempts = 0, failing_since = NULL
+WHERE topic = ?1 AND aggregate = ?2";
+
+const LAG: &str = "
+SELECT count(*), min(staged_at),
+       (SELECT count(*) FROM idempotency_turns WHERE topic = ?1 AND due_at IS NULL)
+FROM idempotency_events
+WHERE topic = ?1";

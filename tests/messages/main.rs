@@ -1,0 +1,10 @@
+//! Messages that are processed once, and events that are published, on PostgreSQL and
+//! SQLite.
+
+#[path = "../databases/mod.rs"]
+mod databases;
+mod inbox;
+mod outbox;
+#[path = "../transactions/proxy.rs"]
+mod proxy;
+mod shop;
