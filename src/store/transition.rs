@@ -352,7 +352,7 @@ impl StoredRecord {
 
     /// Encodes the record, for a store that keeps bytes.
     ///
-    /// Equal records have equal bytes, so that a compare-and-swap may compare the
+    /// Moments are encoded in whole microseconds. Equal records have equal bytes, so that a compare-and-swap may compare the
     /// bytes. Later versions of this crate decode them.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
@@ -370,8 +370,7 @@ impl StoredRecord {
         bytes.put_u32_le(self.takeovers);
         bytes.put_u64_le(self.fence.get());
         for moment in [self.claimed_at, self.expires_at, lease_until] {
-            bytes.put_u64_le(moment.as_secs());
-            bytes.put_u32_le(moment.subsec_nanos());
+            bytes.put_u64_le(u64::try_from(moment.as_micros()).unwrap_or(u64::MAX));
         }
         bytes.put_slice(self.operation.as_bytes());
         bytes.put_slice(self.token.as_bytes());
@@ -393,10 +392,8 @@ impl StoredRecord {
         let state = bytes.get_u8();
         let (attempt, takeovers) = (bytes.get_u32_le(), bytes.get_u32_le());
         let fence = Fence::from(bytes.get_u64_le());
-        let [claimed_at, expires_at, lease_until] = array::from_fn(|_| {
-            let (secs, nanos) = (bytes.get_u64_le(), bytes.get_u32_le());
-            Duration::from_secs(secs).saturating_add(Duration::from_nanos(nanos.into()))
-        });
+        let [claimed_at, expires_at, lease_until] =
+            array::from_fn(|_| Duration::from_micros(bytes.get_u64_le()));
         let operation = OperationId::from_bytes(take(&mut bytes));
         let token = Token::from_bytes(take(&mut bytes));
         let fingerprint = Fingerprint::from_bytes(take(&mut bytes));
@@ -479,7 +476,7 @@ fn take<const N: usize>(bytes: &mut Bytes) -> [u8; N] {
 pub(crate) const VERSION: u8 = 1;
 
 /// The length of an encoded record without its response.
-pub(crate) const ENCODED_LEN: usize = 2 + 2 * 4 + 8 + 3 * 12 + 2 * 16 + Fingerprint::LENGTH;
+pub(crate) const ENCODED_LEN: usize = 2 + 2 * 4 + 4 * 8 + 2 * 16 + Fingerprint::LENGTH;
 
 #[cfg(test)]
 mod tests {
@@ -676,30 +673,29 @@ mod tests {
             operation: OperationId::from_bytes([0xa1; 16]),
             ..Claim::new(
                 Fingerprint::from_bytes([0xc1; Fingerprint::LENGTH]),
-                Duration::new(3, 4),
+                Duration::new(3, 4_000),
                 HOUR,
             )
         };
-        let mut record = StoredRecord::claimed(&claim, Duration::new(1, 2));
+        let mut record = StoredRecord::claimed(&claim, Duration::new(1, 2_000));
         record.attempt = 5;
         record.takeovers = 6;
         let head = |state: &str, expires: &str, lease: &str| {
             let bytes = format!(
-                "01{state}050000000600000040420f0000000000\
-                 010000000000000002000000{expires}{lease}{}{}{}",
+                "01{state}050000000600000042420f000000000042420f0000000000{expires}{lease}{}{}{}",
                 "a1".repeat(16),
                 "b1".repeat(16),
                 "c1".repeat(Fingerprint::LENGTH),
             );
             hex::decode(bytes).unwrap()
         };
-        let golden = head("01", "110e00000000000002000000", "040000000000000006000000");
+        let golden = head("01", "42e6a2d600000000", "06093d0000000000");
         assert_eq!(record.to_bytes(), golden);
         assert_eq!(StoredRecord::from_bytes(golden.into()).unwrap(), record);
 
         let complete = complete(&claim, "kept", HOUR, Duration::ZERO);
         assert_eq!(record.apply(&complete, NOW), Transitioned::Applied);
-        let mut golden = head("02", "110e00000000000002000000", &"00".repeat(12));
+        let mut golden = head("02", "42e6a2d600000000", "0000000000000000");
         golden.extend(b"kept");
         assert_eq!(record.to_bytes(), golden);
         assert_eq!(StoredRecord::from_bytes(golden.into()).unwrap(), record);

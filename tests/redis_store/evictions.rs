@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use tower_idempotency::{
     RedisStore, Store, StoreErrorKind,
     store::{Claim, Claimed, Completion, Release},
@@ -141,6 +142,35 @@ async fn a_key_that_holds_no_record_is_corrupt() {
             store.claim(&name, &hour()).await.unwrap_err(),
         ] {
             assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_corrupt_record_fails_its_own_call_alone() {
+    let node = Node::start(&[]).await;
+    let store = connect(&node.url()).await;
+    let names: Vec<_> = (0..64)
+        .map(|number| name("caller", &number.to_string()))
+        .collect();
+    let mut command = redis::cmd("SADD");
+    command.arg(crate::key(&names[50])).arg("no record");
+    crate::asked(&node, &command).await;
+    // Made at the same time, most of them share a command.
+    let claims = names.iter().map(|name| {
+        let store = &store;
+        async move { store.claim(name, &hour()).await }
+    });
+    for (number, claimed) in join_all(claims).await.into_iter().enumerate() {
+        match claimed {
+            Err(error) => {
+                assert_eq!(
+                    (number, error.kind()),
+                    (50, StoreErrorKind::Corrupt),
+                    "{error}"
+                );
+            }
+            claimed => drop(acquired(claimed)),
         }
     }
 }

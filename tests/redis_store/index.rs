@@ -18,7 +18,7 @@ use crate::{
 async fn the_list_has_exactly_the_open_claims() {
     let node = Node::start(&[]).await;
     let store = connect(&node.url()).await;
-    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64;
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let [added, claimed, completed, again] =
         ["added", "claimed", "completed", "again"].map(|key| name("caller", key));
     // Killed before the claim, after it, and before the entry was removed.
@@ -47,16 +47,10 @@ async fn the_list_has_exactly_the_open_claims() {
 async fn a_sweep_removes_old_entries_without_a_claim() {
     let node = Node::start(&[]).await;
     let store = connect(&node.url()).await;
-    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_millis() as u64;
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
     let [young, old, open] = ["young", "old", "open"].map(|key| name("caller", key));
     add(&node, &young, Token::random(), now).await;
-    add(
-        &node,
-        &old,
-        Token::random(),
-        now - 2 * HOUR.as_millis() as u64,
-    )
-    .await;
+    add(&node, &old, Token::random(), now - 2 * HOUR.as_secs()).await;
     let claim = hour();
     acquired(store.claim(&open, &claim).await);
     add(&node, &open, claim.token, 0).await;

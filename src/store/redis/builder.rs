@@ -1,16 +1,13 @@
 //! The settings of a store's connections.
 
-use std::{
-    fmt,
-    sync::{Arc, atomic::AtomicUsize},
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::try_join_all;
 use redis::Cmd;
 
 use super::{
-    Inner, RedisStore, address::Address, connection::Connector, link::Link, wake_ups::WakeUps,
+    Inner, RedisStore, address::Address, connection::Connector, link::Link, servers::Servers,
+    wake_ups::WakeUps,
 };
 use crate::store::StoreError;
 
@@ -166,15 +163,13 @@ impl RedisStoreBuilder {
                 try_join_all(links).await?
             }
         };
-        Ok(RedisStore(Arc::new(Inner {
-            reads,
-            writes,
-            next_write: AtomicUsize::new(0),
-            prefix: self.prefix,
-            replicas: self.replicas,
-            is_cluster,
-            wake_ups: WakeUps::new(connector(Duration::ZERO)),
-        })))
+        let servers = Servers::new(reads, writes, self.replicas, is_cluster);
+        let wake_ups = WakeUps::new(connector(Duration::ZERO));
+        Ok(RedisStore(Arc::new(Inner::new(
+            self.prefix,
+            servers,
+            wake_ups,
+        ))))
     }
 }
 

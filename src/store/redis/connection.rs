@@ -127,7 +127,12 @@ impl Connection {
                     .await?
             }
         };
-        answers.into_iter().map(Value::extract_error).collect()
+        let checked = answers.into_iter().map(|answer| match answer {
+            Value::ServerError(error) => Err(error.into()),
+            // The error of one call of a script is not that of the others.
+            answer => Ok(answer),
+        });
+        checked.collect()
     }
 
     /// Subscribes to the sharded channel of `key`, over a connection that receives.

@@ -12,14 +12,11 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
+use bytes::Bytes;
 use futures_util::future::try_join_all;
-use redis::{Cmd, FromRedisValue as _, Value};
+use redis::{Cmd, FromRedisValue as _};
 
-use super::{
-    Inner,
-    error::{failure, unexpected},
-    micros, scripts,
-};
+use super::{Inner, calls::Call, error::unexpected, micros};
 use crate::{
     Key, Scope,
     scope::RecordName,
@@ -33,7 +30,7 @@ use crate::{
 /// Where a record and its entries are.
 pub(super) struct Place {
     pub(super) key: Vec<u8>,
-    index: Vec<u8>,
+    pub(super) index: Vec<u8>,
     name: Vec<u8>,
 }
 
@@ -55,15 +52,9 @@ impl Place {
         }
     }
 
-    /// Returns the keys for a script.
-    pub(super) fn keys(&self, is_cluster: bool) -> Vec<&[u8]> {
-        let index = (!is_cluster).then_some(&*self.index);
-        [&*self.key].into_iter().chain(index).collect()
-    }
-
     /// Adds the entry of a claim.
     pub(super) fn add(&self, token: Token) -> Cmd {
-        let added = now().as_millis() as u64;
+        let added = now().as_secs();
         let mut command = redis::cmd("ZADD");
         command.arg(&self.index).arg(added).arg(self.entry(token));
         command
@@ -160,13 +151,13 @@ impl Inner {
     /// Sweeps the record of an entry, and removes the entry if it has none.
     async fn sweep(&self, entry: &Entry, unknown_retention: Duration) -> Result<Swept, StoreError> {
         let place = self.place(&entry.name);
-        let token = entry.token.as_bytes();
-        let retention = micros(unknown_retention);
-        let arguments: [&[u8]; 2] = [token, retention.as_bytes()];
-        let answer = self
-            .write(&scripts::SWEEP, &place, &arguments, None)
-            .await?;
-        let (swept, is_stale) = match &*String::from_redis_value(answer).map_err(unexpected)? {
+        let token = Bytes::copy_from_slice(entry.token.as_bytes());
+        let call = Call {
+            place: self.place(&entry.name),
+            arguments: vec![token, micros(unknown_retention)],
+        };
+        let answer = Option::<String>::from_redis_value(self.sweeps.make(call).await?);
+        let (swept, is_stale) = match answer.map_err(unexpected)?.as_deref().unwrap_or_default() {
             "kept" => (Swept::Kept, false),
             "marked" => (Swept::MarkedUnknown, false),
             "removed" => (Swept::Remove { unknown: true }, true),
@@ -177,11 +168,8 @@ impl Inner {
             ),
         };
         if is_stale {
-            let remove = [place.remove(entry.token)];
-            self.reads
-                .send(remove, &place.key)
-                .await?
-                .map_err(failure)?;
+            let remove = place.remove(entry.token);
+            self.servers.send(remove, &place.key).await?;
         }
         Ok(swept)
     }
@@ -193,8 +181,7 @@ impl Inner {
             let index = index(&self.prefix, group);
             let mut range = redis::cmd("ZRANGE");
             range.arg(&index).arg(0).arg(-1).arg("WITHSCORES");
-            let answers = self.reads.send([range], index.as_bytes()).await?;
-            let entries = answers.map_err(failure)?.pop().unwrap_or(Value::Nil);
+            let entries = self.servers.send(range, index.as_bytes()).await?;
             let entries = Vec::<(Vec<u8>, u64)>::from_redis_value(entries).map_err(unexpected)?;
             entries.into_iter().map(Entry::decode).collect()
         }))
@@ -213,7 +200,7 @@ impl Entry {
         Ok(Self {
             name: RecordName::new(Scope::from_stored(scope), Key::new(key)),
             token: Token::from_bytes(*token),
-            added: Duration::from_millis(added),
+            added: Duration::from_secs(added),
         })
     }
 }

@@ -2,31 +2,26 @@
 
 mod address;
 pub(super) mod builder;
+mod calls;
 mod connection;
 mod error;
 mod index;
 mod link;
 mod scripts;
+mod servers;
 mod wake_ups;
 
-use std::{
-    fmt, iter,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use redis::{Cmd, ErrorKind, FromRedisValue as _, ServerErrorKind, Value};
+use redis::{FromRedisValue as _, Value};
 
 use self::{
-    builder::Replicas,
-    error::{failure, unexpected},
+    calls::{Call, Calls},
+    error::unexpected,
     index::Place,
-    link::Link,
     scripts::Script,
+    servers::Servers,
     wake_ups::WakeUps,
 };
 use super::{
@@ -117,17 +112,33 @@ use crate::{Fence, OperationId, scope::RecordName};
 pub struct RedisStore(Arc<Inner>);
 
 struct Inner {
-    reads: Link,
-    /// The same link, or those on which writes wait for replicas.
-    writes: Vec<Link>,
-    next_write: AtomicUsize,
     prefix: String,
-    replicas: Option<Replicas>,
-    is_cluster: bool,
+    servers: Arc<Servers>,
+    claims: Calls,
+    reclaims: Calls,
+    by_owner: Calls,
+    by_fence: Calls,
+    sweeps: Calls,
+    reads: Calls,
     wake_ups: WakeUps,
 }
 
 impl Inner {
+    fn new(prefix: String, servers: Servers, wake_ups: WakeUps) -> Self {
+        let servers = Arc::new(servers);
+        Self {
+            prefix,
+            claims: Calls::new(Script::claim(), &servers),
+            reclaims: Calls::new(Script::reclaim(), &servers),
+            by_owner: Calls::new(Script::by_owner(), &servers),
+            by_fence: Calls::new(Script::by_fence(), &servers),
+            sweeps: Calls::new(Script::sweep(), &servers),
+            reads: Calls::new(Script::read(), &servers),
+            servers,
+            wake_ups,
+        }
+    }
+
     fn place(&self, name: &RecordName) -> Place {
         Place::of(&self.prefix, name)
     }
@@ -137,114 +148,71 @@ impl Inner {
         name: &RecordName,
         reads_response: bool,
     ) -> Result<Option<Record>, StoreError> {
-        let place = self.place(name);
-        let arguments: [&[u8]; 1] = [flag(reads_response)];
-        let answers = self.eval(&self.reads, &scripts::READ, &place, &arguments, None);
-        let found = Option::from_redis_value(answers.await?.pop().unwrap_or(Value::Nil));
+        let call = Call {
+            place: self.place(name),
+            arguments: vec![flag(reads_response)],
+        };
+        let found = Option::from_redis_value(self.reads.make(call).await?);
         found.map_err(unexpected)?.map(decode).transpose()
     }
 
-    /// Calls a script that writes. In a cluster, adds the entry of a claim to the index
-    /// first.
-    async fn write(
-        &self,
-        script: &Script,
-        place: &Place,
-        arguments: &[&[u8]],
-        claim: Option<Token>,
-    ) -> Result<Value, StoreError> {
-        let next = self.next_write.fetch_add(1, Ordering::Relaxed);
-        let link = &self.writes[next % self.writes.len()];
-        if let Some(token) = claim.filter(|_| self.is_cluster) {
-            let add = [place.add(token)];
-            link.send(add, &place.key).await?.map_err(failure)?;
+    /// Claims. In a cluster, adds the entry of the claim to the index first.
+    async fn claim(&self, calls: &Calls, call: Call, claim: &Claim) -> Result<Value, StoreError> {
+        if self.servers.is_cluster {
+            let add = call.place.add(claim.token);
+            self.servers.send(add, &call.place.key).await?;
         }
-        let wait = self.replicas.map(Replicas::wait);
-        let mut answers = self.eval(link, script, place, arguments, wait).await?;
-        if let Some(replicas) = self.replicas {
-            let acknowledged = answers.pop().unwrap_or(Value::Nil);
-            replicas.check(u32::from_redis_value(acknowledged).map_err(unexpected)?)?;
-        }
-        Ok(answers.pop().unwrap_or(Value::Nil))
-    }
-
-    /// Calls a script, with another command behind it.
-    async fn eval(
-        &self,
-        link: &Link,
-        script: &Script,
-        place: &Place,
-        arguments: &[&[u8]],
-        behind: Option<Cmd>,
-    ) -> Result<Vec<Value>, StoreError> {
-        let call = async |is_loaded| {
-            let script = script.call(is_loaded, &place.keys(self.is_cluster), arguments);
-            let commands = iter::once(script).chain(behind.clone());
-            link.send(commands, &place.key).await
-        };
-        match call(true).await? {
-            // Its node was restarted or promoted, or its scripts were flushed.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                call(false).await?.map_err(failure)
-            }
-            answers => answers.map_err(failure),
-        }
+        calls.make(call).await
     }
 
     /// Makes a transition of the record that has this token or fence.
-    async fn make(
+    async fn transition(
         &self,
+        calls: &Calls,
         name: &RecordName,
-        guard: [&[u8]; 2],
-        call: &Call,
+        guard: Bytes,
+        change: Change,
     ) -> Result<Transitioned, StoreError> {
-        let place = self.place(name);
-        let (time, at_least) = (micros(call.time), micros(call.at_least));
-        let arguments: [&[u8]; 6] = [
-            guard[0],
-            guard[1],
-            call.name.as_bytes(),
-            time.as_bytes(),
-            at_least.as_bytes(),
-            &call.response,
-        ];
-        let answer = self.write(&scripts::TRANSITION, &place, &arguments, None);
-        let Value::BulkString(owner) = answer.await? else {
+        let call = Call {
+            place: self.place(name),
+            arguments: vec![
+                guard,
+                Bytes::from_static(change.name.as_bytes()),
+                micros(change.time),
+                micros(change.at_least),
+                change.response,
+            ],
+        };
+        let Value::BulkString(owner) = calls.make(call).await? else {
             return Ok(Transitioned::Superseded);
         };
         if !owner.is_empty() {
-            self.unlist(place, Token::from_bytes(bytes(owner)?));
+            self.unlist(name, Token::from_bytes(bytes(owner)?));
         }
         Ok(Transitioned::Applied)
     }
 
     /// Removes the entry of a claim whose outcome is known from the index of a cluster. If
     /// that fails, a sweep removes it later, and until then readers pass over it.
-    fn unlist(&self, place: Place, token: Token) {
-        if !self.is_cluster {
-            return;
+    fn unlist(&self, name: &RecordName, token: Token) {
+        if self.servers.is_cluster {
+            let (servers, place) = (Arc::clone(&self.servers), self.place(name));
+            tokio::spawn(async move {
+                let _ = servers.send(place.remove(token), &place.key).await;
+            });
         }
-        let link = self.reads.clone();
-        tokio::spawn(async move {
-            let _ = link.send([place.remove(token)], &place.key).await;
-        });
     }
 }
 
 impl Store for RedisStore {
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
-        let place = self.0.place(name);
-        let (lease, retention) = (micros(claim.lease), micros(claim.retention));
-        let arguments: [&[u8]; 4] = [
-            &ids(claim),
-            lease.as_bytes(),
-            retention.as_bytes(),
-            flag(claim.reads_response),
-        ];
-        let answer = self
-            .0
-            .write(&scripts::CLAIM, &place, &arguments, Some(claim.token));
-        let answer = answer.await?;
+        let mut arguments = of_claim(claim);
+        arguments.push(flag(claim.reads_response));
+        let call = Call {
+            place: self.0.place(name),
+            arguments,
+        };
+        let answer = self.0.claim(&self.0.claims, call, claim).await?;
         if let Value::Int(fence) = answer {
             return Ok(Claimed::Acquired(Grant {
                 operation: claim.operation,
@@ -254,7 +222,7 @@ impl Store for RedisStore {
         }
         let record = decode(<_>::from_redis_value(answer).map_err(unexpected)?)?;
         if record.token != claim.token {
-            self.0.unlist(place, claim.token);
+            self.0.unlist(name, claim.token);
         }
         Ok(Claimed::Occupied(record))
     }
@@ -266,12 +234,6 @@ impl Store for RedisStore {
         reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
-        let place = self.0.place(name);
-        let (seen, lease, retention) = (
-            seen.to_string(),
-            micros(claim.lease),
-            micros(claim.retention),
-        );
         let reclaim_as = match reclaim_as {
             ReclaimAs::Takeover => "takeover",
             ReclaimAs::Rerun => "rerun",
@@ -280,24 +242,21 @@ impl Store for RedisStore {
             ReclaimAs::Replace => "replace",
             ReclaimAs::Expired => "expired",
         };
-        let arguments: [&[u8]; 5] = [
-            seen.as_bytes(),
-            reclaim_as.as_bytes(),
-            &ids(claim),
-            lease.as_bytes(),
-            retention.as_bytes(),
-        ];
-        let answer = self
-            .0
-            .write(&scripts::RECLAIM, &place, &arguments, Some(claim.token));
-        let answer = Option::<(Vec<u8>, u64, u32, Vec<u8>)>::from_redis_value(answer.await?);
+        let mut arguments = of_claim(claim);
+        arguments.extend([seen.to_string().into(), reclaim_as.into()]);
+        let call = Call {
+            place: self.0.place(name),
+            arguments,
+        };
+        let answer = self.0.claim(&self.0.reclaims, call, claim).await?;
+        let answer = Option::<(Vec<u8>, u64, u32, Vec<u8>)>::from_redis_value(answer);
         let Some((operation, fence, attempt, former)) = answer.map_err(unexpected)? else {
-            self.0.unlist(place, claim.token);
+            self.0.unlist(name, claim.token);
             return Ok(None);
         };
         let former = Token::from_bytes(bytes(former)?);
         if former != claim.token {
-            self.0.unlist(place, former);
+            self.0.unlist(name, former);
         }
         Ok(Some(Grant {
             operation: OperationId::from_bytes(bytes(operation)?),
@@ -311,16 +270,17 @@ impl Store for RedisStore {
         name: &RecordName,
         transition: Transition,
     ) -> Result<Transitioned, StoreError> {
-        match &transition {
+        let (calls, guard, change) = match &transition {
             Transition::Owner(token, transition) => {
-                let call = Call::of_owner(transition);
-                self.0.make(name, [b"token", token.as_bytes()], &call).await
+                let token = Bytes::copy_from_slice(token.as_bytes());
+                (&self.0.by_owner, token, Change::by_owner(transition))
             }
             Transition::Fenced(seen, transition) => {
-                let (call, seen) = (Call::of_others(transition), seen.to_string());
-                self.0.make(name, [b"fence", seen.as_bytes()], &call).await
+                let seen = seen.to_string().into();
+                (&self.0.by_fence, seen, Change::by_fence(transition))
             }
-        }
+        };
+        self.0.transition(calls, name, guard, change).await
     }
 
     async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
@@ -359,21 +319,21 @@ impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
             .field("prefix", &self.0.prefix)
-            .field("replicas", &self.0.replicas)
+            .field("replicas", &self.0.servers.replicas)
             .finish_non_exhaustive()
     }
 }
 
 /// A transition as its script takes it.
-struct Call {
+struct Change {
     name: &'static str,
     time: Duration,
     at_least: Duration,
     response: Bytes,
 }
 
-impl Call {
-    fn of_owner(transition: &OwnerTransition) -> Self {
+impl Change {
+    fn by_owner(transition: &OwnerTransition) -> Self {
         let named = |name| Self::new(name, Duration::ZERO);
         match transition {
             OwnerTransition::Renew { lease } => Self::new("renew", *lease),
@@ -388,7 +348,7 @@ impl Call {
         }
     }
 
-    fn of_others(transition: &FencedTransition) -> Self {
+    fn by_fence(transition: &FencedTransition) -> Self {
         match transition {
             FencedTransition::MarkLapsed { retention } => Self::new("mark-lapsed", *retention),
             FencedTransition::Forget => Self::new("forget", FORGOTTEN_RETENTION),
@@ -425,14 +385,15 @@ fn decode((now, record): (u64, Vec<u8>)) -> Result<Record, StoreError> {
     Ok(record.read(Duration::from_micros(now)))
 }
 
-/// What a claim brings, in the order of an encoded record.
-fn ids(claim: &Claim) -> Vec<u8> {
-    let parts: [&[u8]; 3] = [
-        claim.operation.as_bytes(),
-        claim.token.as_bytes(),
-        claim.fingerprint.as_bytes(),
-    ];
-    parts.concat()
+/// The arguments of a script that claims.
+fn of_claim(claim: &Claim) -> Vec<Bytes> {
+    vec![
+        Bytes::copy_from_slice(claim.operation.as_bytes()),
+        Bytes::copy_from_slice(claim.token.as_bytes()),
+        Bytes::copy_from_slice(claim.fingerprint.as_bytes()),
+        micros(claim.lease),
+        micros(claim.retention),
+    ]
 }
 
 fn bytes(answer: Vec<u8>) -> Result<[u8; 16], StoreError> {
@@ -440,14 +401,14 @@ fn bytes(answer: Vec<u8>) -> Result<[u8; 16], StoreError> {
     answer.try_into().map_err(corrupt)
 }
 
-fn flag(is_set: bool) -> &'static [u8] {
-    if is_set { b"1" } else { b"0" }
+fn flag(is_set: bool) -> Bytes {
+    Bytes::from_static(if is_set { b"1" } else { b"0" })
 }
 
 /// A number of Lua is exact up to 2^53, which is the year 2255 in microseconds.
-fn micros(time: Duration) -> String {
+fn micros(time: Duration) -> Bytes {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    micros.min(LONGEST_MICROS).to_string()
+    micros.min(LONGEST_MICROS).to_string().into()
 }
 
 /// 142 years.

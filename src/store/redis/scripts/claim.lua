@@ -1,27 +1,9 @@
-local ids, lease, retention, reads_response = unpack(ARGV)
-if not record then
-    record = {
-        state = IN_PROGRESS,
-        attempt = 1,
-        takeovers = 0,
-        fence = now,
-        claimed = now,
-        expires = now + retention,
-        lease = now + lease,
-        operation = ids:sub(1, 16),
-        token = ids:sub(17, 32),
-        fingerprint = ids:sub(33),
-    }
-    save('')
-    return record.fence
+local claim_operation, claim_token, claim_fingerprint, claim_lease, retention, reads_response = ...
+local record = struct.pack(FORMAT, VERSION, IN_PROGRESS, 1, 0, now, now, now + retention,
+    now + claim_lease, claim_operation, claim_token) .. claim_fingerprint
+if redis.call('SET', key, record, 'NX') then
+    if index then
+        redis.call('ZADD', index, time[1], claim_token .. key:sub(#index + 2))
+    end
+    return now
 end
-if record.token == ids:sub(17, 32) and before == IN_PROGRESS then
-    -- The answer to an earlier call of this claim was lost.
-    record.fence = math.max(now, record.fence + 1)
-    save('')
-    head = redis.call('GET', key)
-end
-if record.state == COMPLETED and reads_response == '1' then
-    head = redis.call('GET', key)
-end
-return { now, head }

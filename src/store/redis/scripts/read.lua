@@ -1,7 +1,4 @@
-local reads_response = ARGV[1]
-if not record then
-    return false
-end
+local reads_response = ...
 if before == COMPLETED and reads_response == '1' then
     head = redis.call('GET', key)
 end

@@ -1,48 +1,44 @@
-local seen, as, ids, lease, retention = unpack(ARGV)
-local token = ids:sub(17, 32)
-if record and before == IN_PROGRESS and record.token == token then
+local claim_operation, claim_token, claim_fingerprint, claim_lease, retention, seen, as = ...
+if before == IN_PROGRESS and token == claim_token then
     -- The answer to an earlier call of this claim was lost.
-    record.fence = math.max(now, record.fence + 1)
+    fence = math.max(now, fence + 1)
     save('')
-    return { record.operation, record.fence, record.attempt, token }
-end
-if not record or string.format(DIGITS, record.fence) ~= seen then
-    return false
+    return { operation, fence, attempt, token }
 end
 local free = before == RELEASED_SAME or before == RELEASED_ANY
 local allowed
 if as == 'takeover' then
-    allowed = record.lapsed
+    allowed = lapsed
 elseif as == 'expired' then
-    allowed = record.expired and (before ~= IN_PROGRESS or record.lapsed)
+    allowed = expired and (before ~= IN_PROGRESS or lapsed)
 elseif as == 'retry' then
-    allowed = free and not record.expired
+    allowed = free and not expired
 elseif as == 'replace' then
-    allowed = before == RELEASED_ANY and not record.expired
+    allowed = before == RELEASED_ANY and not expired
 else
-    allowed = before == UNKNOWN and not record.expired
+    allowed = before == UNKNOWN and not expired
 end
-if not allowed then
+if not allowed or fence ~= tonumber(seen) then
     return false
 end
 if as == 'takeover' or as == 'rerun' then
-    record.attempt = record.attempt + 1
-    record.takeovers = record.takeovers + 1
+    attempt = attempt + 1
+    takeovers = takeovers + 1
 elseif as == 'retry' then
     -- A release does not undo the run before it, whose outcome is unknown.
-    record.attempt = record.attempt + 1
-    record.takeovers = math.min(record.takeovers, 1)
+    attempt = attempt + 1
+    takeovers = math.min(takeovers, 1)
 elseif as ~= 'reconcile' then
-    record.operation = ids:sub(1, 16)
-    record.attempt = 1
-    record.takeovers = 0
+    operation = claim_operation
+    attempt = 1
+    takeovers = 0
 end
-record.state = IN_PROGRESS
-record.fence = math.max(now, record.fence + 1)
-record.claimed = now
-record.expires = now + retention
-record.lease = now + lease
-record.token = token
-record.fingerprint = ids:sub(33)
+state = IN_PROGRESS
+fence = math.max(now, fence + 1)
+claimed = now
+expires = now + retention
+lease = now + claim_lease
+token = claim_token
+fingerprint = claim_fingerprint
 save('')
-return { record.operation, record.fence, record.attempt, owner }
+return { operation, fence, attempt, owner }

@@ -1,0 +1,82 @@
+//! The connections of a store.
+
+use std::{
+    iter,
+    sync::atomic::{AtomicUsize, Ordering},
+};
+
+use redis::{Cmd, ErrorKind, FromRedisValue as _, ServerErrorKind, Value};
+
+use super::{
+    builder::Replicas,
+    calls::Call,
+    error::{failure, unexpected},
+    link::Link,
+    scripts::Script,
+};
+use crate::store::StoreError;
+
+pub(super) struct Servers {
+    reads: Link,
+    /// The same link, or those on which writes wait for replicas.
+    writes: Vec<Link>,
+    next_write: AtomicUsize,
+    pub(super) replicas: Option<Replicas>,
+    pub(super) is_cluster: bool,
+}
+
+impl Servers {
+    pub(super) fn new(
+        reads: Link,
+        writes: Vec<Link>,
+        replicas: Option<Replicas>,
+        is_cluster: bool,
+    ) -> Self {
+        Self {
+            reads,
+            writes,
+            next_write: AtomicUsize::new(0),
+            replicas,
+            is_cluster,
+        }
+    }
+
+    /// Sends a command about `key` that waits for no replica.
+    pub(super) async fn send(&self, command: Cmd, key: &[u8]) -> Result<Value, StoreError> {
+        let mut answers = self.reads.send([command], key).await?.map_err(failure)?;
+        Ok(answers.pop().unwrap_or(Value::Nil))
+    }
+
+    /// Makes calls of a script with one command, and returns its answer: that of the call, or
+    /// those of several.
+    pub(super) async fn make(&self, script: &Script, calls: &[Call]) -> Result<Value, StoreError> {
+        let key = calls.first().map_or(&[][..], |call| &call.place.key);
+        let replicas = self.replicas.filter(|_| script.writes);
+        let link = match script.writes {
+            true => self.write_link(),
+            false => &self.reads,
+        };
+        let make = async |is_loaded| {
+            let script = script.command(is_loaded, calls, self.is_cluster);
+            let wait = replicas.map(Replicas::wait);
+            link.send(iter::once(script).chain(wait), key).await
+        };
+        let mut answers = match make(true).await? {
+            // Its node was restarted or promoted, or its scripts were flushed.
+            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+                make(false).await?.map_err(failure)?
+            }
+            answers => answers.map_err(failure)?,
+        };
+        if let Some(replicas) = replicas {
+            let acknowledged = answers.pop().unwrap_or(Value::Nil);
+            replicas.check(u32::from_redis_value(acknowledged).map_err(unexpected)?)?;
+        }
+        Ok(answers.pop().unwrap_or(Value::Nil))
+    }
+
+    fn write_link(&self) -> &Link {
+        let next = self.next_write.fetch_add(1, Ordering::Relaxed);
+        &self.writes[next % self.writes.len()]
+    }
+}
