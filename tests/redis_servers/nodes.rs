@@ -266,9 +266,7 @@ impl Cluster {
             .await
             .unwrap();
         loop {
-            // Calls about two keys, of which one has moved, are sent again until both have: a
-            // long move would outlast their timeouts.
-            let keys = format!("CLUSTER GETKEYSINSLOT {slot} 100");
+            let keys = format!("CLUSTER GETKEYSINSLOT {slot} 10");
             let keys: Vec<Vec<u8>> = from.ask(&keys).await.unwrap();
             if keys.is_empty() {
                 break;
