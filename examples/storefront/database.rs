@@ -11,7 +11,7 @@ use tower_idempotency::{
 #[cfg(feature = "postgres")]
 use tower_idempotency::{PostgresStore, sqlx::PgPool};
 
-use crate::Error;
+use crate::{Error, ordered::ORDERS};
 
 /// The store of the records, and a pool of the shop on the same database.
 #[derive(Clone)]
@@ -64,10 +64,11 @@ impl Database {
         if let Self::Postgres(store, _) = self {
             store.migrate().await?;
         }
-        on_database!(self, |_store, pool| raw_sql(TABLES)
-            .execute(pool)
-            .await
-            .map(drop))?;
+        on_database!(self, |store, pool| {
+            store.outbox(ORDERS)?.migrate().await?;
+            store.inbox("payments")?.migrate().await?;
+            raw_sql(TABLES).execute(pool).await?;
+        });
         Ok(())
     }
 
@@ -77,8 +78,29 @@ impl Database {
 
     /// The orders of the carts with this prefix, and the different carts among them.
     pub(crate) async fn orders(&self, prefix: &str) -> sqlx::Result<(i64, i64)> {
-        on_database!(self, |_store, pool| query_as(ORDERS)
+        on_database!(self, |_store, pool| query_as(ORDERED)
             .bind(prefix)
+            .fetch_one(pool)
+            .await)
+    }
+
+    /// The payments of the carts with this prefix, as [`orders`](Self::orders).
+    pub(crate) async fn payments(&self, prefix: &str) -> sqlx::Result<(i64, i64)> {
+        on_database!(self, |_store, pool| query_as(PAYMENTS)
+            .bind(prefix)
+            .fetch_one(pool)
+            .await)
+    }
+
+    /// The events that no relay has published.
+    pub(crate) async fn pending_events(&self) -> Result<u64, Error> {
+        let lag = on_database!(self, |store, _pool| store.outbox(ORDERS)?.lag().await?);
+        Ok(lag.events)
+    }
+
+    /// The statements, and the different periods among them.
+    pub(crate) async fn statements(&self) -> sqlx::Result<(i64, i64)> {
+        on_database!(self, |_store, pool| query_as(STATEMENTS)
             .fetch_one(pool)
             .await)
     }
@@ -97,7 +119,8 @@ impl Database {
             #[cfg(feature = "postgres")]
             Self::Postgres(_, pool) => {
                 let mut transaction = pool.begin().await?;
-                let lock = "LOCK TABLE idempotency_records, orders IN ACCESS EXCLUSIVE MODE";
+                let lock =
+                    "LOCK TABLE idempotency_records, orders, payments IN ACCESS EXCLUSIVE MODE";
                 query(lock).execute(&mut *transaction).await?;
                 std::future::pending().await
             }
@@ -113,9 +136,16 @@ impl Database {
 const TABLES: &str = "
 CREATE TABLE IF NOT EXISTS stock (item text PRIMARY KEY, taken bigint NOT NULL);
 INSERT INTO stock VALUES ('pen', 0) ON CONFLICT DO NOTHING;
-CREATE TABLE IF NOT EXISTS orders (operation text PRIMARY KEY, cart text NOT NULL)";
+CREATE TABLE IF NOT EXISTS orders (operation text PRIMARY KEY, cart text NOT NULL);
+CREATE TABLE IF NOT EXISTS payments (operation text NOT NULL, cart text NOT NULL);
+CREATE TABLE IF NOT EXISTS statements (period text NOT NULL, payments bigint NOT NULL)";
 
-const ORDERS: &str = "
+const ORDERED: &str = "
 SELECT count(*), count(DISTINCT cart) FROM orders WHERE substr(cart, 1, length($1)) = $1";
+
+const PAYMENTS: &str = "
+SELECT count(*), count(DISTINCT cart) FROM payments WHERE substr(cart, 1, length($1)) = $1";
+
+const STATEMENTS: &str = "SELECT count(*), count(DISTINCT period) FROM statements";
 
 const TAKEN: &str = "SELECT taken FROM stock WHERE item = 'pen'";

@@ -15,6 +15,12 @@ pub(crate) enum Fault {
     ProviderUnavailable,
     /// Kills the shop in its next run.
     KillShop,
+    /// Kills the relay after its next event has arrived.
+    KillRelay,
+    /// Kills the consumer after its next charge.
+    KillConsumer,
+    /// Lets no relay run.
+    RelayStopped,
     /// Delays each request to the provider.
     SlowProvider,
     /// Lets no transaction of the shop's database begin.
@@ -33,6 +39,11 @@ impl Faults {
             true => faults.insert(fault),
             false => faults.remove(&fault),
         });
+    }
+
+    /// Switches all faults off.
+    pub(crate) fn clear(&self) {
+        self.on.send_modify(BTreeSet::clear);
     }
 
     pub(crate) fn is_on(&self, fault: Fault) -> bool {

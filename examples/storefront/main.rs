@@ -6,12 +6,16 @@
 //! ```
 //!
 //! The data is in files that are removed at the end. With `DATABASE_URL` and
-//! `--features postgres`, that of the shop is in PostgreSQL. `PORT` chooses the port.
+//! `--features postgres`, that of the shop is in PostgreSQL. `PORT` chooses the port,
+//! and `RUST_LOG=warn` shows what the processes log.
 //!
 //! | process | file | what it shows |
 //! |---|---|---|
-//! | shop | `shop.rs` | an order, its stock and its response in one transaction |
-//! | provider | `provider.rs` | a guarded service whose clients may come without a key |
+//! | shop | `shop.rs` | an order, its stock, its event and its response in one transaction |
+//! | relay | `relay.rs` | events that are published after their transaction |
+//! | consumer | `consumer.rs` | a message that is processed once |
+//! | billing | `billing.rs` | work that is not HTTP, and runs once for each minute |
+//! | provider | `provider.rs` | a guarded service with a database of its own |
 //! | load | `load.rs` | a client that goes on under the same keys after a crash |
 //!
 //! The process that starts the others is the network between them (`network.rs`). It has
@@ -23,15 +27,19 @@
     reason = "it tells its address and its table, or why it has none"
 )]
 
+mod billing;
+mod client;
+mod consumer;
 mod database;
 mod faults;
 mod load;
 mod network;
+mod ordered;
 mod outcome;
 mod page;
-mod payments;
 mod processes;
 mod provider;
+mod relay;
 mod role;
 mod scene;
 mod server;
@@ -72,6 +80,7 @@ async fn main() -> ExitCode {
 
 /// Shows the page until Ctrl-C or SIGTERM.
 async fn show() -> Result<(), Error> {
+    server::start_logs(false)?;
     let port = env::var("PORT").map_or(Ok(3000), |port| port.parse())?;
     let scene = Scene::open(port, 0).await?;
     println!("listening on http://{}", scene.address());

@@ -40,6 +40,7 @@ impl Network {
         Router::new()
             .route("/guarded/orders", post(order))
             .route("/unguarded/orders", post(order))
+            .route("/events", post(event))
             .route("/charges", post(charge))
             .with_state(Self { processes, client })
     }
@@ -58,6 +59,14 @@ impl Network {
         let mut request = Request::from_parts(parts, Body::from(body));
         *request.uri_mut() = Uri::from_parts(uri)?;
         Ok(self.client.request(request).await?.map(Body::new))
+    }
+
+    fn tell(&self, labels: &Labels, what: &str) {
+        self.timeline().add(Event {
+            cart: labels.cart.clone(),
+            operation: labels.operation.clone(),
+            ..Event::of("network", what)
+        });
     }
 
     fn faults(&self) -> &Faults {
@@ -112,19 +121,34 @@ async fn order(State(network): State<Network>, request: Request) -> Response {
     response
 }
 
-/// From the shop to the provider.
+/// From the relay to the consumer.
+async fn event(State(network): State<Network>, request: Request) -> Response {
+    let (parts, body, labels) = match read(request).await {
+        Ok(read) => read,
+        Err(refusal) => return refusal,
+    };
+    let response = match network.pass(Role::Consumer, parts, body).await {
+        Ok(response) => response,
+        Err(error) => {
+            tracing::debug!(error, "no response of the consumer");
+            network.tell(&labels, "connection to the consumer lost");
+            return cut();
+        }
+    };
+    if network.faults().take(Fault::KillRelay) {
+        network.processes.kill(Role::Relay);
+        return cut();
+    }
+    response
+}
+
+/// From the consumer to the provider.
 async fn charge(State(network): State<Network>, request: Request) -> Response {
     let (parts, body, labels) = match read(request).await {
         Ok(read) => read,
         Err(refusal) => return refusal,
     };
-    let tell = |what: &str| {
-        network.timeline().add(Event {
-            cart: labels.cart.clone(),
-            operation: labels.operation.clone(),
-            ..Event::of("network", what)
-        });
-    };
+    let tell = |what| network.tell(&labels, what);
     if network.faults().is_on(Fault::SlowProvider) {
         tell("charge delayed");
         time::sleep(SLOW).await;
@@ -139,6 +163,10 @@ async fn charge(State(network): State<Network>, request: Request) -> Response {
     };
     if response.headers().contains_key("idempotent-replayed") {
         tell("charge replayed");
+    }
+    if network.faults().take(Fault::KillConsumer) {
+        network.processes.kill(Role::Consumer);
+        return cut();
     }
     if network.faults().take(Fault::ProviderUnavailable) {
         tell("charge answered 503");
@@ -170,5 +198,5 @@ fn cut() -> Response {
 /// The largest body of a request.
 const LARGEST: usize = 64 * 1024;
 
-/// How long a request to a slow provider takes.
-const SLOW: Duration = Duration::from_secs(2);
+/// The delay of a request to a slow provider.
+const SLOW: Duration = Duration::from_secs(1);

@@ -2,48 +2,62 @@
 
 use std::fmt;
 
-/// Counts of the whole, and of the different carts among them.
-pub(crate) type Counts = (i64, i64);
-
 pub(crate) struct Outcome {
-    pub(crate) expected: i64,
-    pub(crate) orders: Counts,
-    pub(crate) charges: Counts,
-    pub(crate) taken: i64,
+    pub(crate) lines: Vec<Line>,
     /// How often each trouble has happened: the process, what, and the number.
     pub(crate) troubles: Vec<(&'static str, &'static str, usize)>,
 }
 
+/// How often something was done that is to be done once for each order.
+pub(crate) struct Line {
+    pub(crate) name: &'static str,
+    pub(crate) expected: i64,
+    pub(crate) found: i64,
+    /// The different ones among those found.
+    pub(crate) different: i64,
+}
+
 impl Outcome {
-    /// Whether each order was done once, although each trouble has happened.
+    /// Whether all was done once, although each trouble has happened.
     pub(crate) fn is_exact(&self) -> bool {
-        let is_once = |(_, (all, different)): (_, Counts)| all == different && all == self.expected;
-        self.lines().into_iter().all(is_once) && self.troubles.iter().all(|(.., times)| *times > 0)
+        let has_happened = |(_, _, times): &(_, _, usize)| *times > 0;
+        self.lines.iter().all(Line::is_exact) && self.troubles.iter().all(has_happened)
+    }
+}
+
+impl Line {
+    fn is_exact(&self) -> bool {
+        self.found == self.expected && self.different == self.expected
     }
 
-    fn lines(&self) -> [(&'static str, Counts); 3] {
-        [
-            ("orders", self.orders),
-            ("charges", self.charges),
-            // A piece knows no cart.
-            ("stock taken", (self.taken, self.taken.min(self.expected))),
-        ]
+    fn twice(&self) -> i64 {
+        self.found - self.different
+    }
+
+    fn missing(&self) -> i64 {
+        self.expected - self.different
     }
 }
 
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let heads = ["", "expected", "found", "twice", "missing"];
+        let [name, expected, found, twice, missing] = heads;
         writeln!(
             f,
-            "{:<16}{:>10}{:>10}{:>10}{:>10}",
-            "", "expected", "found", "twice", "missing"
+            "{name:<16}{expected:>10}{found:>10}{twice:>10}{missing:>10}"
         )?;
-        for (name, (all, different)) in self.lines() {
-            let (twice, missing) = (all - different, self.expected - different);
+        for line in &self.lines {
+            let Line {
+                name,
+                expected,
+                found,
+                ..
+            } = line;
+            let (twice, missing) = (line.twice(), line.missing());
             writeln!(
                 f,
-                "{name:<16}{:>10}{all:>10}{twice:>10}{missing:>10}",
-                self.expected
+                "{name:<16}{expected:>10}{found:>10}{twice:>10}{missing:>10}"
             )?;
         }
         writeln!(f)?;

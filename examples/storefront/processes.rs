@@ -1,8 +1,8 @@
 //! The other processes, each of which is started again when it dies.
 
 use std::{
-    collections::HashMap, env, net::SocketAddr, path::PathBuf, process::ExitStatus, process::Stdio,
-    sync::Arc, time::Duration,
+    collections::HashMap, env, future::pending, net::SocketAddr, path::PathBuf,
+    process::ExitStatus, process::Stdio, sync::Arc, time::Duration,
 };
 
 use futures_util::future::join_all;
@@ -33,7 +33,6 @@ pub(crate) struct Processes {
 /// Holds one process at a time.
 #[derive(Default)]
 struct Seat {
-    is_up: watch::Sender<bool>,
     /// Where its process listens.
     address: watch::Sender<Option<SocketAddr>>,
     kill: Notify,
@@ -78,11 +77,9 @@ impl Processes {
             .expect("its sender lives")
     }
 
-    /// Kills a process, once it runs.
-    pub(crate) async fn kill(&self, role: Role) {
-        let seat = &self.seats[&role];
-        let _ = seat.is_up.subscribe().wait_for(|is_up| *is_up).await;
-        seat.kill.notify_waiters();
+    /// Kills a process, if it runs.
+    pub(crate) fn kill(&self, role: Role) {
+        self.seats[&role].kill.notify_waiters();
     }
 
     /// Closes the input of each process, which tells it to stop. Kills it if it does not.
@@ -109,19 +106,22 @@ impl Processes {
     ) -> Result<Option<ExitStatus>, Error> {
         let seat = &self.seats[&role];
         loop {
+            tokio::select! {
+                () = self.allowed(role, true) => {}
+                () = seat.stopped() => return Ok(None),
+            }
             let mut child = start(role, settings)?;
             self.timeline.add(Event::of(role.name(), "started"));
             let killed = seat.kill.notified();
-            seat.is_up.send_replace(true);
             let has_ended = tokio::select! {
                 has_ended = self.listen(role, &mut child) => has_ended,
                 () = killed => false,
+                () = self.allowed(role, false) => false,
                 () = seat.stopped() => {
                     end(child).await?;
                     return Ok(None);
                 }
             };
-            seat.is_up.send_replace(false);
             seat.address.send_replace(None);
             match has_ended {
                 true => {
@@ -134,6 +134,15 @@ impl Processes {
             }
             self.timeline.add(Event::of(role.name(), "died"));
             time::sleep(RESTART).await;
+        }
+    }
+
+    /// Resolves when a process may run, or may not.
+    async fn allowed(&self, role: Role, is_allowed: bool) {
+        match role {
+            Role::Relay => self.faults.wait(Fault::RelayStopped, !is_allowed).await,
+            _ if is_allowed => {}
+            _ => pending().await,
         }
     }
 

@@ -2,29 +2,22 @@
 
 use std::{path::Path, time::Duration};
 
-use axum::{
-    Json, Router,
-    extract::State,
-    response::{IntoResponse as _, Response},
-    routing::post,
-};
+use axum::{Json, Router, extract::State, routing::post};
 use http::StatusCode;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tower_idempotency::{
-    CommitError, IdempotencyLayer, Operation, OrRelease, Recovery, Scope, SqliteStore,
-    sqlx::{
-        self, SqliteConnection, SqlitePool, query, query_as, raw_sql, sqlite::SqliteConnectOptions,
-    },
+    CommitError, Committed, IdempotencyLayer, Operation, OrRelease, Recovery, Scope, SqliteStore,
+    sqlx::{self, SqlitePool, query, query_as, raw_sql, sqlite::SqliteConnectOptions},
 };
 use tracing::info;
 
-use crate::{Error, payments::Charge, server};
+use crate::{Error, ordered::Ordered, server};
 
 pub(crate) async fn run() -> Result<(), Error> {
     let bank = Bank::open(&server::directory()?).await?;
-    // Clients that send no key are charged for each request.
     let idempotency =
-        IdempotencyLayer::optional(bank.store.clone(), |_| Some(Scope::single_tenant()))
+        IdempotencyLayer::required(bank.store.clone(), |_| Some(Scope::single_tenant()))
             .lease(Duration::from_secs(2))
             .store_timeout(Duration::from_secs(1))
             .wait(Duration::from_secs(3))
@@ -34,7 +27,9 @@ pub(crate) async fn run() -> Result<(), Error> {
     let app = Router::new()
         .route("/charges", post(charge).layer(idempotency.clone()))
         .with_state(bank);
-    server::serve(app, &idempotency).await
+    server::serve(app).await?;
+    server::log_drained(idempotency.drain(server::GRACE).await);
+    Ok(())
 }
 
 /// The provider's database.
@@ -60,41 +55,46 @@ impl Bank {
     }
 }
 
-async fn charge(
-    State(bank): State<Bank>,
-    operation: Option<Operation>,
-    OrRelease(Json(charge)): OrRelease<Json<Charge>>,
-) -> Result<Response, CommitError> {
-    let response = (StatusCode::CREATED, Json(json!({ "cents": charge.cents })));
-    let response = match operation {
-        Some(operation) => {
-            let mut transaction = bank.store.begin(&operation).await?;
-            insert(&mut transaction, &charge).await?;
-            let committed = bank.store.commit(&operation, transaction, response);
-            committed.await?.into_response()
-        }
-        None => {
-            insert(&mut *bank.pool.acquire().await?, &charge).await?;
-            response.into_response()
-        }
-    };
-    let Charge {
-        cart,
-        operation,
-        cents,
-    } = &charge;
-    info!(cart, operation, cents, "charged");
-    Ok(response)
+/// What is charged.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Charge {
+    cart: String,
+    /// The operation of the client, which the provider shows in its own records.
+    operation: String,
+    cents: u32,
 }
 
-async fn insert(connection: &mut SqliteConnection, charge: &Charge) -> sqlx::Result<()> {
+impl Charge {
+    pub(crate) fn of(ordered: &Ordered) -> Self {
+        Self {
+            cart: ordered.cart.clone(),
+            operation: ordered.operation.clone(),
+            cents: 500,
+        }
+    }
+}
+
+async fn charge(
+    State(bank): State<Bank>,
+    operation: Operation,
+    OrRelease(Json(charge)): OrRelease<Json<Charge>>,
+) -> Result<Committed, CommitError> {
+    let Charge {
+        cart,
+        operation: reference,
+        cents,
+    } = &charge;
+    let mut transaction = bank.store.begin(&operation).await?;
     query("INSERT INTO charges (cart, operation, cents) VALUES ($1, $2, $3)")
-        .bind(&charge.cart)
-        .bind(&charge.operation)
-        .bind(charge.cents)
-        .execute(connection)
-        .await
-        .map(drop)
+        .bind(cart)
+        .bind(reference)
+        .bind(cents)
+        .execute(&mut *transaction)
+        .await?;
+    let response = (StatusCode::CREATED, Json(json!({ "cents": cents })));
+    let committed = bank.store.commit(&operation, transaction, response).await?;
+    info!(cart, operation = reference, cents, "charged");
+    Ok(committed)
 }
 
 const TABLE: &str = "

@@ -4,9 +4,10 @@ use std::{
     env, fs, io,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
+    time::Duration,
 };
 
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{net::TcpListener, task::JoinHandle, time};
 use tower_idempotency::OperationId;
 
 use crate::{
@@ -45,8 +46,9 @@ impl Scene {
             directory: directory.0.clone(),
             network: listener.local_addr()?,
             orders,
-            // New for each run, since a database of PostgreSQL has the orders of all.
-            prefix: format!("load-{}-", OperationId::random()),
+            // On the guarded side of the page. New for each run, since a database of
+            // PostgreSQL has the orders of all.
+            prefix: format!("with-load-{}-", OperationId::random()),
         };
         let page = page::router(processes.timeline.clone(), processes.faults.clone());
         let app = page.merge(Network::router(processes.clone()));
@@ -78,17 +80,18 @@ impl Scene {
 }
 
 /// Keeps the database from answering while that fault is on.
-async fn stall(
-    database: Database,
-    Processes {
+async fn stall(database: Database, processes: Processes) {
+    let Processes {
         faults, timeline, ..
-    }: Processes,
-) {
+    } = processes;
     loop {
         faults.wait(Fault::DatabaseDown, true).await;
         timeline.add(Event::of("database", "stalled"));
         tokio::select! {
-            Err(error) = database.stall() => tracing::debug!(%error, "cannot stall the database"),
+            Err(error) = database.stall() => {
+                tracing::warn!(%error, "cannot stall the database");
+                time::sleep(Duration::from_secs(1)).await;
+            }
             () = faults.wait(Fault::DatabaseDown, false) => {}
         }
     }
@@ -99,7 +102,7 @@ struct Directory(PathBuf);
 
 impl Directory {
     fn create() -> io::Result<Self> {
-        let directory = env::temp_dir().join(format!("storefront-{}", std::process::id()));
+        let directory = env::temp_dir().join(format!("storefront-{}", OperationId::random()));
         fs::create_dir(&directory)?;
         Ok(Self(directory))
     }

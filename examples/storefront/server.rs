@@ -11,40 +11,30 @@ use std::{
 };
 
 use axum::Router;
-use tokio::{
-    net::TcpListener,
-    signal,
-    sync::oneshot,
-    time::{self, Instant},
-};
-use tower_idempotency::{IdempotencyLayer, Store};
-use tracing::{info, warn};
+use tokio::{net::TcpListener, signal, sync::oneshot, time};
+use tower_idempotency::Drained;
+use tracing::{Level, info, warn};
 use tracing_subscriber::{filter::Targets, fmt, prelude::*};
 
 use crate::Error;
 
-/// Writes the events of this program to standard output, for the timeline, and those of
-/// `RUST_LOG` to standard error.
-pub(crate) fn start_logs() -> Result<(), Error> {
+/// Writes the events of `RUST_LOG` to standard error, and those of this program to standard
+/// output as JSON, if that is for the timeline.
+pub(crate) fn start_logs(is_for_timeline: bool) -> Result<(), Error> {
     let levels: Targets = env::var("RUST_LOG").as_deref().unwrap_or("error").parse()?;
-    let timeline = Targets::new().with_target("storefront", tracing::Level::INFO);
+    let timeline = is_for_timeline.then(|| {
+        let levels = Targets::new().with_target("storefront", Level::INFO);
+        fmt::layer().json().flatten_event(true).with_filter(levels)
+    });
     tracing_subscriber::registry()
-        .with(
-            fmt::layer()
-                .json()
-                .flatten_event(true)
-                .with_filter(timeline),
-        )
+        .with(timeline)
         .with(fmt::layer().with_writer(io::stderr).with_filter(levels))
         .init();
     Ok(())
 }
 
-/// Serves until the process is told to stop, and lets what runs finish.
-pub(crate) async fn serve<S: Store>(
-    app: Router,
-    idempotency: &IdempotencyLayer<S>,
-) -> Result<(), Error> {
+/// Serves until the process is told to stop and the connected clients have their answers.
+pub(crate) async fn serve(app: Router) -> Result<(), Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     info!(address = %listener.local_addr()?, "listening");
     let (stop, stopped) = oneshot::channel::<()>();
@@ -54,15 +44,17 @@ pub(crate) async fn serve<S: Store>(
     let server = tokio::spawn(server.into_future());
     told_to_stop().await;
     drop(stop);
-    let deadline = Instant::now() + GRACE;
-    if time::timeout_at(deadline, server).await.is_err() {
+    if time::timeout(GRACE, server).await.is_err() {
         warn!("some clients are still connected");
     }
-    let drained = idempotency.drain(deadline - Instant::now()).await;
-    if drained.left() > 0 {
-        warn!(left = drained.left(), "requests left to their leases");
-    }
     Ok(())
+}
+
+/// Says what a process leaves behind.
+pub(crate) fn log_drained(drained: Drained) {
+    if drained.left() > 0 {
+        warn!(left = drained.left(), "runs left to their leases");
+    }
 }
 
 /// Resolves when standard input is closed, as it is when the process that started this one
@@ -96,5 +88,5 @@ pub(crate) fn network() -> Result<String, Error> {
 pub(crate) const DIRECTORY: &str = "STOREFRONT_DIRECTORY";
 pub(crate) const NETWORK: &str = "STOREFRONT_NETWORK";
 
-/// The time limit of a stop.
-const GRACE: Duration = Duration::from_secs(5);
+/// The time limit of each step of a stop.
+pub(crate) const GRACE: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{
     Json, Router,
     extract::State,
-    response::{IntoResponse as _, Response},
+    response::{IntoResponse, Response},
     routing::post,
 };
 use http::{
@@ -16,14 +16,15 @@ use serde::Deserialize;
 use serde_json::json;
 use tower_idempotency::{
     CommitError, IdempotencyLayer, Operation, OperationId, OrRelease, Recovery, Scope, Sweeper,
-    sqlx::query,
+    messages::{Event, MessageError},
+    sqlx::{self, query},
 };
 use tracing::{info, warn};
 
 use crate::{
     Error,
     database::{Database, on_database},
-    payments::{Charge, Payments},
+    ordered::{ORDERS, Ordered},
     server,
 };
 
@@ -36,27 +37,18 @@ pub(crate) async fn run() -> Result<(), Error> {
         .lease(Duration::from_secs(2))
         .store_timeout(Duration::from_secs(1))
         .wait(Duration::from_secs(5))
-        // A run that has crashed may run again: the charge has a key of its own, and all
-        // else is in the transaction.
+        // A run that has crashed may run again: all that it does is in its transaction.
         .recovery(Recovery::Rerun)
         .max_attempts(100)
         .build()?;
     let app = Router::new()
         .route("/guarded/orders", post(guarded).layer(idempotency.clone()))
         .route("/unguarded/orders", post(unguarded))
-        .with_state(Shop {
-            database,
-            payments: Payments::new()?,
-        });
-    server::serve(app, &idempotency).await?;
+        .with_state(database);
+    server::serve(app).await?;
+    server::log_drained(idempotency.drain(server::GRACE).await);
     sweeper.stop().await;
     Ok(())
-}
-
-#[derive(Clone)]
-struct Shop {
-    database: Database,
-    payments: Payments,
 }
 
 #[derive(Deserialize)]
@@ -64,66 +56,107 @@ struct Cart {
     cart: String,
 }
 
-/// One operation for all requests with its key: its id names the order, and the key of
-/// the charge is derived from it.
+/// One operation for all requests with its key. The order, the stock and the event are
+/// committed with the response, or not at all.
 async fn guarded(
-    State(shop): State<Shop>,
+    State(database): State<Database>,
     operation: Operation,
     OrRelease(Json(Cart { cart })): OrRelease<Json<Cart>>,
-) -> Result<Response, CommitError> {
-    let id = operation.id().to_string();
-    info!(cart, operation = id, attempt = operation.attempt(), "run");
-    let charge = Charge::new(&cart, &id);
-    let key = operation.derive("charge");
-    if let Err(error) = shop.payments.charge(&key, &charge).await {
-        return Ok(not_charged(&error));
-    }
-    let response = ordered(&id);
-    let committed = on_database!(&shop.database, |store, _pool| {
+) -> Result<Response, Failure> {
+    let id = operation.id();
+    info!(cart, operation = %id, attempt = operation.attempt(), "run");
+    let committed = on_database!(&database, |store, _pool| {
         let mut transaction = store.begin(&operation).await?;
-        query(TAKE).execute(&mut *transaction).await?;
-        let order = query(ORDER).bind(&id).bind(&cart);
-        order.execute(&mut *transaction).await?;
-        store.commit(&operation, transaction, response).await?
+        order!(store, transaction, id, cart);
+        store.commit(&operation, transaction, ordered(id)).await?
     });
-    info!(cart, operation = id, "ordered");
+    info!(cart, operation = %id, "ordered");
     Ok(committed.into_response())
 }
 
-/// An operation of its own for each request.
+/// An operation of its own for each request. All else is the same.
 async fn unguarded(
-    State(shop): State<Shop>,
+    State(database): State<Database>,
     Json(Cart { cart }): Json<Cart>,
-) -> Result<Response, CommitError> {
-    let id = OperationId::random().to_string();
-    info!(cart, operation = id, "run");
-    let charge = Charge::new(&cart, &id);
-    if let Err(error) = shop.payments.charge_without_key(&charge).await {
-        return Ok(not_charged(&error));
-    }
-    on_database!(&shop.database, |_store, pool| {
+) -> Result<Response, Failure> {
+    let id = OperationId::random();
+    info!(cart, operation = %id, "run");
+    on_database!(&database, |store, pool| {
         let mut transaction = pool.begin().await?;
-        query(TAKE).execute(&mut *transaction).await?;
-        let order = query(ORDER).bind(&id).bind(&cart);
-        order.execute(&mut *transaction).await?;
+        order!(store, transaction, id, cart);
         transaction.commit().await?;
     });
-    info!(cart, operation = id, "ordered");
-    Ok(ordered(&id))
+    info!(cart, operation = %id, "ordered");
+    Ok(ordered(id))
 }
 
-fn ordered(id: &str) -> Response {
+/// The work of an order, on either database.
+macro_rules! order {
+    ($store:ident, $transaction:ident, $id:ident, $cart:ident) => {
+        let operation = $id.to_string();
+        query(ORDER)
+            .bind(&operation)
+            .bind(&$cart)
+            .execute(&mut *$transaction)
+            .await?;
+        query(TAKE).execute(&mut *$transaction).await?;
+        let event = event($id, &$cart);
+        let outbox = $store.outbox(ORDERS)?;
+        outbox.stage(&mut *$transaction, event).await?;
+    };
+}
+use order;
+
+/// The event of an order. Its id is the same for all attempts of the operation.
+fn event(id: OperationId, cart: &str) -> Event {
+    let ordered = json!(Ordered {
+        cart: cart.to_owned(),
+        operation: id.to_string(),
+    });
+    Event::new(id.derive("ordered"), id.to_string(), ordered.to_string())
+}
+
+fn ordered(id: OperationId) -> Response {
     let location = [(LOCATION, format!("/orders/{id}"))];
-    (StatusCode::CREATED, location, Json(json!({ "order": id }))).into_response()
+    let body = Json(json!({ "order": id.to_string() }));
+    (StatusCode::CREATED, location, body).into_response()
 }
 
-/// Releases the key for the same request, which asks the provider with the same key again.
-fn not_charged(error: &Error) -> Response {
-    warn!(error, "not charged");
-    let retry = [(RETRY_AFTER, "1")];
-    let message = "The payment provider does not answer.";
-    (StatusCode::SERVICE_UNAVAILABLE, retry, message).into_response()
+/// Why there is no order.
+enum Failure {
+    Transaction(CommitError),
+    Event(MessageError),
 }
 
-const TAKE: &str = "UPDATE stock SET taken = taken + 1 WHERE item = 'pen'";
+impl From<CommitError> for Failure {
+    fn from(error: CommitError) -> Self {
+        Self::Transaction(error)
+    }
+}
+
+impl From<sqlx::Error> for Failure {
+    fn from(error: sqlx::Error) -> Self {
+        Self::Transaction(error.into())
+    }
+}
+
+impl From<MessageError> for Failure {
+    fn from(error: MessageError) -> Self {
+        Self::Event(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Transaction(error) => error.into_response(),
+            Self::Event(error) => {
+                warn!(%error, "no event was staged");
+                (StatusCode::SERVICE_UNAVAILABLE, [(RETRY_AFTER, "1")]).into_response()
+            }
+        }
+    }
+}
+
 const ORDER: &str = "INSERT INTO orders (operation, cart) VALUES ($1, $2)";
+const TAKE: &str = "UPDATE stock SET taken = taken + 1 WHERE item = 'pen'";

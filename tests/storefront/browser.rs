@@ -63,6 +63,14 @@ impl Page {
         found.text().await.unwrap()
     }
 
+    /// Fails unless the counters of the guarded side show these numbers.
+    pub(crate) async fn has(&self, counters: &[(&str, u32)]) {
+        for (counter, number) in counters {
+            let shown = self.text(&format!("#with .{counter}")).await;
+            assert_eq!(shown, number.to_string(), "{counter}");
+        }
+    }
+
     /// Waits until the text of an element contains this.
     pub(crate) async fn wait_for(&self, selector: &str, text: &str) {
         let script = format!(

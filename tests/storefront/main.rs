@@ -7,5 +7,9 @@ mod browser;
 mod databases;
 mod faults;
 mod load;
+#[path = "../../examples/storefront/outcome.rs"]
+mod outcome;
 mod process;
+#[cfg(target_os = "linux")]
+mod stops;
 mod timeline;

@@ -4,14 +4,14 @@ use std::{
     env, fs,
     io::{BufRead as _, BufReader},
     path::PathBuf,
-    process::{Child, Command, Output, Stdio},
+    process::{Child, Command, ExitStatus, Output, Stdio},
 };
 
 /// The storefront, and all that it starts.
 pub(crate) struct Storefront {
     process: Child,
     pub(crate) address: String,
-    _files: Directory,
+    pub(crate) files: Directory,
 }
 
 impl Storefront {
@@ -29,16 +29,25 @@ impl Storefront {
         Self {
             address: address.expect(&line).to_owned(),
             process,
-            _files: files,
+            files,
         }
+    }
+
+    /// Sends it a signal, and waits for its end.
+    pub(crate) fn end(&mut self, signal: &str) -> ExitStatus {
+        if let Some(status) = self.process.try_wait().unwrap() {
+            return status;
+        }
+        let id = self.process.id().to_string();
+        let sent = Command::new("kill").args(["-s", signal, &id]).status();
+        assert!(sent.unwrap().success());
+        self.process.wait().unwrap()
     }
 }
 
 impl Drop for Storefront {
     fn drop(&mut self) {
-        // Its processes stop when it is gone.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.end("TERM");
     }
 }
 
