@@ -149,6 +149,10 @@ impl<S: Store> Store for CachedStore<S> {
         Ok(claimed)
     }
 
+    async fn now(&self) -> Result<Duration, StoreError> {
+        self.0.store.now().await
+    }
+
     async fn reclaim(
         &self,
         name: &RecordName,

@@ -65,6 +65,7 @@ macro_rules! methods {
             fn count(filter: &$life Filter, limit: u32) -> Count;
             fn purge_expired(limit: u32, unknown_retention: Duration) -> Purged;
             fn wait(name: &$life RecordName, seen: Fence) -> ();
+            fn now() -> Duration;
         }
     };
 }

@@ -22,7 +22,10 @@ mod redis;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-use std::{future::pending, time::Duration};
+use std::{
+    future::pending,
+    time::{Duration, SystemTime},
+};
 
 use self::admin::{Count, Filter, Page, Resolution};
 #[cfg(feature = "cache")]
@@ -181,6 +184,18 @@ pub trait Store: Send + Sync + 'static {
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
         let _ = (name, seen);
         pending()
+    }
+
+    /// Returns the time of the store's clock, since 1970.
+    ///
+    /// Schedules ask for it, so that a process whose clock is wrong does not run a job too
+    /// early. A store with several clocks returns one of them.
+    ///
+    /// The default is the clock of this process. A store whose records live by the clock of
+    /// a server returns that one.
+    fn now(&self) -> impl Future<Output = Result<Duration, StoreError>> + Send {
+        let now = SystemTime::UNIX_EPOCH.elapsed();
+        async move { now.map_err(|_| StoreError::unavailable("the clock shows a time before 1970")) }
     }
 
     /// Extends the lease of the claim in progress with this token to `lease` from now,

@@ -75,6 +75,8 @@ pub enum StoreCall {
     Resolve,
     /// [`Store::read`].
     Read,
+    /// [`Store::now`].
+    Now,
     /// [`Store::list`].
     List,
     /// [`Store::count`].
@@ -127,6 +129,7 @@ impl Fault {
 struct Plan {
     calls: Vec<StoreCall>,
     faults: Vec<Planned>,
+    now: Option<Duration>,
 }
 
 struct Planned {
@@ -170,6 +173,12 @@ impl<S> FaultyStore<S> {
             chosen: Box::new(|_| true),
             fault,
         });
+    }
+
+    /// Sets the time that [`Store::now`] returns, since 1970. Leases and retentions still
+    /// follow the clock of the store that it wraps.
+    pub fn set_now(&self, now: Duration) {
+        self.plan().now = Some(now);
     }
 
     /// Removes all faults. A call that waits or hangs still does.
@@ -309,6 +318,17 @@ impl<S: Store> Store for FaultyStore<S> {
         };
         self.call(call, self.inner.transition(name, transition))
             .await
+    }
+
+    async fn now(&self) -> Result<Duration, StoreError> {
+        let now = self.plan().now;
+        self.call(StoreCall::Now, async {
+            match now {
+                Some(now) => Ok(now),
+                None => self.inner.now().await,
+            }
+        })
+        .await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {

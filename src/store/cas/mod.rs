@@ -181,6 +181,10 @@ impl<B: CompareAndSwap> CasStore<B> {
 }
 
 impl<B: CompareAndSwap> Store for CasStore<B> {
+    async fn now(&self) -> Result<Duration, StoreError> {
+        Ok(self.0.backend.now())
+    }
+
     async fn claim(&self, name: &RecordName, claim: &Claim) -> Result<Claimed, StoreError> {
         let key = key_of(name);
         let now = self.0.backend.now();

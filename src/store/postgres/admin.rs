@@ -42,6 +42,13 @@ impl Admin {
         self.pool.run(call).await
     }
 
+    pub(super) async fn now(&self, session: &mut Session<'_>) -> Result<Duration, StoreError> {
+        let row = session.row(session.query(&self.sql.now)).await?;
+        let row = row.ok_or_else(|| StoreError::unavailable("the server returned no time"))?;
+        let now: i64 = column(&row, "now")?;
+        Ok(Duration::from_micros(now.unsigned_abs()))
+    }
+
     pub(super) async fn list(
         &self,
         session: &mut Session<'_>,
@@ -160,6 +167,8 @@ FROM last"
 }
 
 statements! {
+    now = "SELECT clock.now FROM {clock}";
+
     /// Uses the partial index.
     list_unknown = list_unknown!("(scope, key) >= ($1, $2)");
     list_unknown_in_scope = list_unknown!("scope = $1 AND key >= $2");

@@ -279,6 +279,16 @@ impl Store for PostgresStore {
         wake_ups.wait(seen, mark).await
     }
 
+    /// The clock of the server, and of the coordinator on Citus.
+    async fn now(&self) -> Result<Duration, StoreError> {
+        let inner = Arc::clone(&self.inner);
+        detached(async move {
+            let admin = &inner.admin;
+            admin.run(async |session| admin.now(session).await).await
+        })
+        .await
+    }
+
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         self.inner.pool.check()?;
         self.inner.reads.read(name, true).await

@@ -293,6 +293,15 @@ impl Store for RedisStore {
         self.0.wake_ups.wait(&self.0.place(name), is_at_work).await
     }
 
+    /// The clock of one primary.
+    async fn now(&self) -> Result<Duration, StoreError> {
+        let inner = &self.0;
+        let time = redis::cmd("TIME");
+        let now = inner.servers.send(time, inner.prefix.as_bytes()).await?;
+        let (secs, micros) = <(u64, u64)>::from_redis_value(now).map_err(unexpected)?;
+        Ok(Duration::from_secs(secs) + Duration::from_micros(micros))
+    }
+
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         self.0.read(name, true).await
     }
