@@ -502,7 +502,7 @@ pub struct BuildError {
 }
 
 impl BuildError {
-    fn new(setting: &'static str, reason: impl Into<String>) -> Self {
+    pub(crate) fn new(setting: &'static str, reason: impl Into<String>) -> Self {
         Self {
             setting,
             reason: reason.into(),

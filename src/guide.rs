@@ -25,6 +25,10 @@ pub mod messages {}
 #[doc = include_str!("../docs/work-without-http.md")]
 pub mod work_without_http {}
 
+#[cfg(any(feature = "schedules", all(doc, not(doctest))))]
+#[doc = include_str!("../docs/schedules.md")]
+pub mod schedules {}
+
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 

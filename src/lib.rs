@@ -324,6 +324,8 @@
 //! | `tracing` | events for outcomes, failures and notices | yes |
 //! | `metrics` | counters of the same, through the `metrics` facade | |
 //! | `guard` | [`Guard`]: work that is not HTTP, run once for each name | |
+//! | `schedules` | `schedule`: jobs that run once for each hour, day, week or month | |
+//! | `schedules-bundled-zones` | the same, with a database of time zones | |
 //! | `multipart` | `Fingerprinting::multipart`: forms are compared part by part | |
 //! | `sqlite` | `SqliteStore`: durable, one file, nothing to install | |
 //! | `postgres` | `PostgresStore`: shared by many processes | |
@@ -376,6 +378,8 @@ pub mod client;
 pub mod messages;
 #[cfg(feature = "guard")]
 mod guard;
+#[cfg(feature = "schedules")]
+pub mod schedule;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(feature = "test-support")]

@@ -156,6 +156,11 @@ impl<S: Store> Guard<S> {
         Drained::new(self.shared.drain(grace).await)
     }
 
+    #[cfg(feature = "schedules")]
+    pub(crate) fn shared(&self) -> &Shared<S> {
+        &self.shared
+    }
+
     /// The store that the guard was built with.
     #[must_use]
     pub fn store(&self) -> &S {
