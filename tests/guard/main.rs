@@ -5,11 +5,15 @@ mod commits;
 #[path = "../databases/mod.rs"]
 mod databases;
 mod hooks;
+mod logs;
 mod processes;
 mod requests;
 mod runs;
 mod store_failures;
 mod stores;
+#[allow(dead_code, reason = "it serves other tests too")]
+#[path = "../contract/told.rs"]
+mod told;
 mod values;
 
 use std::{
