@@ -1,14 +1,14 @@
-//! The billing: one statement for each minute, however many processes ask for it, and however
+//! The billing: one statement for each hour, however many processes ask for it, and however
 //! often.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use tokio::time;
 use tower_idempotency::{
-    CommitError, DynStore, Guard, Key, Operation, Ran, Recovery, RunError, Scope,
+    CommitError, DynStore, Guard, Operation, Ran, Recovery,
+    schedule::{Job, Missed, Period, Periods},
     sqlx::{query, query_scalar},
-    store::RecordName,
 };
 use tracing::{info, warn};
 
@@ -24,23 +24,17 @@ pub(crate) async fn run() -> Result<(), Error> {
         .schema("statement/1")
         .lease(Duration::from_secs(2))
         .store_timeout(Duration::from_secs(1))
+        .retention(YEAR)
+        .unknown_retention(YEAR)
         // The statement and its record are one transaction.
         .recovery(Recovery::Rerun)
         .build()?;
-    let billing = async {
-        let mut ticks = time::interval(Duration::from_secs(1));
-        loop {
-            ticks.tick().await;
-            match bill(&database, &guard).await {
-                Ok(Ran::Now(Statement { operation, .. })) => info!(operation, "statement written"),
-                Ok(_) => {}
-                Err(error) => warn!(%error, "no statement yet"),
-            }
-        }
-    };
+    let job = Job::builder(guard.clone(), "statements", Periods::hourly("UTC")?)
+        .since("2026-01-01T00+00:00")
+        .missed(Missed::Latest)?;
     tokio::select! {
         () = server::told_to_stop() => {}
-        () = billing => {}
+        () = bill(&job, database) => {}
     }
     server::log_drained(guard.drain(server::GRACE).await);
     Ok(())
@@ -52,24 +46,37 @@ struct Statement {
     payments: i64,
 }
 
-/// Bills the last whole minute, unless it is billed.
-async fn bill(
-    database: &Database,
-    guard: &Guard<DynStore>,
-) -> Result<Ran<Statement>, RunError<CommitError>> {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    let minute = now.unwrap_or_default().as_secs() / 60 - 1;
-    let scope = Scope::single_tenant().with_endpoint("billing");
-    let name = RecordName::new(scope, Key::new(minute.to_string()));
-    let database = database.clone();
-    let work = async move |operation| write_statement(database, operation, minute).await;
-    guard.run(&name, &minute, work).await
+/// Bills the last hour that has ended, unless it is billed.
+async fn bill(job: &Job<DynStore>, database: Database) {
+    let mut ticks = time::interval(Duration::from_secs(1));
+    loop {
+        ticks.tick().await;
+        let database = database.clone();
+        let runs = job.run_due(move |operation, hour| {
+            let database = database.clone();
+            async move { write_statement(database, operation, hour).await }
+        });
+        let runs = match runs.await {
+            Ok(runs) => runs,
+            Err(error) => {
+                warn!(%error, "the store does not tell the time");
+                continue;
+            }
+        };
+        for run in runs {
+            match run.result {
+                Ok(Ran::Now(Statement { operation, .. })) => info!(operation, "statement written"),
+                Ok(Ran::Replayed(_) | Ran::Unrecorded(_)) => {}
+                Err(error) => warn!(%error, "no statement yet"),
+            }
+        }
+    }
 }
 
 async fn write_statement(
     database: Database,
     operation: Operation,
-    minute: u64,
+    hour: Period,
 ) -> Result<Statement, CommitError> {
     on_database!(database, |store, _pool| {
         let mut transaction = store.begin(&operation).await?;
@@ -78,7 +85,7 @@ async fn write_statement(
             payments: query_scalar(PAYMENTS).fetch_one(&mut *transaction).await?,
         };
         query(STATEMENT)
-            .bind(minute.to_string())
+            .bind(hour.label())
             .bind(statement.payments)
             .execute(&mut *transaction)
             .await?;
@@ -89,5 +96,6 @@ async fn write_statement(
     })
 }
 
+const YEAR: Duration = Duration::from_secs(400 * 24 * 3600);
 const PAYMENTS: &str = "SELECT count(*) FROM payments";
 const STATEMENT: &str = "INSERT INTO statements (period, payments) VALUES ($1, $2)";

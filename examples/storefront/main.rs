@@ -14,7 +14,7 @@
 //! | shop | `shop.rs` | an order, its stock, its event and its response in one transaction |
 //! | relay | `relay.rs` | events that are published after their transaction |
 //! | consumer | `consumer.rs` | a message that is processed once |
-//! | billing | `billing.rs` | work that is not HTTP, and runs once for each minute |
+//! | billing | `billing.rs` | a job that runs once for each hour |
 //! | provider | `provider.rs` | a guarded service with a database of its own |
 //! | load | `load.rs` | a client that goes on under the same keys after a crash |
 //!

@@ -65,7 +65,7 @@ async fn place(scene: &Scene, orders: u32) -> Result<Outcome, Error> {
             line("charges", expected, scene.bank.charges(prefix).await?),
             // A piece knows no order.
             line("stock taken", expected, (taken, taken.min(expected))),
-            // One for each minute that was billed, and there was at least one.
+            // One for each hour that was billed, and there was at least one.
             line("statements", statements.1.max(1), statements),
         ],
         troubles: TROUBLES
