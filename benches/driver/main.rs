@@ -15,6 +15,7 @@ mod http;
 mod large;
 mod load;
 mod memory;
+mod messages;
 mod postgres;
 mod process;
 mod redis;
@@ -88,6 +89,9 @@ fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     }
     if wanted("waiters") {
         runtime.block_on(waiters::measure(plan, &mut report));
+    }
+    if wanted("messages") {
+        runtime.block_on(messages::measure(plan, &mut report));
     }
     if wanted("cached") {
         process::measure_cached(plan, &mut report);

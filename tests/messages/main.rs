@@ -1,6 +1,7 @@
 //! Messages that are processed once, and events that are published, on PostgreSQL and
 //! SQLite.
 
+mod citus;
 #[path = "../databases/mod.rs"]
 mod databases;
 mod inbox;

@@ -208,12 +208,13 @@ impl OutboxBackend for PostgresStore {
         let topic = topic.to_owned();
         detached(self.clone().work(async move |work: &mut Work<'_>| {
             let lag = work.query(|sql| &sql.lag, &topic);
-            let row = lag.fetch_one(&mut *work.on).await.map_err(failure)?;
-            let count = |name| column::<i64>(&row, name).map(i64::unsigned_abs);
+            let lag = lag.fetch_one(&mut *work.on).await.map_err(failure)?;
+            let dead = work.query(|sql| &sql.dead_turns, &topic);
+            let dead = dead.fetch_one(&mut *work.on).await.map_err(failure)?;
             Ok(Lag {
-                events: count("events")?,
-                oldest: duration(column(&row, "oldest")?),
-                dead: count("dead")?,
+                events: column::<i64>(&lag, "events")?.unsigned_abs(),
+                oldest: duration(column(&lag, "oldest")?),
+                dead: column::<i64>(&dead, "dead")?.unsigned_abs(),
             })
         }))
         .await
@@ -502,9 +503,12 @@ DELETE FROM {events}
 WHERE topic = $1 AND aggregate = $2 AND position = $3";
 
     lag = "
-SELECT count(*) AS events,
-       COALESCE((SELECT clock.now FROM {clock}) - min(staged_at), 0) AS oldest,
-       (SELECT count(*) FROM {turns} WHERE topic = $1 AND due_at IS NULL) AS dead
-FROM {events}
+SELECT count(*) AS events, COALESCE(max(clock.now) - min(staged_at), 0) AS oldest
+FROM {events}, {clock}
 WHERE topic = $1";
+
+    dead_turns = "
+SELECT count(*) AS dead
+FROM {turns}
+WHERE topic = $1 AND due_at IS NULL";
 }

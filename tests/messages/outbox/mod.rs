@@ -1,9 +1,10 @@
 //! Events that are published if and only if their transaction commits.
 
+mod committed;
 mod crashes;
 mod dead;
 mod ordered;
-mod relay;
+pub(crate) mod relay;
 mod relayed;
 mod staged;
 mod tables;

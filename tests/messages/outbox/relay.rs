@@ -13,22 +13,22 @@ use crate::shop::Shop;
 
 /// What was published, in order.
 #[derive(Clone, Default)]
-pub(super) struct Broker(Arc<Mutex<Vec<Event>>>);
+pub(crate) struct Broker(Arc<Mutex<Vec<Event>>>);
 
 impl Broker {
-    pub(super) fn publish(&self, event: Event) -> Publish {
+    pub(crate) fn publish(&self, event: Event) -> Publish {
         self.0.lock().unwrap().push(event);
         Publish::Done
     }
 
     /// The ids of all deliveries.
-    pub(super) fn deliveries(&self) -> Vec<String> {
+    pub(crate) fn deliveries(&self) -> Vec<String> {
         let events = self.0.lock().unwrap();
         events.iter().map(|event| event.id().to_owned()).collect()
     }
 
     /// The ids of the first deliveries of each aggregate, in order.
-    pub(super) fn streams(&self) -> HashMap<String, Vec<String>> {
+    pub(crate) fn streams(&self) -> HashMap<String, Vec<String>> {
         let (mut seen, mut streams) = (HashSet::new(), HashMap::<_, Vec<_>>::new());
         for event in &*self.0.lock().unwrap() {
             if seen.insert(event.id().to_owned()) {
@@ -41,7 +41,7 @@ impl Broker {
 }
 
 /// Spawns a relay that looks for events often.
-pub(super) fn spawn<S, F>(
+pub(crate) fn spawn<S, F>(
     outbox: Outbox<S>,
     publish: impl Fn(Event) -> F + Send + Sync + 'static,
 ) -> RelayHandle
@@ -55,7 +55,7 @@ where
 }
 
 /// Stages events in a transaction of their own.
-pub(super) async fn stage<S: Shop>(shop: &S, events: impl IntoIterator<Item = Event>) {
+pub(crate) async fn stage<S: Shop>(shop: &S, events: impl IntoIterator<Item = Event>) {
     let mut transaction = shop.begin().await;
     let events = events.into_iter().collect();
     let outbox = shop.outbox("orders");
@@ -64,16 +64,16 @@ pub(super) async fn stage<S: Shop>(shop: &S, events: impl IntoIterator<Item = Ev
     transaction.commit().await.unwrap();
 }
 
-pub(super) fn event(id: &str, aggregate: &str) -> Event {
+pub(crate) fn event(id: &str, aggregate: &str) -> Event {
     Event::new(id, aggregate, format!("payload of {id}"))
 }
 
 /// Waits until the tables are empty.
-pub(super) async fn until_all_is_published(shop: &impl Shop) {
+pub(crate) async fn until_all_is_published(shop: &impl Shop) {
     until(async || rows(shop).await.is_empty()).await;
 }
 
-pub(super) async fn rows(shop: &impl Shop) -> Vec<String> {
+pub(crate) async fn rows(shop: &impl Shop) -> Vec<String> {
     shop.all(
         "SELECT 'stream ' || aggregate FROM idempotency_streams
          UNION ALL SELECT 'turn ' || aggregate FROM idempotency_turns
@@ -82,7 +82,7 @@ pub(super) async fn rows(shop: &impl Shop) -> Vec<String> {
     .await
 }
 
-pub(super) async fn until(holds: impl AsyncFn() -> bool) {
+pub(crate) async fn until(holds: impl AsyncFn() -> bool) {
     let wait = async {
         while !holds().await {
             sleep(Duration::from_millis(5)).await;
