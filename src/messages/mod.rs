@@ -13,6 +13,8 @@ pub(crate) mod inbox;
 #[cfg(feature = "outbox")]
 pub(crate) mod outbox;
 #[cfg(feature = "outbox")]
+mod publishing;
+#[cfg(feature = "outbox")]
 mod relay;
 
 pub use self::error::{MessageError, MessageErrorKind};

@@ -64,7 +64,7 @@ pub(crate) mod sealed {
             events: &[Event],
         ) -> impl Future<Output = Result<u64, MessageError>> + Send;
 
-        /// Takes up to `limit` due turns, with up to so many events of all.
+        /// Takes up to `limit` due turns, each with up to [`events_each`] of its events.
         fn take(
             &self,
             topic: &str,
@@ -98,6 +98,13 @@ pub(crate) mod sealed {
         fn lag(&self, topic: &str) -> impl Future<Output = Result<Lag, StoreError>> + Send;
 
         fn wake(&self) -> &Wake;
+    }
+
+    /// Returns how many events of each turn are read: few commits for many events, and
+    /// a single aggregate is not slower than many.
+    pub(crate) fn events_each(limit: u32, turns: usize) -> usize {
+        const FEWEST: usize = 10;
+        (limit as usize / turns.max(1)).max(FEWEST)
     }
 
     /// The turn of an aggregate that a relay has taken.
@@ -174,7 +181,8 @@ impl<S: OutboxStore> Outbox<S> {
 
     /// Sets the limit of a payload, in bytes. Defaults to 1 MiB.
     ///
-    /// A relay has as many events in memory as its [`batch`](super::Relay::batch) says.
+    /// A relay has up to ten events of each aggregate in memory that it has
+    /// [taken](super::Relay::batch).
     #[must_use]
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.max_payload = bytes;

@@ -2,7 +2,6 @@
 
 use std::{
     fmt,
-    panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -10,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+#[cfg(feature = "metrics")]
 use futures_util::FutureExt as _;
 use tokio::{
     sync::watch,
@@ -18,8 +18,9 @@ use tokio::{
 };
 
 use super::{
-    Counted, Event, Outbox, OutboxStore, count,
-    outbox::sealed::{Settlement, Turn},
+    Event, Outbox, OutboxStore,
+    outbox::sealed::Settlement,
+    publishing::{Counts, Publishing},
 };
 use crate::{
     StoreError,
@@ -123,6 +124,12 @@ impl Attempts {
     }
 }
 
+impl GiveUp {
+    pub(super) fn is_reached(self, attempts: u32, failing_for: Duration) -> bool {
+        attempts >= self.attempts.max(1) && failing_for >= self.age
+    }
+}
+
 impl<S, P, F> Relay<S, P>
 where
     S: OutboxStore,
@@ -144,8 +151,10 @@ where
         }
     }
 
-    /// Sets how many aggregates the relay publishes at the same time, and how many events
-    /// it reads at once, at least 1. Defaults to 100.
+    /// Sets how many aggregates the relay publishes at the same time, at least 1. Defaults
+    /// to 100.
+    ///
+    /// It reads up to ten events of each, or more of each if few aggregates have events.
     pub fn batch(mut self, aggregates: u32) -> Self {
         self.batch = aggregates.max(1);
         self
@@ -260,13 +269,6 @@ impl Drop for RelayHandle {
     fn drop(&mut self) {
         self.stop.send_replace(true);
     }
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    published: AtomicU64,
-    retried: AtomicU64,
-    dead: AtomicU64,
 }
 
 /// A spawned relay.
@@ -410,111 +412,6 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
-/// How the events of a turn are published.
-struct Publishing<P> {
-    publish: P,
-    timeout: Duration,
-    give_up: GiveUp,
-    stop: watch::Receiver<bool>,
-    counts: Arc<Counts>,
-}
-
-impl<P, F> Publishing<P>
-where
-    P: Fn(Event) -> F + Send + Sync + 'static,
-    F: Future<Output = Publish> + Send + 'static,
-{
-    /// Publishes the events of a turn in order, up to the first that is not published.
-    async fn publish_all(&self, turn: Turn, token: Token, lease_end: Instant) -> Settlement {
-        let mut settlement = Settlement {
-            aggregate: turn.aggregate,
-            token,
-            through: 0,
-            // Taken, but not tried.
-            attempts: turn.attempts - 1,
-            pause: Some(Duration::ZERO),
-            is_all: false,
-        };
-        let mut failing_for = turn.failing_for;
-        for (position, event) in turn.events {
-            let left = lease_end.saturating_duration_since(Instant::now());
-            if *self.stop.borrow() || left < self.timeout {
-                return settlement;
-            }
-            // Its attempts may have ended their processes.
-            let is_given_up = self.is_given_up(settlement.attempts, failing_for);
-            let published = match is_given_up {
-                true => Publish::Reject,
-                false => {
-                    settlement.attempts += 1;
-                    self.publish(event.clone()).await
-                }
-            };
-            match published {
-                Publish::Done => {
-                    self.count(Counted::Published, &event);
-                    settlement.through = position;
-                    settlement.attempts = 0;
-                    failing_for = Duration::ZERO;
-                    continue;
-                }
-                Publish::Retry if !self.is_given_up(settlement.attempts, failing_for) => {
-                    self.count(Counted::Retried, &event);
-                    settlement.pause = Some(RETRIES.after(settlement.attempts));
-                }
-                Publish::Retry | Publish::Reject => {
-                    self.count(Counted::Dead, &event);
-                    settlement.pause = None;
-                }
-            }
-            return settlement;
-        }
-        settlement.is_all = turn.is_whole;
-        settlement
-    }
-
-    async fn publish(&self, event: Event) -> Publish {
-        // The closure may panic before it returns its future.
-        let publish = async { (self.publish)(event).await };
-        let publish = AssertUnwindSafe(publish).catch_unwind();
-        match time::timeout(self.timeout, publish).await {
-            Ok(Ok(published)) => published,
-            // A panic, or the timeout.
-            Ok(Err(_)) | Err(_) => Publish::Retry,
-        }
-    }
-
-    fn is_given_up(&self, attempts: u32, failing_for: Duration) -> bool {
-        attempts >= self.give_up.attempts.max(1) && failing_for >= self.give_up.age
-    }
-
-    fn count(&self, counted: Counted, event: &Event) {
-        let count_in_report = match counted {
-            Counted::Staged => return,
-            Counted::Published => &self.counts.published,
-            Counted::Retried => &self.counts.retried,
-            Counted::Dead => &self.counts.dead,
-        };
-        count_in_report.fetch_add(1, Ordering::Relaxed);
-        count(counted, 1);
-        #[cfg(feature = "tracing")]
-        match counted {
-            Counted::Dead => tracing::warn!(
-                target: "tower_idempotency",
-                event = event.id(),
-                "an event is dead, and later ones of its aggregate wait: `requeue` or `discard` it"
-            ),
-            _ => tracing::debug!(
-                target: "tower_idempotency",
-                event = event.id(),
-                what = counted.name(),
-                "outbox event"
-            ),
-        }
-        let _ = event;
-    }
-}
-
 impl<S, P> fmt::Debug for Relay<S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relay")
@@ -529,7 +426,6 @@ impl<S, P> fmt::Debug for Relay<S, P> {
 
 const FAILED: &str = "the relay cannot take or settle events: they stay in the outbox, and it tries \
     again";
-const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 const FAILURES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 const SHORTEST_POLL: Duration = Duration::from_millis(1);

@@ -21,7 +21,7 @@ use crate::{
     StoreError,
     messages::{
         DeadEvent, Event, Lag, MessageError, Outbox,
-        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake},
+        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake, events_each},
     },
     store::{Token, sql::detached},
 };
@@ -107,8 +107,7 @@ impl OutboxBackend for PostgresStore {
                 };
                 turns.insert(aggregate, turn);
             }
-            // So many of each that there are `limit` of all.
-            let each = (limit as usize / turns.len().max(1)).max(1);
+            let each = events_each(limit, turns.len());
             let taken: Vec<String> = turns.keys().cloned().collect();
             let events = work.query(|sql| &sql.events, &topic);
             let events = events.bind(taken).bind(each as i64);

@@ -14,7 +14,7 @@ use crate::{
     StoreError,
     messages::{
         DeadEvent, Event, Lag, MessageError, Outbox,
-        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake},
+        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake, events_each},
     },
     store::{Token, sql::detached},
 };
@@ -200,8 +200,7 @@ async fn take(
         .fetch_all(&mut *on)
         .await
         .map_err(failure)?;
-    // So many of each that there are `limit` of all.
-    let each = (limit as usize / taken.len().max(1)).max(1);
+    let each = events_each(limit, taken.len());
     let mut turns = Vec::new();
     for (aggregate, attempts, failing_since) in taken {
         let rows: Vec<(i64, String, Vec<u8>)> = query_as(EVENTS)

@@ -91,17 +91,17 @@ async fn relay<S: Shop>(shop: S) {
 }
 
 async fn relays_killed_at_any_moment_lose_and_reorder_nothing<S: Shop>(shop: S) {
-    let (aggregates, each) = (40, 20);
+    let (aggregates, each) = (30, 20);
     for aggregate in 0..aggregates {
         let ids = (0..each).map(|id| format!("{aggregate}-{id:02}"));
         stage(&shop, ids.map(|id| event(&id, &aggregate.to_string()))).await;
     }
-    let start = || Process::start(&shop, Duration::from_millis(5));
+    let start = || Process::start(&shop, Duration::from_millis(40));
     let mut relays = [start(), start(), start(), start()];
     let outbox = shop.outbox("orders");
     let mut killed = 0;
     while outbox.lag().await.unwrap().events > 0 {
-        sleep(Duration::from_millis(300)).await;
+        sleep(Duration::from_millis(400)).await;
         relays[killed % 4] = start();
         killed += 1;
     }

@@ -8,3 +8,4 @@ pub(crate) mod relay;
 mod relayed;
 mod staged;
 mod tables;
+mod told;

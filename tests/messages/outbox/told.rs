@@ -1,0 +1,101 @@
+//! What a relay tells of its events.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+use tower_idempotency::messages::{Event, Publish};
+
+use super::relay::{event, spawn, stage, until};
+use crate::shop::{Shop, with_sqlite};
+
+/// The lines of a log.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl io::Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// On one thread, to which the recorder and the subscriber belong.
+#[tokio::test]
+async fn events_are_counted_and_logged_without_payloads() {
+    let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
+    let metrics = recorder.snapshotter();
+    let _recorder = metrics::set_default_local_recorder(recorder);
+    let lines = Lines::default();
+    let written = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(tracing::Level::DEBUG)
+        .with_writer(move || written.clone())
+        .finish();
+    let _subscriber = tracing::subscriber::set_default(subscriber);
+
+    Box::pin(with_sqlite(async |shop| {
+        stage(
+            &shop,
+            [
+                event("fine", "a"),
+                event("dead", "b"),
+                event("retried", "c"),
+            ],
+        )
+        .await;
+        let relay = spawn(shop.outbox("orders"), async |event: Event| {
+            match event.id() {
+                "dead" => Publish::Reject,
+                "retried" => Publish::Retry,
+                _ => Publish::Done,
+            }
+        });
+        let outbox = shop.outbox("orders");
+        until(async || outbox.lag().await.unwrap().events == 2).await;
+        until(async || outbox.lag().await.unwrap().dead == 1).await;
+        let report = relay.stop(Duration::from_secs(10)).await;
+        assert_eq!((report.published, report.retried, report.dead), (1, 1, 1));
+    }))
+    .await;
+
+    let (mut counts, mut gauges) = (BTreeMap::new(), Vec::new());
+    for (key, unit, description, value) in metrics.snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let label = key.labels().next().unwrap().value().to_owned();
+        assert!(unit.is_some() && description.is_some(), "{}", key.name());
+        match value {
+            DebugValue::Counter(count) => assert!(counts.insert(label, count).is_none()),
+            DebugValue::Gauge(_) => gauges.push((key.name().to_owned(), label)),
+            DebugValue::Histogram(_) => unreachable!("there is none"),
+        }
+    }
+    let expected = [("dead", 1), ("published", 1), ("retried", 1), ("staged", 3)];
+    let expected = expected.map(|(what, count)| (what.to_owned(), count));
+    assert_eq!(counts, BTreeMap::from(expected));
+    gauges.sort();
+    let expected = [
+        "idempotency_outbox_lag_events",
+        "idempotency_outbox_lag_seconds",
+    ];
+    assert_eq!(
+        gauges,
+        expected.map(|name| (name.to_owned(), "orders".to_owned()))
+    );
+
+    let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    assert!(
+        lines.contains("WARN") && lines.contains("event=\"dead\""),
+        "{lines}"
+    );
+    assert!(lines.contains("what=\"retried\""), "{lines}");
+    assert!(!lines.contains("payload of"), "{lines}");
+}
