@@ -6,6 +6,7 @@ mod citus;
 mod databases;
 mod inbox;
 mod outbox;
+mod pooler;
 #[path = "../transactions/proxy.rs"]
 mod proxy;
 mod shop;
