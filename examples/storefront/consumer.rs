@@ -3,6 +3,7 @@
 use axum::{Json, Router, extract::State, routing::post};
 use http::{HeaderMap, StatusCode};
 use tower_idempotency::{
+    Sweeper,
     messages::{MessageError, Received},
     sqlx::query,
 };
@@ -18,13 +19,19 @@ use crate::{
 };
 
 pub(crate) async fn run() -> Result<(), Error> {
+    let database = Database::open(&server::directory()?).await?;
+    let sweeper = on_database!(&database, |store, _pool| {
+        Sweeper::new(store.inbox(PAYMENTS)?).spawn()
+    });
     let app = Router::new()
         .route("/events", post(receive))
         .with_state(Consumer {
-            database: Database::open(&server::directory()?).await?,
+            database,
             provider: Client::to("/charges")?,
         });
-    server::serve(app).await
+    server::serve(app).await?;
+    sweeper.stop().await;
+    Ok(())
 }
 
 #[derive(Clone)]
@@ -64,7 +71,7 @@ impl Consumer {
         let charge = serde_json::to_vec(&Charge::of(ordered))?;
         self.provider.send(id, charge).await?;
         let received = on_database!(&self.database, |store, _pool| {
-            let inbox = store.inbox("payments")?;
+            let inbox = store.inbox(PAYMENTS)?;
             let received = inbox.receive(id, async |transaction| {
                 let payment = query(PAYMENT).bind(&ordered.operation).bind(&ordered.cart);
                 payment.execute(&mut *transaction).await?;
@@ -75,5 +82,8 @@ impl Consumer {
         Ok(received)
     }
 }
+
+/// The name of the consumer.
+pub(crate) const PAYMENTS: &str = "payments";
 
 const PAYMENT: &str = "INSERT INTO payments (operation, cart) VALUES ($1, $2)";

@@ -11,7 +11,7 @@ use tower_idempotency::{
 #[cfg(feature = "postgres")]
 use tower_idempotency::{PostgresStore, sqlx::PgPool};
 
-use crate::{Error, ordered::ORDERS};
+use crate::{Error, consumer::PAYMENTS, ordered::ORDERS};
 
 /// The store of the records, and a pool of the shop on the same database.
 #[derive(Clone)]
@@ -66,7 +66,7 @@ impl Database {
         }
         on_database!(self, |store, pool| {
             store.outbox(ORDERS)?.migrate().await?;
-            store.inbox("payments")?.migrate().await?;
+            store.inbox(PAYMENTS)?.migrate().await?;
             raw_sql(TABLES).execute(pool).await?;
         });
         Ok(())
@@ -86,7 +86,7 @@ impl Database {
 
     /// The payments of the carts with this prefix, as [`orders`](Self::orders).
     pub(crate) async fn payments(&self, prefix: &str) -> sqlx::Result<(i64, i64)> {
-        on_database!(self, |_store, pool| query_as(PAYMENTS)
+        on_database!(self, |_store, pool| query_as(PAID)
             .bind(prefix)
             .fetch_one(pool)
             .await)
@@ -143,7 +143,7 @@ CREATE TABLE IF NOT EXISTS statements (period text NOT NULL, payments bigint NOT
 const ORDERED: &str = "
 SELECT count(*), count(DISTINCT cart) FROM orders WHERE substr(cart, 1, length($1)) = $1";
 
-const PAYMENTS: &str = "
+const PAID: &str = "
 SELECT count(*), count(DISTINCT cart) FROM payments WHERE substr(cart, 1, length($1)) = $1";
 
 const STATEMENTS: &str = "SELECT count(*), count(DISTINCT period) FROM statements";

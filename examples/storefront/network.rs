@@ -1,4 +1,4 @@
-//! The network between the page and the processes, which loses and delays what it is told.
+//! The network between the page and the processes, with its faults.
 
 use std::{io, time::Duration};
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What relay and consumer are told of an order.
+/// The payload of the event.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Ordered {
     pub(crate) cart: String,

@@ -45,7 +45,7 @@ impl Seat {
     }
 }
 
-/// What the processes are told when they start.
+/// The settings that each process gets in its environment.
 #[derive(Clone)]
 pub(crate) struct Settings {
     pub(crate) directory: PathBuf,

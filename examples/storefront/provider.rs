@@ -21,6 +21,8 @@ pub(crate) async fn run() -> Result<(), Error> {
             .lease(Duration::from_secs(2))
             .store_timeout(Duration::from_secs(1))
             .wait(Duration::from_secs(3))
+            // Longer than a client may take to try again.
+            .retention(Duration::from_secs(14 * 24 * 3600))
             // The charge and its record are one transaction.
             .recovery(Recovery::Rerun)
             .build()?;
@@ -55,7 +57,7 @@ impl Bank {
     }
 }
 
-/// What is charged.
+/// A charge, as the client asks for it.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Charge {
     cart: String,

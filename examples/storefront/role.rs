@@ -47,7 +47,7 @@ impl Role {
         Self::ALL.into_iter().find(|role| role.name() == name)
     }
 
-    /// Runs the process until it is told to stop.
+    /// Runs the process until its input is closed.
     pub(crate) async fn run(self) -> Result<(), Error> {
         server::start_logs(true)?;
         match self {

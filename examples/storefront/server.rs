@@ -33,7 +33,7 @@ pub(crate) fn start_logs(is_for_timeline: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Serves until the process is told to stop and the connected clients have their answers.
+/// Serves until the process is stopped, and lets the connected clients have their answers.
 pub(crate) async fn serve(app: Router) -> Result<(), Error> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
     info!(address = %listener.local_addr()?, "listening");
@@ -57,8 +57,8 @@ pub(crate) fn log_drained(drained: Drained) {
     }
 }
 
-/// Resolves when standard input is closed, as it is when the process that started this one
-/// stops or dies.
+/// Resolves when standard input is closed. The process that started this one closes it to
+/// stop this one, or by its own end.
 pub(crate) async fn told_to_stop() {
     // A terminal sends Ctrl-C to all processes; the first one tells the others.
     tokio::spawn(async { while signal::ctrl_c().await.is_ok() {} });

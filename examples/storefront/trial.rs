@@ -85,8 +85,7 @@ async fn load(scene: &Scene) -> Result<(), Error> {
     }
 }
 
-/// Waits until the events of all orders are consumed and settled. What is missing after a
-/// minute is counted as missing.
+/// Waits until the events of all orders are consumed and settled, for up to a minute.
 async fn wait_for_events(scene: &Scene, orders: i64) -> Result<(), Error> {
     let (database, end) = (&scene.database, Instant::now() + LAST_EVENTS);
     while database.payments(&scene.settings.prefix).await?.1 < orders
