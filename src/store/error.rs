@@ -22,6 +22,8 @@ pub struct StoreError {
         expect(dead_code, reason = "only the SQL stores make calls together")
     )]
     is_about_one: bool,
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    was_rolled_back: bool,
     #[cfg(feature = "postgres")]
     lacks_privileges: bool,
     sent_nothing: bool,
@@ -116,6 +118,18 @@ impl StoreError {
         self.is_about_one
     }
 
+    /// The database rolled the call back because of another one, and would make it now.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn rolled_back(mut self) -> Self {
+        self.was_rolled_back = true;
+        self
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn was_rolled_back(&self) -> bool {
+        self.was_rolled_back
+    }
+
     /// As before, with another cause.
     #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
     pub(crate) fn because(mut self, source: impl Into<Source>) -> Self {
@@ -149,6 +163,8 @@ impl StoreError {
             kind,
             source: source.map(Arc::from),
             is_about_one: false,
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            was_rolled_back: false,
             #[cfg(feature = "postgres")]
             lacks_privileges: false,
             sent_nothing: false,

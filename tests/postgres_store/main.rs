@@ -9,6 +9,7 @@ mod databases;
 mod fences;
 mod guards;
 mod indexes;
+mod rollbacks;
 mod settings;
 mod sweeps;
 mod tables;

@@ -56,6 +56,7 @@ fn reported(error: &dyn DatabaseError) -> StoreError {
         "57014" => StoreError::timed_out().because("`statement_timeout` has passed"),
         // One record of a batch may be locked.
         LOCK_NOT_AVAILABLE => StoreError::timed_out().because(RECORD_LOCKED).about_one(),
+        SERIALIZATION_FAILURE | DEADLOCK => with_remedy(error, &code).rolled_back(),
         "53100" => StoreError::full("the server's disk"),
         "42501" => with_remedy(error, &code).of_privileges(),
         // Values, constraints, limits and triggers.
@@ -104,6 +105,8 @@ fn remedy(code: &str, message: &str) -> Option<&'static str> {
 }
 
 const LOCK_NOT_AVAILABLE: &str = "55P03";
+const SERIALIZATION_FAILURE: &str = "40001";
+const DEADLOCK: &str = "40P01";
 
 #[cfg(test)]
 mod tests {

@@ -179,6 +179,7 @@ impl<B: Batch> Shared<B> {
             Ok(answers) => (answers, None),
             // Made singly, the other calls succeed.
             Err(error) if error.is_about_one() && calls.len() > 1 => (Vec::new(), None),
+            Err(error) if error.was_rolled_back() => (Vec::new(), None),
             Err(error) => (Vec::new(), Some(error)),
         };
         let mut answers = answers.into_iter();

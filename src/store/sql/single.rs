@@ -169,7 +169,8 @@ impl<S: Single> Shared<S> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tries until the record is not locked. Returns `None` if all callers left.
+    /// Tries until the record is not locked, and again if the database rolled the call back.
+    /// Returns `None` if all callers left.
     async fn make(&self, waiting: &Waiting<S>) -> Option<Result<S::Answer, StoreError>> {
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
@@ -180,21 +181,18 @@ impl<S: Single> Shared<S> {
             }
             let attempt = self.single.attempt(&waiting.call).await;
             drop(permit);
-            match attempt {
+            let failure = match attempt {
                 Ok(Attempt::Made(answer)) => return Some(Ok(answer)),
-                Ok(Attempt::Locked) => {
-                    let left = self
-                        .limits
-                        .lock_timeout
-                        .checked_sub(waiting.since.elapsed());
-                    let left = left.unwrap_or_default();
-                    if left.is_zero() {
-                        return Some(Err(StoreError::timed_out().because(RECORD_LOCKED)));
-                    }
-                    sleep(backoff.pause().min(left)).await;
-                }
+                Ok(Attempt::Locked) => StoreError::timed_out().because(RECORD_LOCKED),
+                Err(error) if error.was_rolled_back() => error,
                 Err(error) => return Some(Err(error)),
+            };
+            let timeout = self.limits.lock_timeout;
+            let left = timeout.saturating_sub(waiting.since.elapsed());
+            if left.is_zero() {
+                return Some(Err(failure));
             }
+            sleep(backoff.pause().min(left)).await;
         }
     }
 }
