@@ -5,7 +5,7 @@ use std::time::Duration;
 use tower_idempotency::{
     PostgresStore, Store, StoreErrorKind,
     sqlx::{ConnectOptions as _, Connection as _, PgConnection},
-    store::admin::Filter,
+    store::{PostgresEngine, admin::Filter},
 };
 
 use crate::{
@@ -58,6 +58,38 @@ async fn f110_missing_privileges_are_answered_with_grants_that_suffice() {
         })
         .await;
         owner.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_engines_are_refused_by_their_names() {
+    with_database(async |database| {
+        for (engine, version) in [
+            (
+                "CockroachDB",
+                "CockroachDB CCL v24.1.0 (x86_64-pc-linux-gnu)",
+            ),
+            (
+                "YugabyteDB",
+                "PostgreSQL 11.2-YB-2.20.1.0-b0 on x86_64-pc-linux-gnu",
+            ),
+        ] {
+            let sets = format!(
+                "CREATE SCHEMA IF NOT EXISTS engine;
+                 CREATE OR REPLACE FUNCTION engine.version() RETURNS text LANGUAGE sql
+                     AS $$ SELECT '{version}' $$;
+                 ALTER DATABASE {} SET search_path = engine, pg_catalog, public",
+                database.options.get_database().unwrap(),
+            );
+            database.run(&sets).await;
+            let refused = database.builder().connect().await.unwrap_err();
+            let told = refused.to_string();
+            assert!(told.contains(&format!("the server is {engine}")), "{told}");
+            assert!(told.contains("`PostgresStoreBuilder::engine`"), "{told}");
+            let engine = database.builder().engine(PostgresEngine::Citus);
+            engine.connect().await.unwrap().close().await;
+        }
     })
     .await;
 }

@@ -112,6 +112,10 @@ impl PostgresStoreBuilder {
 
     /// Sets the engine behind the connection. Defaults to the one that the server names
     /// when the store connects.
+    ///
+    /// Without it, connecting to YugabyteDB or CockroachDB fails: the store is not tested
+    /// there. [`Citus`](PostgresEngine::Citus) has the statements that ask least of an
+    /// engine. Run the suite of the feature `conformance` on yours before you rely on it.
     pub fn engine(mut self, engine: PostgresEngine) -> Self {
         self.engine = Some(engine);
         self

@@ -28,6 +28,13 @@ pub(super) async fn inspect(
 ) -> Result<Schema, StoreError> {
     let connected = options.connect().await;
     let mut connection = connected.map_err(|error| connect_failure(error, options))?;
+    if engine.is_none() {
+        let software = raw_sql(SOFTWARE).fetch_one(&mut connection).await;
+        let software: String = software
+            .and_then(|row| row.try_get("software"))
+            .map_err(failure)?;
+        refuse_relative(&software)?;
+    }
     let question = format!("BEGIN; {RESET}; {INSPECT}; ROLLBACK");
     let found = raw_sql(AssertSqlSafe(question))
         .fetch_one(&mut connection)
@@ -47,13 +54,14 @@ pub(super) async fn inspect(
             found.ok_or_else(|| StoreError::unavailable(NO_SCHEMA))?
         }
     };
+    let has_citus: bool = found.try_get("citus").map_err(failure)?;
     let engine = match engine {
         Some(engine) => engine,
-        None if found.try_get("citus").map_err(failure)? => PostgresEngine::Citus,
+        None if has_citus => PostgresEngine::Citus,
         None => PostgresEngine::Postgres,
     };
     let schema = Schema::new(schema, found.try_get("role").map_err(failure)?, engine)?;
-    if engine == PostgresEngine::Citus {
+    if has_citus {
         refuse_other_distribution(&mut connection, &schema).await?;
     }
     refuse_unfit(&mut connection, &schema.statement(UNFIT))
@@ -63,6 +71,20 @@ pub(super) async fn inspect(
         return Err(StoreError::unavailable(POOLED));
     }
     Ok(schema)
+}
+
+/// Refuses an engine that speaks the protocol of PostgreSQL and is another one.
+fn refuse_relative(software: &str) -> Result<(), StoreError> {
+    let relative = RELATIVES
+        .iter()
+        .find(|(mark, _)| software.contains(mark))
+        .map(|(_, name)| name);
+    relative.map_or(Ok(()), |name| {
+        Err(StoreError::unavailable(format!(
+            "the server is {name}, on which the store is not tested: use PostgreSQL or Citus, or \
+             set `PostgresStoreBuilder::engine` after your own tests"
+        )))
+    })
 }
 
 /// Refuses a table that is distributed by another column than `key`.
@@ -109,6 +131,12 @@ async fn shares_servers(mut first: PgConnection, options: &PgConnectOptions) -> 
     };
     matches!(timeout(PROBE, probe).await, Ok(Ok(true)))
 }
+
+/// The only question that each engine understands.
+const SOFTWARE: &str = "SELECT version() AS software";
+
+/// What the versions of other engines contain.
+const RELATIVES: [(&str, &str); 2] = [("CockroachDB", "CockroachDB"), ("-YB-", "YugabyteDB")];
 
 const INSPECT: &str = "
 SELECT current_setting('server_version_num', true)::int AS number,
