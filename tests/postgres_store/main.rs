@@ -13,6 +13,7 @@ mod rollbacks;
 mod settings;
 mod sweeps;
 mod tables;
+mod view;
 mod wake_ups;
 
 use tower_idempotency::{
