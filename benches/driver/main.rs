@@ -11,6 +11,7 @@
 )]
 
 mod calls;
+mod citus;
 mod http;
 mod large;
 mod load;
@@ -83,6 +84,9 @@ fn measure(is_quick: bool, only: Option<&str>) -> ExitCode {
     }
     if wanted("postgres") {
         runtime.block_on(postgres::measure(plan, &mut report));
+    }
+    if only == Some("citus") || (only.is_none() && env::var_os("CITUS_URL").is_some()) {
+        runtime.block_on(citus::measure(plan, &mut report));
     }
     if wanted("redis") {
         runtime.block_on(redis::measure(plan, &mut report));

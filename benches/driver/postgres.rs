@@ -167,7 +167,7 @@ pub(crate) async fn plain_with(pool: &PgPool, key: &str) {
         .unwrap();
 }
 
-const TABLE: &str = "
+pub(crate) const TABLE: &str = "
 CREATE TABLE IF NOT EXISTS plain (
     key         text PRIMARY KEY,
     fingerprint bytea       NOT NULL,
