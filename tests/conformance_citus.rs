@@ -2,31 +2,14 @@
 
 mod databases;
 
-use databases::{address, run_on};
-use tower_idempotency::{
-    PostgresStore,
-    conformance::Subject,
-    conformance_tests,
-    sqlx::{ConnectOptions as _, Connection as _},
-};
+use databases::CitusSchema;
+use tower_idempotency::{PostgresStore, conformance::Subject, conformance_tests};
 
-/// A new schema in the database of `CITUS_URL`.
-struct Citus(String);
+struct Citus(CitusSchema);
 
 impl Citus {
-    fn new() -> Self {
-        Self(format!("idempotency_{:016x}", rand::random::<u64>()))
-    }
-
     async fn connect(&self) -> PostgresStore {
-        let store = PostgresStore::builder(address("CITUS_URL")).schema(&self.0);
-        store.connect().await.unwrap()
-    }
-
-    async fn run(&self, statements: &str) {
-        let mut connection = address("CITUS_URL").connect().await.unwrap();
-        run_on(&mut connection, &statements.replace("{schema}", &self.0)).await;
-        connection.close().await.unwrap();
+        PostgresStore::connect(&self.0.url()).await.unwrap()
     }
 }
 
@@ -34,13 +17,8 @@ impl Subject for Citus {
     type Store = PostgresStore;
 
     async fn store(&self) -> PostgresStore {
+        self.0.create().await;
         let store = self.connect().await;
-        store.migrate().await.unwrap();
-        self.run(
-            "SET citus.shard_count = 4;
-             SELECT create_distributed_table('{schema}.idempotency_records', 'key')",
-        )
-        .await;
         store.check_schema().await.unwrap();
         store
     }
@@ -51,24 +29,25 @@ impl Subject for Citus {
 
     async fn finish(&self, store: PostgresStore) {
         store.close().await;
-        self.run("DROP SCHEMA {schema} CASCADE").await;
+        self.0.remove().await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs the Citus of CITUS_URL"]
 async fn table_distributed_by_another_column_is_refused() {
-    let citus = Citus::new();
-    let store = citus.connect().await;
-    store.migrate().await.unwrap();
-    store.close().await;
-    citus
-        .run("SELECT create_distributed_table('{schema}.idempotency_records', 'scope')")
+    let schema = CitusSchema::new();
+    schema.create().await;
+    schema
+        .run(
+            "SELECT undistribute_table('idempotency_records');
+             SELECT create_distributed_table('idempotency_records', 'scope')",
+        )
         .await;
-    let store = PostgresStore::builder(address("CITUS_URL")).schema(&citus.0);
-    let error = store.connect().await.unwrap_err().to_string();
+    let refused = PostgresStore::connect(&schema.url()).await;
+    schema.remove().await;
+    let error = refused.unwrap_err().to_string();
     assert!(error.contains("create_distributed_table"), "{error}");
-    citus.run("DROP SCHEMA {schema} CASCADE").await;
 }
 
 conformance_tests! {
@@ -77,5 +56,5 @@ conformance_tests! {
         tokio::test(flavor = "multi_thread", worker_threads = 4),
         ignore = "needs the Citus of CITUS_URL"
     )]
-    Citus::new()
+    Citus(CitusSchema::new())
 }

@@ -5,7 +5,11 @@ use std::{path::PathBuf, sync::Mutex, time::Duration};
 use futures_util::{FutureExt as _, future::BoxFuture};
 use tower_idempotency::{DynStore, MemoryStore, PostgresStore, SqliteStore};
 
-use crate::{databases::Database, etcd, redis_servers::Keys};
+use crate::{
+    databases::{CitusSchema, Database},
+    etcd,
+    redis_servers::Keys,
+};
 
 /// The records of one test. Each [`open`](Self::open) is the view of another
 /// process.
@@ -21,6 +25,7 @@ enum Kind {
     Memory(MemoryStore),
     Sqlite(PathBuf),
     Postgres(Box<Database>),
+    Citus(CitusSchema),
     Redis(Keys),
     Etcd(etcd::Keys),
 }
@@ -44,6 +49,12 @@ impl Place {
         store.migrate().await.unwrap();
         store.close().await;
         Self::of(Kind::Postgres(Box::new(database)))
+    }
+
+    pub(crate) async fn citus() -> Self {
+        let schema = CitusSchema::new();
+        schema.create().await;
+        Self::of(Kind::Citus(schema))
     }
 
     pub(crate) async fn redis() -> Self {
@@ -81,8 +92,8 @@ impl Place {
                 self.closed_with(async move { opened.close().await });
                 DynStore::new(store)
             }
-            Kind::Postgres(database) => {
-                let store = PostgresStore::connect(&database.url()).await.unwrap();
+            Kind::Postgres(_) | Kind::Citus(_) => {
+                let store = PostgresStore::connect(&self.address()).await.unwrap();
                 let opened = store.clone();
                 self.closed_with(async move { opened.close().await });
                 DynStore::new(store)
@@ -98,6 +109,7 @@ impl Place {
             Kind::Memory(_) => "memory".to_owned(),
             Kind::Sqlite(path) => format!("sqlite:{}", path.display()),
             Kind::Postgres(database) => database.url(),
+            Kind::Citus(schema) => schema.url(),
             Kind::Redis(keys) => keys.address(),
             Kind::Etcd(keys) => keys.address(),
         }
@@ -123,6 +135,7 @@ impl Place {
                 }
             }
             Kind::Postgres(database) => database.remove().await,
+            Kind::Citus(schema) => schema.remove().await,
             // No other test reads them.
             Kind::Redis(_) => {}
             Kind::Etcd(keys) => keys.remove().await,
@@ -174,6 +187,12 @@ macro_rules! on_shared_stores {
         #[tokio::test]
         async fn postgres() {
             check(Place::postgres().await, super::$rule).await;
+        }
+
+        #[tokio::test]
+        #[ignore = "needs the Citus of CITUS_URL"]
+        async fn citus() {
+            check(Place::citus().await, super::$rule).await;
         }
 
         #[tokio::test]

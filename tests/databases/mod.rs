@@ -5,9 +5,12 @@
 use std::panic::{AssertUnwindSafe, resume_unwind};
 
 use futures_util::FutureExt as _;
-use tower_idempotency::sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions,
-    raw_sql,
+use tower_idempotency::{
+    PostgresStore,
+    sqlx::{
+        AssertSqlSafe, ConnectOptions as _, Connection as _, PgConnection,
+        postgres::PgConnectOptions, raw_sql,
+    },
 };
 
 /// The database of one test.
@@ -62,6 +65,47 @@ impl Database {
         if let Err(panic) = outcome {
             resume_unwind(panic);
         }
+    }
+}
+
+/// A new schema in the database of `CITUS_URL`.
+pub(crate) struct CitusSchema(String);
+
+impl CitusSchema {
+    /// Chooses a new name. The schema does not exist yet.
+    pub(crate) fn new() -> Self {
+        Self(format!("idempotency_{:016x}", rand::random::<u64>()))
+    }
+
+    /// Creates the schema, with a table of records that is distributed by key.
+    pub(crate) async fn create(&self) {
+        self.run(&format!("CREATE SCHEMA {}", self.0)).await;
+        let store = PostgresStore::connect(&self.url()).await.unwrap();
+        store.migrate().await.unwrap();
+        store.close().await;
+        self.run(
+            "SET citus.shard_count = 4;
+             SELECT create_distributed_table('idempotency_records', 'key')",
+        )
+        .await;
+    }
+
+    pub(crate) async fn remove(&self) {
+        self.run(&format!("DROP SCHEMA IF EXISTS {} CASCADE", self.0))
+            .await;
+    }
+
+    /// An address whose `search_path` is the schema.
+    pub(crate) fn url(&self) -> String {
+        let mut url = address("CITUS_URL").to_url_lossy();
+        let search_path = format!("-c search_path={}", self.0);
+        url.query_pairs_mut().append_pair("options", &search_path);
+        url.to_string()
+    }
+
+    /// Runs statements, which find the tables of the schema.
+    pub(crate) async fn run(&self, statements: &str) {
+        run(&self.url(), statements).await;
     }
 }
 

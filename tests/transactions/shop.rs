@@ -21,7 +21,7 @@ use tower_idempotency::{
     store::{Record, RecordName, RecordState},
 };
 
-use crate::databases::{run, with_database};
+use crate::databases::{CitusSchema, run, with_database};
 
 /// The common part of both databases.
 pub(crate) trait Shop: Clone + Send + Sync + 'static {
@@ -248,22 +248,36 @@ fn orders(rows: Result<Vec<(i64,)>, sqlx::Error>) -> Vec<i64> {
 /// Opens a shop in a new PostgreSQL database, and drops the database after the
 /// test.
 pub(crate) async fn with_postgres(test: impl AsyncFnOnce(PostgresShop)) {
-    with_database(async |url| {
-        let store = PostgresStore::builder(options(&url))
-            .lock_timeout(SHORT)
-            .connect()
-            .await
-            .unwrap();
-        store.migrate().await.unwrap();
-        run(&url, POSTGRES_SHOP).await;
-        let pool = PgPool::connect_lazy_with(options(&url));
-        let shop = PostgresShop { url, pool, store };
-        test(shop.clone()).await;
-        run(&shop.url, MARKS_EXACTLY_THE_UNKNOWN).await;
-        shop.store.close().await;
-        shop.pool.close().await;
-    })
-    .await;
+    with_database(async |url| in_shop(url, test).await).await;
+}
+
+/// Opens a shop in a new schema on Citus, whose orders are on the coordinator and whose
+/// records are on the workers. Drops the schema after the test.
+pub(crate) async fn with_citus(test: impl AsyncFnOnce(PostgresShop)) {
+    let schema = CitusSchema::new();
+    schema.create().await;
+    let outcome = AssertUnwindSafe(in_shop(schema.url(), test)).catch_unwind();
+    let outcome = outcome.await;
+    schema.remove().await;
+    if let Err(panic) = outcome {
+        resume_unwind(panic);
+    }
+}
+
+async fn in_shop(url: String, test: impl AsyncFnOnce(PostgresShop)) {
+    let store = PostgresStore::builder(options(&url))
+        .lock_timeout(SHORT)
+        .connect()
+        .await
+        .unwrap();
+    store.migrate().await.unwrap();
+    run(&url, POSTGRES_SHOP).await;
+    let pool = PgPool::connect_lazy_with(options(&url));
+    let shop = PostgresShop { url, pool, store };
+    test(shop.clone()).await;
+    run(&shop.url, MARKS_EXACTLY_THE_UNKNOWN).await;
+    shop.store.close().await;
+    shop.pool.close().await;
 }
 
 /// The column that the index of unknown records is over.
@@ -321,6 +335,14 @@ macro_rules! with_each_database {
             $(#[tokio::test(flavor = "multi_thread")]
             async fn $name() {
                 crate::shop::with_postgres(super::$name).await;
+            })*
+        }
+
+        mod citus {
+            $(#[tokio::test(flavor = "multi_thread")]
+            #[ignore = "needs the Citus of CITUS_URL"]
+            async fn $name() {
+                crate::shop::with_citus(super::$name).await;
             })*
         }
 
