@@ -422,15 +422,14 @@ WHERE scope = $1 AND key = $2 AND token = $3"
     };
 }
 
-/// Whether the transaction that `prepare` prepared for this token is still open.
+/// Whether the transaction that `prepare` prepared for this token is still open. NULL counts
+/// as no. Citus allows no COALESCE around a setting.
 macro_rules! is_open {
     ($token:literal) => {
         concat!(
-            "COALESCE(
-        current_setting('tower_idempotency.completes', true) = encode(",
+            "current_setting('tower_idempotency.completes', true) = encode(",
             $token,
-            ", 'hex'),
-        false)"
+            ", 'hex')"
         )
     };
 }
@@ -498,7 +497,7 @@ WHERE scope = $1 AND key = $2 AND token = $3 AND state IN ({in_progress}, {unkno
   AND ", is_open!("$3"), "
 RETURNING {notify} AS notified");
 
-    is_open = concat!("SELECT ", is_open!("$1"));
+    is_open = concat!("SELECT COALESCE(", is_open!("$1"), ", false)");
 
     /// Skips a record that an open transaction has written. A plain read would see the
     /// version before it.
