@@ -19,8 +19,8 @@ async fn rule_72_after_the_retention_the_key_runs_again_without_a_sweep(place: &
     let store = place.open().await;
     let probe = Probe::counting();
     let short = required(store.clone())
-        .lease(Duration::from_millis(300))
-        .retention(Duration::from_millis(1_500));
+        .lease(Duration::from_secs(1))
+        .retention(Duration::from_millis(2_500));
     let api = Api::new(short, &probe);
     let first = api.send(keyed("K")).await;
     first.assert_run(1);

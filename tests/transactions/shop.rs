@@ -284,7 +284,7 @@ async fn in_shop(url: String, test: impl AsyncFnOnce(PostgresShop)) {
 const MARKS_EXACTLY_THE_UNKNOWN: &str = "
 DO $$ BEGIN
     ASSERT NOT EXISTS (
-        SELECT FROM idempotency_records WHERE (state = 3) <> (unknown_since IS NOT NULL));
+        SELECT 1 FROM idempotency_records WHERE (state = 3) <> (unknown_since IS NOT NULL));
 END $$";
 
 /// Opens a shop in a new SQLite file.
