@@ -287,8 +287,8 @@ impl<S: InboxStore> Inbox<S> {
     ///
     /// The transaction is one of the store's own, as its `begin` makes them. On SQLite it
     /// is the file's only writer. `work` must not end it, and may use savepoints.
-    /// If this future is dropped before `work` ends, everything is rolled back; after
-    /// that, COMMIT is sent all the same.
+    /// If this future is dropped before `work` ends, everything is rolled back. If it
+    /// is dropped later, a task completes the commit.
     ///
     /// # Errors
     ///

@@ -53,7 +53,7 @@ fn check_name(what: &str, name: &str, max: usize) -> Result<(), MessageError> {
     )))
 }
 
-/// What is counted of the events of an outbox.
+/// The counters of the events of an outbox.
 #[cfg(feature = "outbox")]
 #[derive(Clone, Copy)]
 enum Counted {

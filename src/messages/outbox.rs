@@ -210,8 +210,8 @@ impl<S: OutboxStore> Outbox<S> {
 
     /// Stages an event in a transaction of the application.
     ///
-    /// An event that is staged already, with the same id and payload, is left as it is.
-    /// After it was published it is gone, and is staged anew.
+    /// An event that is staged already, with the same id and payload, is not changed. After
+    /// it was published it is gone, and is staged anew.
     ///
     /// **Stage last.** Until the transaction ends, no other one can stage an event of the
     /// same aggregate. Two transactions that stage events of two aggregates in opposite

@@ -87,7 +87,7 @@ pub struct Relay<S, P> {
     give_up: GiveUp,
 }
 
-/// What became of an attempt to publish an event.
+/// The result of an attempt to publish an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Publish {

@@ -24,7 +24,7 @@ with_each_database! {
 struct Process(Child);
 
 impl Process {
-    /// Waits so long in each publication.
+    /// Each of its publications takes `publication`.
     fn start(shop: &impl Shop, publication: Duration) -> Self {
         let process = Command::new(env::current_exe().unwrap())
             .args(["outbox::crashes::child", "--exact", "--ignored"])

@@ -11,7 +11,7 @@ use tower_idempotency::messages::{Event, Outbox, OutboxStore, Publish, Relay, Re
 
 use crate::shop::Shop;
 
-/// What was published, in order.
+/// The events that were published, in order.
 #[derive(Clone, Default)]
 pub(crate) struct Broker(Arc<Mutex<Vec<Event>>>);
 
