@@ -108,7 +108,7 @@ impl Drop for World {
 async fn chaos(name: &'static str, mut place: Place) {
     let seed = number("CHAOS_SEED").unwrap_or_else(rand::random);
     println!("{name}: CHAOS_SEED={seed}");
-    let length = Duration::from_secs(number("CHAOS_SECONDS").unwrap_or(25));
+    let length = Duration::from_secs(number("CHAOS_SECONDS").unwrap_or(15));
     let world = World::on(&place);
     let mut rng = StdRng::seed_from_u64(seed);
     let (mut cases, mut injected) = (Vec::new(), Vec::new());
