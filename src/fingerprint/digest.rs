@@ -14,31 +14,51 @@ pub(super) fn digest(bytes: &[u8]) -> Digest {
 
 /// SHA-256 over fields that cannot run into one another: each has its length in
 /// front.
-#[derive(Default)]
-pub(super) struct Framed(Sha256);
+#[derive(Clone, Default)]
+pub(super) struct Framed {
+    sha256: Sha256,
+    written: u64,
+}
 
 impl Framed {
+    /// Hashes bytes without their length.
+    pub(super) fn of(bytes: &[u8]) -> Self {
+        let mut framed = Self::default();
+        framed.write(bytes);
+        framed
+    }
+
     pub(super) fn field(&mut self, bytes: &[u8]) {
-        self.count(bytes.len());
+        self.count(bytes.len() + 1);
         self.write(bytes);
     }
 
-    /// A body has up to 256 MiB, and a head much less.
-    pub(super) fn count(&mut self, count: usize) {
-        self.write(&(count as u32).to_le_bytes());
+    /// Seven bits a byte, the lowest first: most lengths take one byte.
+    pub(super) fn count(&mut self, mut count: usize) {
+        while count >= 0x80 {
+            self.write(&[count as u8 | 0x80]);
+            count >>= 7;
+        }
+        self.write(&[count as u8]);
     }
 
-    /// Ends a list: no field is as long.
+    /// Ends a list: a field begins with at least one.
     pub(super) fn end(&mut self) {
-        self.write(&u32::MAX.to_le_bytes());
+        self.count(0);
     }
 
     pub(super) fn write(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+        self.written += bytes.len() as u64;
+        self.sha256.update(bytes);
+    }
+
+    /// The number of bytes that were hashed.
+    pub(super) fn written(&self) -> u64 {
+        self.written
     }
 
     pub(super) fn digest(self) -> Digest {
-        self.0.finalize().into()
+        self.sha256.finalize().into()
     }
 }
 

@@ -8,7 +8,7 @@ use http::{HeaderMap, HeaderValue, header, request};
 #[cfg(feature = "multipart")]
 use super::multipart;
 use super::{
-    digest::{BodyFault, Digest, Framed, digest},
+    digest::{BodyFault, Framed},
     json::{self, Selection},
     layout::Print,
     media_type::MediaType,
@@ -43,10 +43,10 @@ impl Form {
     /// under a meaning that it was not made with.
     pub(super) fn spell(&self, framed: &mut Framed) {
         match self {
-            Self::Bytes => framed.field(b"bytes/3"),
+            Self::Bytes => framed.field(b"bytes/4"),
             Self::Json(selection) => {
                 let (kind, pointers) = selection.spelled();
-                framed.field(b"json/3");
+                framed.field(b"json/4");
                 framed.field(kind.as_bytes());
                 framed.count(pointers.len());
                 for pointer in pointers {
@@ -54,9 +54,9 @@ impl Form {
                 }
             }
             #[cfg(feature = "multipart")]
-            Self::Multipart => framed.field(b"multipart/3"),
+            Self::Multipart => framed.field(b"multipart/4"),
             Self::Custom { scheme, .. } => {
-                framed.field(b"custom/3");
+                framed.field(b"custom/4");
                 framed.field(scheme.as_bytes());
             }
         }
@@ -72,39 +72,39 @@ impl Form {
         media_type.canonical()
     }
 
-    /// The form in which this body is compared, and its digest.
-    pub(super) fn digest(
+    /// The form in which this body is compared, and its hash.
+    pub(super) fn hash(
         &self,
         headers: &HeaderMap,
         body: &Bytes,
         coding: &[u8],
-    ) -> (u8, Result<Digest, BodyFault>) {
+    ) -> (u8, Result<Framed, BodyFault>) {
         let media_type = || sole_media_type(headers).filter(|_| coding.is_empty());
         if let Self::Json(selection) = self
             && !body.is_empty()
             && media_type().is_some_and(|media_type| media_type.is_json())
         {
-            return (b'j', json::digest(body, selection));
+            return (b'j', json::hash(body, selection));
         }
         #[cfg(feature = "multipart")]
         if let Self::Multipart = self
             && let Some(media_type) = media_type().filter(MediaType::is_form)
         {
-            return (b'p', multipart::digest(&media_type, body));
+            return (b'p', multipart::hash(&media_type, body));
         }
-        (b'b', Ok(digest(body)))
+        (b'b', Ok(Framed::of(body)))
     }
 
     /// Whether the record keeps this very body, compared in another form because
     /// of another media type or content encoding.
     pub(super) fn is_another_form(&self, recorded: Print, body: &Bytes) -> bool {
-        let begins = |digest: Digest| digest.starts_with(&recorded);
+        let begins = |hash: Framed| hash.digest().starts_with(&recorded);
         match self {
             Self::Json(selection) => {
-                begins(digest(body)) || json::digest(body, selection).is_ok_and(begins)
+                begins(Framed::of(body)) || json::hash(body, selection).is_ok_and(begins)
             }
             #[cfg(feature = "multipart")]
-            Self::Multipart => begins(digest(body)),
+            Self::Multipart => begins(Framed::of(body)),
             Self::Bytes | Self::Custom { .. } => false,
         }
     }

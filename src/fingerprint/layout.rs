@@ -117,20 +117,35 @@ fn first<const LENGTH: usize>(bytes: &[u8]) -> [u8; LENGTH] {
 }
 
 /// Makes a fingerprint, part by part.
+///
+/// The body comes first and is hashed once: the hash goes on over the parts of the head.
+/// Last come its form and its length, which say where the head begins.
 pub(super) struct Builder {
     fingerprint: Fingerprint,
     whole: Framed,
+    form: u8,
+    body_length: u64,
+    /// A new one, to be copied: making one asks for the features of the processor.
+    checksum: crc32fast::Hasher,
 }
 
 impl Builder {
-    pub(super) fn new(scheme: Scheme, source: Source) -> Self {
+    /// `form` tells a body of bytes from one of values or parts.
+    pub(super) fn new(scheme: Scheme, source: Source, form: u8, body: Framed) -> Self {
         let mut bytes = [0; Fingerprint::LENGTH];
         bytes[..SOURCE].copy_from_slice(&scheme.0);
         bytes[SOURCE] = source as u8;
-        Self {
+        let mut builder = Self {
             fingerprint: Fingerprint(bytes),
-            whole: Framed::default(),
-        }
+            form,
+            body_length: body.written(),
+            whole: body,
+            checksum: crc32fast::Hasher::new(),
+        };
+        // With a checksum, a reader of the store could solve for a secret in the body.
+        let digest = builder.whole.clone().digest();
+        builder.set(Place::BODY, first(&digest));
+        builder
     }
 
     /// Adds a part that every request has.
@@ -139,35 +154,32 @@ impl Builder {
     /// digest. The digest of the whole decides whether any part differs.
     pub(super) fn part(&mut self, place: Place, value: &[u8]) {
         self.whole.field(value);
-        self.set(place, crc32fast::hash(value).to_le_bytes());
+        let mut checksum = self.checksum.clone();
+        checksum.update(value);
+        self.set(place, checksum.finalize().to_le_bytes());
     }
 
     /// Adds the values of a part that may have several: none differs from an empty
     /// one.
     pub(super) fn list(&mut self, place: Place, values: impl IntoIterator<Item: AsRef<[u8]>>) {
+        let mut checksum = self.checksum.clone();
         for value in values {
             let value = value.as_ref();
             self.whole.field(value);
-            let before = u32::from_le_bytes(self.fingerprint.print(place));
-            let mut print = crc32fast::Hasher::new_with_initial(before);
-            print.update(value);
+            checksum.update(value);
             // No value contains a line feed, so nothing runs together.
-            print.update(b"\n");
-            self.set(place, print.finalize().to_le_bytes());
+            checksum.update(b"\n");
         }
         self.whole.end();
-    }
-
-    /// Adds the body, which comes last, by its digest. `form` tells digests of the
-    /// bytes from those of values and parts.
-    pub(super) fn body(&mut self, form: u8, digest: &Digest) {
-        self.whole.write(&[form]);
-        self.whole.write(digest);
-        // With a checksum, a reader of the store could solve for a secret in the body.
-        self.set(Place::BODY, first(digest));
+        // Several lists may share a place.
+        let before = u32::from_le_bytes(self.fingerprint.print(place));
+        let print = before.rotate_left(1) ^ checksum.finalize();
+        self.set(place, print.to_le_bytes());
     }
 
     pub(super) fn build(mut self) -> Fingerprint {
+        self.whole.write(&[self.form]);
+        self.whole.write(&self.body_length.to_le_bytes());
         self.fingerprint.0[DIGEST_START..PRINTS_START].copy_from_slice(&self.whole.digest());
         self.fingerprint
     }

@@ -7,11 +7,11 @@ use futures_util::{FutureExt as _, stream};
 use multer::Multipart;
 
 use super::{
-    digest::{BodyFault, Digest, Framed},
+    digest::{BodyFault, Framed},
     media_type::MediaType,
 };
 
-pub(super) fn digest(media_type: &MediaType<'_>, body: &Bytes) -> Result<Digest, BodyFault> {
+pub(super) fn hash(media_type: &MediaType<'_>, body: &Bytes) -> Result<Framed, BodyFault> {
     let boundary = media_type.boundary().ok_or(NO_BOUNDARY)?;
     let whole = stream::iter([Ok::<_, Infallible>(body.clone())]);
     let mut parts = Multipart::new(whole, boundary);
@@ -26,7 +26,7 @@ pub(super) fn digest(media_type: &MediaType<'_>, body: &Bytes) -> Result<Digest,
             }
             framed.field(&part.bytes().await?);
         }
-        Ok::<_, multer::Error>(framed.digest())
+        Ok::<_, multer::Error>(framed)
     }
     .now_or_never()
     .and_then(Result::ok)

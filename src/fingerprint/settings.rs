@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderName, header, request, uri::PathAndQuery};
 
 use super::{
-    digest::{BodyFault, Framed, digest},
+    digest::{BodyFault, Framed},
     form::Form,
     json::Selection,
     layout::{Builder, Fingerprint, Place, Scheme},
@@ -289,16 +289,21 @@ impl Fingerprinting {
         body: &Bytes,
     ) -> (Fingerprint, Option<BodyFault>) {
         if let Form::Custom { identify, .. } = &self.form {
-            let mut fingerprint = Builder::new(scheme, Source::Seen);
-            fingerprint.body(b'c', &digest(&identify(parts, body)));
+            let identified = Framed::of(&identify(parts, body));
+            let fingerprint = Builder::new(scheme, Source::Seen, b'c', identified);
             return (fingerprint.build(), None);
         }
-        let mut fingerprint = Builder::new(scheme, target.source);
         let headers = &parts.headers;
         let (path, query) = target.uri.path_and_query().map_or(("", None), |target| {
             (PathAndQuery::path(target), PathAndQuery::query(target))
         });
         let coding = media_type::coding(headers);
+        let (form, hash) = self.form.hash(headers, body, &coding);
+        let (form, hash, fault) = match hash {
+            Ok(hash) => (form, hash, None),
+            Err(fault) => (b'!', Framed::of(b"fault"), Some(fault)),
+        };
+        let mut fingerprint = Builder::new(scheme, target.source, form, hash);
         let types = headers.get_all(header::CONTENT_TYPE).iter();
         let types = types.map(|line| self.form.media_type(line));
         fingerprint.part(Place::METHOD, parts.method.as_str().as_bytes());
@@ -312,14 +317,6 @@ impl Fingerprinting {
         if self.authority {
             fingerprint.list(Place::AUTHORITY, authority(target.uri, headers));
         }
-        let (form, digest) = self.form.digest(headers, body, &coding);
-        let fault = match digest {
-            Ok(digest) => {
-                fingerprint.body(form, &digest);
-                None
-            }
-            Err(fault) => Some(fault),
-        };
         (fingerprint.build(), fault)
     }
 

@@ -16,11 +16,11 @@ mod tokens;
 
 pub(super) use self::selection::Selection;
 use self::{scan::Scan, tokens::NOT_JSON};
-use super::digest::{BodyFault, Digest};
+use super::digest::{BodyFault, Framed};
 
-/// The digest of the chosen values of the document `body`. Two documents have
+/// The hash of the chosen values of the document `body`. Two documents have
 /// the same one if and only if these values are the same.
-pub(super) fn digest(body: &[u8], selection: &Selection) -> Result<Digest, BodyFault> {
+pub(super) fn hash(body: &[u8], selection: &Selection) -> Result<Framed, BodyFault> {
     let text = std::str::from_utf8(body).map_err(|_| NOT_JSON)?;
     Scan::new(text, selection).document()
 }

@@ -84,11 +84,11 @@ impl<'d> Scan<'d> {
         }
     }
 
-    /// Returns the digest of the values that count.
-    pub(super) fn document(mut self) -> Result<Digest, BodyFault> {
+    /// Returns the hash of the values that count.
+    pub(super) fn document(mut self) -> Result<Framed, BodyFault> {
         self.read()?;
         if !self.only {
-            return Ok(digest(&self.tokens.out));
+            return Ok(Framed::of(&self.tokens.out));
         }
         let mut chosen = Framed::default();
         for value in &self.found {
@@ -97,7 +97,7 @@ impl<'d> Scan<'d> {
                 None => chosen.end(),
             }
         }
-        Ok(chosen.digest())
+        Ok(chosen)
     }
 
     fn read(&mut self) -> Result<(), BodyFault> {

@@ -8,6 +8,11 @@ use std::{
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use super::{tokens::Tokens, *};
+use crate::fingerprint::digest::Digest;
+
+fn digest(body: &[u8], selection: &Selection) -> Result<Digest, BodyFault> {
+    hash(body, selection).map(Framed::digest)
+}
 
 /// A JSON text after RFC 8259: strings as UTF-16, numbers in their spelling, no
 /// name twice.
