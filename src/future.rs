@@ -13,7 +13,7 @@ use pin_project_lite::pin_project;
 
 use crate::{
     ResponseBody,
-    flow::{Guarded, ServiceResult},
+    flow::{GuardedRequest, ServiceResult},
 };
 
 pin_project! {
@@ -57,8 +57,6 @@ pin_project! {
     }
 }
 
-type GuardedRequest<R, E> = Pin<Box<dyn Guarded<Output = ServiceResult<R, E>> + Send>>;
-
 impl<F, R: Body, E> ResponseFuture<F, R, E> {
     pub(crate) fn passed(future: F) -> Self {
         Self {
@@ -74,12 +72,10 @@ impl<F, R: Body, E> ResponseFuture<F, R, E> {
         }
     }
 
-    pub(crate) fn guarded(
-        request: impl Guarded<Output = ServiceResult<R, E>> + Send + 'static,
-    ) -> Self {
+    pub(crate) fn guarded(request: GuardedRequest<R, E>) -> Self {
         Self {
             inner: Inner::Guarded {
-                request: Some(Box::pin(request)),
+                request: Some(request),
             },
         }
     }

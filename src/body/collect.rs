@@ -9,10 +9,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::HeaderMap;
 use http_body::Body;
 
 use super::{
+    Trailers,
     read::{BodyReader, ReadEnd},
     timeout::LazyTimeout,
 };
@@ -20,7 +20,7 @@ use super::{
 /// A body that was read in part or in whole. The rest can still be read from it.
 pub(crate) struct Collected<E> {
     pub(crate) data: Bytes,
-    pub(crate) trailers: Option<HeaderMap>,
+    pub(crate) trailers: Trailers,
     /// `None` if the body did not end within the timeout.
     pub(crate) end: Option<ReadEnd<E>>,
 }

@@ -21,6 +21,9 @@ use tokio::sync::oneshot;
 use self::error::BoxError;
 use crate::grpc;
 
+/// The trailers of a body in memory. Few bodies have any: boxed, they make no other larger.
+pub(crate) type Trailers = Option<Box<HeaderMap>>;
+
 /// The body of a guarded request.
 pub(crate) trait ReceivedBody: Body<Data = Bytes, Error: Into<BoxError>> {}
 
@@ -55,7 +58,7 @@ impl<B> RequestBody<B> {
         }
     }
 
-    pub(crate) fn buffered(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn buffered(data: Bytes, trailers: Trailers) -> Self {
         Self {
             inner: RequestInner::Buffered {
                 whole: Whole::new(data, trailers),
@@ -149,7 +152,7 @@ impl<B: Body<Data = Bytes>> ResponseBody<B> {
         }
     }
 
-    pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+    pub(crate) fn whole(data: Bytes, trailers: Trailers) -> Self {
         Self {
             inner: ResponseInner::Whole {
                 whole: Whole::new(data, trailers),
@@ -309,11 +312,11 @@ impl<B: Body> fmt::Debug for ResponseBody<B> {
 /// Data and trailers in memory.
 struct Whole {
     data: Bytes,
-    trailers: Option<HeaderMap>,
+    trailers: Trailers,
 }
 
 impl Whole {
-    fn new(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+    fn new(data: Bytes, trailers: Trailers) -> Self {
         Self {
             data,
             trailers: trailers.filter(|trailers| !trailers.is_empty()),
@@ -324,7 +327,8 @@ impl Whole {
         if !self.data.is_empty() {
             return Some(Frame::data(mem::take(&mut self.data)));
         }
-        self.trailers.take().map(Frame::trailers)
+        let trailers = self.trailers.take()?;
+        Some(Frame::trailers(*trailers))
     }
 
     fn is_over(&self) -> bool {

@@ -8,8 +8,9 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
 use http_body::Body;
+
+use super::Trailers;
 
 /// The part of a body that was read so far.
 ///
@@ -19,7 +20,7 @@ pub(crate) struct BodyReader {
     max: usize,
     first: Bytes,
     joined: BytesMut,
-    trailers: Option<HeaderMap>,
+    trailers: Trailers,
 }
 
 /// Why nothing more of a body is read.
@@ -54,7 +55,7 @@ impl BodyReader {
         let data = match frame.into_data() {
             Ok(data) => data,
             Err(frame) => {
-                self.trailers = frame.into_trailers().ok();
+                self.trailers = frame.into_trailers().ok().map(Box::new);
                 return Poll::Ready(ControlFlow::Continue(0));
             }
         };
@@ -72,7 +73,7 @@ impl BodyReader {
     }
 
     /// Returns the data and the trailers.
-    pub(crate) fn into_parts(self) -> (Bytes, Option<HeaderMap>) {
+    pub(crate) fn into_parts(self) -> (Bytes, Trailers) {
         let data = match self.joined.is_empty() {
             true => self.first,
             false => self.joined.freeze(),

@@ -4,7 +4,6 @@ use std::{pin::pin, time::Duration};
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::HeaderMap;
 use http_body::Body;
 use http_body_util::{
     Empty, Full,
@@ -12,6 +11,7 @@ use http_body_util::{
 };
 
 use super::{
+    Trailers,
     collect::{Collected, collect},
     read::ReadEnd,
 };
@@ -32,7 +32,7 @@ pub(crate) mod sealed {
     pub trait IntoWhole {
         /// Returns the data and the trailers, or `None` if they are not all there, or are
         /// too large.
-        fn into_whole(self) -> Option<(Bytes, HeaderMap)>;
+        fn into_whole(self) -> Option<(Bytes, Trailers)>;
     }
 }
 
@@ -42,8 +42,8 @@ macro_rules! bytes {
             impl WholeBody for $body {}
 
             impl sealed::IntoWhole for $body {
-                fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
-                    Some((self.into(), HeaderMap::new()))
+                fn into_whole(self) -> Option<(Bytes, Trailers)> {
+                    Some((self.into(), None))
                 }
             }
         )*
@@ -55,8 +55,8 @@ bytes!(Bytes, String, Vec<u8>, &'static str, &'static [u8]);
 impl WholeBody for () {}
 
 impl sealed::IntoWhole for () {
-    fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
-        Some((Bytes::new(), HeaderMap::new()))
+    fn into_whole(self) -> Option<(Bytes, Trailers)> {
+        Some((Bytes::new(), None))
     }
 }
 
@@ -66,7 +66,7 @@ macro_rules! bodies {
             impl$(<$error>)? WholeBody for $body {}
 
             impl$(<$error>)? sealed::IntoWhole for $body {
-                fn into_whole(self) -> Option<(Bytes, HeaderMap)> {
+                fn into_whole(self) -> Option<(Bytes, Trailers)> {
                     read_at_once(self)
                 }
             }
@@ -86,14 +86,14 @@ bodies! {
     axum::body::Body;
 }
 
-fn read_at_once(body: impl Body<Data = Bytes>) -> Option<(Bytes, HeaderMap)> {
+fn read_at_once(body: impl Body<Data = Bytes>) -> Option<(Bytes, Trailers)> {
     // The first poll is the only one, so that no time passes.
     match collect(pin!(body), LARGEST, Duration::ZERO).now_or_never()? {
         Collected {
             data,
             trailers,
             end: Some(ReadEnd::Clean),
-        } => Some((data, trailers.unwrap_or_default())),
+        } => Some((data, trailers)),
         _ => None,
     }
 }

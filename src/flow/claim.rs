@@ -182,22 +182,21 @@ async fn round<S: Store, W: Comparable>(
     let Keyed { name, claim, .. } = request;
     let before = progress.hold;
     progress.hold = before.or(Some(Hold::Claim));
-    let claimed = match shared.store.claim(name, claim).await {
-        Err(error) if error.sent_nothing() => {
-            progress.hold = before;
-            return Err(error);
-        }
-        claimed => claimed?,
-    };
-    let record = match claimed {
-        Claimed::Acquired(grant) => {
+    let record = match shared.store.claim(name, claim).await {
+        Ok(Claimed::Acquired(grant)) => {
             progress.hold = Some(Hold::Claim);
             return Ok(Some(Round::Granted(grant)));
         }
-        Claimed::Occupied(record) => record,
-        Claimed::Vanished => {
+        Ok(Claimed::Occupied(record)) => record,
+        Ok(Claimed::Vanished) => {
             progress.hold = before;
             return Ok(None);
+        }
+        Err(error) => {
+            if error.sent_nothing() {
+                progress.hold = before;
+            }
+            return Err(error);
         }
     };
     if record.token != claim.token {

@@ -8,7 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::FutureExt as _;
-use http::{HeaderMap, Response, response};
+use http::{Response, response};
 use http_body::Body;
 
 use super::{
@@ -20,7 +20,7 @@ use super::{
 use crate::{
     Outcome, Rejection, ResponseBody, Store,
     body::{
-        SentBody,
+        SentBody, Trailers,
         collect::{Collected, collect},
         read::ReadEnd,
     },
@@ -223,9 +223,9 @@ fn record<S: Store, R: SentBody, E>(
     run: &Run<S>,
     judged: Judged,
     data: Bytes,
-    trailers: Option<HeaderMap>,
+    trailers: Trailers,
 ) -> HttpFinished<R, E> {
-    let unrecorded = run.claim.judge_trailers(&judged, trailers.as_ref());
+    let unrecorded = run.claim.judge_trailers(&judged, trailers.as_deref());
     let Judged {
         mut parts, choice, ..
     } = judged;
@@ -234,7 +234,7 @@ fn record<S: Store, R: SentBody, E>(
         return run.finished(unrecorded, response);
     }
     let settings = run.settings();
-    let completion = settings.completion(&parts, &data, trailers.as_ref(), choice.keep_for);
+    let completion = settings.completion(&parts, &data, trailers.as_deref(), choice.keep_for);
     correct_length(&mut parts, Some(data.len() as u64));
     let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
     Finished::completed(completion, Ok(response))

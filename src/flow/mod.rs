@@ -50,7 +50,7 @@ use self::{
     owned::OwnedClaim,
     read_body::ReadBody,
     reply::{HttpReply, Reply},
-    request::KeyedRequest,
+    request::{KeyedRequest, ReadRequest},
     run::{run, run_unguarded},
     shared::Shared,
 };
@@ -70,6 +70,8 @@ pub(crate) trait Guarded: Future {
     fn end(self: Pin<Box<Self>>);
 }
 
+pub(crate) type GuardedRequest<R, E> = Pin<Box<dyn Guarded<Output = ServiceResult<R, E>> + Send>>;
+
 /// Guards a request.
 pub(crate) fn guard<I, S, B, R>(
     shared: Arc<Shared<S>>,
@@ -77,7 +79,7 @@ pub(crate) fn guard<I, S, B, R>(
     admitted: Admitted,
     parts: Parts,
     body: B,
-) -> impl Guarded<Output = ServiceResult<R, I::Error>> + Send + 'static
+) -> GuardedRequest<R, I::Error>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>> + Clone + Send + 'static,
     I::Future: Send,
@@ -90,14 +92,15 @@ where
     let head = RequestHead::new(&parts, &shared.config.responses.renderer);
     let background = Background::new(admitted.runtime);
     let (name, stale_from) = (admitted.name, admitted.stale_from);
+    let mut request = ReadRequest::unread(parts);
     let reading = Reading {
         read: ReadBody::new(&shared.config, shared.buffers.empty_permit()),
         answer: {
             let (shared, client, head) = (Arc::clone(&shared), client.clone(), head.clone());
             move |read: ReadBody| {
                 let (body, trailers) = read.reader.into_parts();
-                let request =
-                    KeyedRequest::new(&shared.config, name, stale_from, parts, body, trailers);
+                request.read(body, trailers);
+                let request = KeyedRequest::new(&shared.config, name, stale_from, request);
                 let buffered = read.buffered;
                 async move {
                     let reply = match request {
@@ -113,18 +116,24 @@ where
             }
         },
     };
-    GuardedFuture {
-        shared,
-        client,
-        head,
-        background: Some(background),
-        is_answered: false,
-        reads_on: false,
-        stage: Stage::Reading {
-            body,
-            reading: Some(reading),
+    // Written in place: the future is large, and only its first stage is there yet.
+    let guarded = Box::new_uninit();
+    let guarded = Box::write(
+        guarded,
+        GuardedFuture {
+            shared,
+            client,
+            head,
+            background: Some(background),
+            is_answered: false,
+            reads_on: false,
+            stage: Stage::Reading {
+                body,
+                reading: Some(reading),
+            },
         },
-    }
+    );
+    Box::into_pin(guarded)
 }
 
 /// Refuses a request from its head.
@@ -147,7 +156,7 @@ async fn process<I, S, B, R>(
     client: &Client,
     head: &RequestHead,
     inner: I,
-    mut request: Box<KeyedRequest>,
+    mut request: KeyedRequest,
     buffered: Permit,
 ) -> HttpReply<R, I::Error>
 where
@@ -180,11 +189,10 @@ where
             let withdrawal = request.withdrawal(shared);
             // What the request holds is free before its client is answered.
             drop((request, buffered));
-            let reply = Reply::not_run(&shared.config, head, not_run);
             if let Some(withdrawal) = withdrawal {
                 spawn(withdrawal.run(permit));
             }
-            reply
+            Reply::not_run(&shared.config, head, not_run)
         }
     }
 }

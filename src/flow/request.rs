@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Request, request};
+use http::{Request, request};
 use tokio::time::Instant;
 
 use super::{
@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     Rejection, RequestBody,
+    body::Trailers,
     fingerprint::{BodyFault, Comparison, Fingerprint, Fingerprinter},
     rejection::Callback,
     scope::RecordName,
@@ -35,13 +36,31 @@ pub(super) struct Keyed<W> {
     pub(super) what: W,
 }
 
-pub(super) type KeyedRequest = Keyed<ReadRequest>;
+pub(super) type KeyedRequest = Keyed<Box<ReadRequest>>;
 
-/// A request whose body is in memory.
+/// A request whose body is in memory, once it was read.
 pub(super) struct ReadRequest {
     parts: request::Parts,
     body: Bytes,
-    trailers: Option<HeaderMap>,
+    trailers: Trailers,
+}
+
+impl ReadRequest {
+    /// A request whose body is not read yet. Boxed, since it goes through many hands.
+    pub(super) fn unread(parts: request::Parts) -> Box<Self> {
+        Box::write(
+            Box::new_uninit(),
+            Self {
+                parts,
+                body: Bytes::new(),
+                trailers: None,
+            },
+        )
+    }
+
+    pub(super) fn read(&mut self, body: Bytes, trailers: Trailers) {
+        (self.body, self.trailers) = (body, trailers);
+    }
 }
 
 /// A request or an input, to be compared with the record of its key.
@@ -55,7 +74,7 @@ pub(super) trait Comparable {
     ) -> Comparison;
 }
 
-impl Comparable for ReadRequest {
+impl Comparable for Box<ReadRequest> {
     fn compare(
         &self,
         fingerprinter: &Fingerprinter,
@@ -81,25 +100,19 @@ impl KeyedRequest {
         config: &Config,
         name: RecordName,
         stale_from: Option<Instant>,
-        parts: request::Parts,
-        body: Bytes,
-        trailers: Option<HeaderMap>,
-    ) -> Result<Box<Self>, Rejection> {
-        let fingerprint = || config.fingerprinter.current(&parts, &body);
+        request: Box<ReadRequest>,
+    ) -> Result<Self, Rejection> {
+        let fingerprint = || config.fingerprinter.current(&request.parts, &request.body);
         let (fingerprint, body_fault) = catch_unwind(AssertUnwindSafe(fingerprint))
             .map_err(|_| Rejection::callback_panicked(Callback::Fingerprint))?;
-        Ok(Box::new(Self {
+        Ok(Self {
             name,
             claim: Claim::new(fingerprint, config.lease(), config.responses.retention),
             stale_from,
             body_fault,
             hold: None,
-            what: ReadRequest {
-                parts,
-                body,
-                trailers,
-            },
-        }))
+            what: request,
+        })
     }
 
     /// Returns the request for the handler.
@@ -108,7 +121,7 @@ impl KeyedRequest {
             mut parts,
             body,
             trailers,
-        } = self.what;
+        } = *self.what;
         parts.extensions.insert(IsGuarded);
         Request::from_parts(parts, RequestBody::buffered(body, trailers))
     }

@@ -34,7 +34,7 @@ use crate::{
 pub(super) async fn run<I, S, B, R>(
     claim: OwnedClaim<S>,
     inner: I,
-    request: Box<KeyedRequest>,
+    request: KeyedRequest,
     client: &Client,
     permit: Permit,
 ) -> HttpReply<R, I::Error>

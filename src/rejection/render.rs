@@ -33,7 +33,9 @@ pub(crate) fn custom<B: WholeBody>(
 ) -> RenderFn {
     let whole = |body: B| {
         let (data, trailers) = body.into_whole()?;
-        trailers.is_empty().then_some(data)
+        trailers
+            .is_none_or(|trailers| trailers.is_empty())
+            .then_some(data)
     };
     Arc::new(move |rejection, parts| Some(render(rejection, parts)?.map(whole)))
 }

@@ -142,7 +142,7 @@ impl ResponseSettings {
         let (mut parts, ()) = Response::new(()).into_parts();
         parts.status = whole.status;
         parts.headers = whole.headers;
-        self.completion(&parts, &whole.body, Some(&whole.trailers), None)
+        self.completion(&parts, &whole.body, whole.trailers.as_deref(), None)
     }
 
     /// Returns the completion of a response that was streamed.

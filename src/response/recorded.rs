@@ -16,7 +16,11 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use thiserror::Error;
 
-use crate::{StoreError, body::whole::WholeBody, response::headers::remove_message_headers};
+use crate::{
+    StoreError,
+    body::{Trailers, whole::WholeBody},
+    response::headers::remove_message_headers,
+};
 
 /// A recorded response: its status, end-to-end headers, body and trailers. Or a
 /// tombstone, which stands for a response that was too large or too slow to keep. Or the
@@ -73,7 +77,7 @@ pub(crate) struct WholeResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    pub(crate) trailers: HeaderMap,
+    pub(crate) trailers: Trailers,
 }
 
 impl RecordedResponse {
@@ -179,7 +183,7 @@ impl RecordedResponse {
             *status,
             (headers, |_| true),
             body,
-            (Some(trailers), |_| true),
+            (trailers.as_deref(), |_| true),
         )
     }
 
@@ -209,8 +213,8 @@ impl RecordedResponse {
             RESPONSE => Ok(Self::whole(WholeResponse {
                 status: StatusCode::from_u16(rest.short()?)
                     .map_err(|_| StoreError::corrupt("response: status"))?,
-                headers: rest.lines()?,
-                trailers: rest.lines()?,
+                headers: rest.lines()?.unwrap_or_default(),
+                trailers: rest.lines()?.map(Box::new),
                 body: rest.0,
             })),
             TOMBSTONE if rest.0.is_empty() => Ok(Self::tombstone()),
@@ -319,9 +323,13 @@ impl Reader {
         self.array().map(u32::from_le_bytes)
     }
 
-    fn lines(&mut self) -> Result<HeaderMap, StoreError> {
+    /// Returns `None` for no lines.
+    fn lines(&mut self) -> Result<Option<HeaderMap>, StoreError> {
         let corrupt = |_| StoreError::corrupt("response: header");
         let count = self.short()?;
+        if count == 0 {
+            return Ok(None);
+        }
         let mut lines = HeaderMap::new();
         for _ in 0..count {
             let length = usize::from(self.short()?);
@@ -334,7 +342,7 @@ impl Reader {
                 .map_err(|_| StoreError::corrupt("response: header value"))?;
             lines.try_append(name, value).map_err(corrupt)?;
         }
-        Ok(lines)
+        Ok(Some(lines))
     }
 }
 
@@ -366,7 +374,7 @@ mod tests {
             status: StatusCode::CREATED,
             headers,
             body: Bytes::from_iter(0..=255),
-            trailers,
+            trailers: Some(Box::new(trailers)),
         })
     }
 
@@ -379,7 +387,7 @@ mod tests {
         assert_eq!(whole.headers.get_all("link").iter().count(), 2);
         assert_eq!(whole.headers["x-obs"].as_bytes(), b"caf\xe9");
         assert_eq!(whole.body.len(), 256);
-        assert_eq!(whole.trailers["x-sum"], "1");
+        assert_eq!(whole.trailers.unwrap()["x-sum"], "1");
     }
 
     #[test]

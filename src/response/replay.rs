@@ -29,17 +29,19 @@ impl ResponseSettings {
         }
         let kept = self.kept_headers.of(&headers, &self.marker);
         retain(&mut headers, |name| kept.header(name));
-        retain(&mut trailers, |name| kept.trailer(name));
+        if let Some(trailers) = &mut trailers {
+            retain(trailers, |name| kept.trailer(name));
+        }
         if matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
             body.clear();
-            trailers.clear();
+            trailers = None;
         }
         headers.insert(&self.marker, HeaderValue::from_static("true"));
         // hyper sends trailers over HTTP/1.1 only if they were announced.
-        if let Some(announced) = announcement(&trailers) {
+        if let Some(announced) = trailers.as_deref().and_then(announcement) {
             headers.insert(header::TRAILER, announced);
         }
-        let mut response = Response::new(ResponseBody::whole(body, Some(trailers)));
+        let mut response = Response::new(ResponseBody::whole(body, trailers));
         *response.status_mut() = status;
         *response.headers_mut() = headers;
         Some(response)

@@ -169,10 +169,6 @@ impl Count {
 /// Exhaustive on purpose: an operation happened or it did not. A hook that cannot tell
 /// returns no resolution.
 #[derive(Clone, Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly all are responses, and none is kept in a collection"
-)]
 pub enum Resolution {
     /// It happened. Retries receive this response.
     ///
