@@ -32,10 +32,14 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
     let url = options.to_url_lossy().to_string();
     let store = PostgresStore::connect(&url).await.unwrap();
     store.migrate().await.unwrap();
-    run(&pool, "SELECT create_distributed_table('plain', 'key')").await;
     run(
         &pool,
-        "SELECT create_distributed_table('idempotency_records', 'key')",
+        "SELECT create_distributed_table('plain', 'key', colocate_with => 'none')",
+    )
+    .await;
+    run(
+        &pool,
+        "SELECT create_distributed_table('idempotency_records', 'key', colocate_with => 'none')",
     )
     .await;
     for in_flight in [1, 64] {
