@@ -72,7 +72,7 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Inbox<S> {
-    store: S,
+    pub(crate) store: S,
     consumer: String,
     retention: Duration,
 }

@@ -35,7 +35,7 @@ use crate::{StoreError, store::Token};
 /// [`migrate`](Self::migrate) makes the tables. They are empty once all is published.
 #[derive(Clone)]
 pub struct Outbox<S> {
-    pub(super) store: S,
+    pub(crate) store: S,
     pub(super) topic: String,
     max_payload: usize,
 }

@@ -38,6 +38,15 @@ impl PostgresStore {
     }
 }
 
+impl Inbox<PostgresStore> {
+    /// Returns the GRANT statements for a role that uses the inbox and makes no table, one
+    /// in each line. `role` is quoted as an identifier.
+    #[must_use]
+    pub fn grants_for(&self, role: &str) -> String {
+        self.store.grants(role, &[UNIT.table])
+    }
+}
+
 impl InboxBackend for PostgresStore {
     async fn migrate(&self) -> Result<(), StoreError> {
         self.migrate_unit(&UNIT).await

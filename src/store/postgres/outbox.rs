@@ -37,6 +37,16 @@ impl PostgresStore {
     }
 }
 
+impl Outbox<PostgresStore> {
+    /// Returns the GRANT statements for a role that stages or publishes events and makes no
+    /// table, one in each line. `role` is quoted as an identifier.
+    #[must_use]
+    pub fn grants_for(&self, role: &str) -> String {
+        let tables = ["idempotency_streams", UNIT.table, "idempotency_turns"];
+        self.store.grants(role, &tables)
+    }
+}
+
 impl OutboxBackend for PostgresStore {
     async fn migrate(&self) -> Result<(), StoreError> {
         self.migrate_unit(&UNIT).await

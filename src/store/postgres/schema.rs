@@ -125,13 +125,15 @@ impl Schema {
     }
 
     /// Returns the GRANT statements for a role that serves requests.
-    pub(super) fn grants(&self, role: &str) -> [String; 2] {
+    pub(super) fn grants(&self, role: &str, tables: &[&str]) -> Vec<String> {
         let role = identifier(role);
-        [
-            "GRANT USAGE ON SCHEMA {name}",
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {records}",
-        ]
-        .map(|grant| format!("{} TO {role};", self.expand(grant)))
+        let of_table =
+            |table| format!("GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {{name}}.{table}");
+        let of_tables = tables.iter().map(of_table);
+        std::iter::once("GRANT USAGE ON SCHEMA {name}".to_owned())
+            .chain(of_tables)
+            .map(|grant| format!("{} TO {role};", self.expand(&grant)))
+            .collect()
     }
 
     /// Adds the GRANT statements to an error about missing privileges.
@@ -139,7 +141,7 @@ impl Schema {
         if !error.lacks_privileges() {
             return error;
         }
-        let grants = self.grants(&self.role).join(" ");
+        let grants = self.grants(&self.role, &[RECORDS]).join(" ");
         StoreError::unavailable(format!("{}: the role needs {grants}", error.cause()))
     }
 }

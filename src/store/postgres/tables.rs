@@ -45,7 +45,11 @@ impl PostgresStore {
     /// tables, one in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        self.inner.connector.schema.grants(role).join("\n")
+        self.grants(role, &[RECORDS.table])
+    }
+
+    pub(super) fn grants(&self, role: &str, tables: &[&str]) -> String {
+        self.inner.connector.schema.grants(role, tables).join("\n")
     }
 }
 
