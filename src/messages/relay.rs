@@ -316,7 +316,6 @@ where
             };
             if let Err(error) = worked {
                 log::warn(&self.failures, FAILED, Some(&error), None);
-                log::warn(&self.failures, FAILED, Some(&error), None);
                 time::sleep(backoff.pause()).await;
                 is_due = true;
             } else {
