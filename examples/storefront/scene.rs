@@ -41,7 +41,9 @@ impl Scene {
         let bank = Bank::open(&directory.0).await?;
 
         let processes = Processes::new();
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await;
+        let listener = listener
+            .map_err(|error| format!("cannot listen on 127.0.0.1:{port}, set `PORT`: {error}"))?;
         let settings = Settings {
             directory: directory.0.clone(),
             network: listener.local_addr()?,
