@@ -24,7 +24,7 @@ use super::{
 };
 use crate::store::{
     StoreError,
-    sql::batcher::{Batcher, ConcurrentBatches},
+    sql::batcher::{Batcher, ConcurrentBatches, MAX_CALLS},
     sql::detached,
     sql::reads::Reads,
     sql::single::{Limits, SingleCalls},
@@ -262,11 +262,21 @@ impl PostgresStoreBuilder {
         let shared = limits(ATTEMPTS, self.max_waiting_calls);
         let alone = (max as usize).saturating_sub(BATCH_CONNECTIONS);
         let alone = Arc::new(Semaphore::new(alone.min(MAX_ALONE)));
+        let shares_statements = schema.engine == PostgresEngine::Postgres;
         let concurrent = |is_large| match is_large {
+            // On other engines a statement for records of several nodes costs more than
+            // one for each record.
+            _ if !shares_statements => ConcurrentBatches {
+                alone: Arc::new(Semaphore::new(0)),
+                usual: max as usize,
+                max: max as usize,
+                max_calls: 1,
+            },
             true => ConcurrentBatches {
                 alone: Arc::new(Semaphore::new(0)),
                 usual: 1,
                 max: (max as usize / 5).clamp(1, 2),
+                max_calls: MAX_CALLS,
             },
             // One batch carries most calls. Two more are made while the server or a
             // connection is slow.
@@ -274,6 +284,7 @@ impl PostgresStoreBuilder {
                 alone: Arc::clone(&alone),
                 usual: 1,
                 max: 3,
+                max_calls: MAX_CALLS,
             },
         };
         let reads = |is_large| {

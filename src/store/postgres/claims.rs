@@ -167,8 +167,17 @@ RETURNING operation, fence, attempt::bigint"
     };
 }
 
+/// Citus sends one row of VALUES to its node at once, and plans a SELECT first.
+const CLAIM_VALUES: &str = "
+INSERT INTO {records}
+    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
+     claimed_at, lease_until, expires_at)
+VALUES ($1, $2, $3, $4, $5, {in_progress}, 1, 0, {now}, {now}, {now} + $6, {now} + $7)
+ON CONFLICT (scope, key) DO NOTHING
+RETURNING operation, fence, attempt::bigint";
+
 statements! {
-    claim = claim!("");
+    claim = claim!(""), CLAIM_VALUES;
 
     /// Waits for another claim of the same name only while that one commits. The
     /// setting ends with the statement.
@@ -213,18 +222,5 @@ SELECT asked, {record}, response, bytes
 FROM found, {clock}
 UNION ALL
 SELECT token, operation, fence, attempt, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
-FROM claimed", "
-INSERT INTO {records}
-    (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
-     claimed_at, lease_until, expires_at)
-SELECT asked.scope, asked.key, asked.operation, asked.token, asked.fingerprint,
-       {in_progress}, 1, 0, clock.now, clock.now, clock.now + asked.lease,
-       clock.now + asked.retention
-FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bytea[], $5::bytea[],
-            $6::bigint[], $7::bigint[])
-        AS asked (scope, key, operation, token, fingerprint, lease, retention),
-    {clock}
-WHERE $8::bigint > 0
-ON CONFLICT (scope, key) DO NOTHING
-RETURNING token AS asked, operation, fence, attempt::bigint, NULL::bigint AS state";
+FROM claimed";
 }

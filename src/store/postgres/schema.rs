@@ -47,11 +47,10 @@ impl Schema {
         AssertSqlSafe(text).into_sql_str()
     }
 
-    /// Returns the statement for many calls, of which plain PostgreSQL skips locked
-    /// records.
-    pub(super) fn batch(&self, skipping: &str, portable: &str) -> SqlStr {
+    /// Returns one of two statements: that of plain PostgreSQL, or that of other engines.
+    pub(super) fn either(&self, plain: &str, portable: &str) -> SqlStr {
         self.statement(match self.engine {
-            PostgresEngine::Postgres => skipping,
+            PostgresEngine::Postgres => plain,
             _ => portable,
         })
     }
@@ -84,7 +83,8 @@ impl Schema {
             "turns" => object("idempotency_turns"),
 
             "record" => RECORD.into(),
-            "clock" => CLOCK.into(),
+            "clock" => format!("\n    (SELECT {NOW} AS now) AS clock"),
+            "now" => NOW.into(),
             "unlocked" => self.of_engine(UNLOCKED),
             "absent" => self.of_engine(ABSENT),
             "notify" => match self.notifies() {
@@ -167,8 +167,8 @@ macro_rules! statements {
     (@new $schema:ident, $template:expr) => {
         $schema.statement($template)
     };
-    (@new $schema:ident, $skipping:expr, $portable:expr) => {
-        $schema.batch($skipping, $portable)
+    (@new $schema:ident, $plain:expr, $portable:expr) => {
+        $schema.either($plain, $portable)
     };
 }
 pub(super) use statements;
@@ -197,8 +197,7 @@ const RECORD: &str = "
 
 /// The time of the statement. Distributed tables refuse functions that are VOLATILE, as
 /// `clock_timestamp` is. No statement of plain PostgreSQL waits for a lock after this.
-const CLOCK: &str = "
-    (SELECT (EXTRACT(EPOCH FROM statement_timestamp()) * 1000000)::bigint AS now) AS clock";
+const NOW: &str = "(EXTRACT(EPOCH FROM statement_timestamp()) * 1000000)::bigint";
 
 /// Keeps a name with a visible record away from `ON CONFLICT`, which would wait for a
 /// transaction that completes the record.

@@ -224,27 +224,7 @@ SET state = EXCLUDED.state,
     unknown_since = EXCLUDED.unknown_since,
     lease_until = EXCLUDED.lease_until,
     expires_at = EXCLUDED.expires_at
-RETURNING token, {notify} AS notified", "
-UPDATE {records} AS record
-SET state = CASE
-        WHEN goal = {released_any} AND takeovers > 0 THEN {released_same}
-        ELSE goal
-        END,
-    response = given,
-    unknown_since = CASE WHEN goal = {unknown} THEN clock.now END,
-    lease_until = CASE WHEN goal = {in_progress} THEN clock.now + time ELSE lease_until END,
-    expires_at = CASE
-        WHEN goal = {completed} THEN GREATEST(claimed_at + time, clock.now + at_least)
-        WHEN goal = {unknown} THEN clock.now + time
-        ELSE expires_at
-        END
-FROM unnest($1::text[], $2::text[], $3::bytea[], $4::bigint[], $5::bytea[],
-            $6::bigint[], $7::bigint[])
-        AS asked (scope, key, token, goal, given, time, at_least),
-    {clock}
-WHERE record.scope = asked.scope AND record.key = asked.key AND record.token = asked.token
-  AND (record.state = {in_progress} OR (record.state = {unknown} AND goal = {completed}))
-RETURNING record.token";
+RETURNING token, {notify} AS notified";
 
     apply = "
 UPDATE {records}

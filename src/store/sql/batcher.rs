@@ -78,6 +78,8 @@ pub(crate) struct ConcurrentBatches {
     pub(crate) usual: usize,
     /// The limit while all batches under way are slow.
     pub(crate) max: usize,
+    /// The calls of a batch, up to [`MAX_CALLS`].
+    pub(crate) max_calls: usize,
 }
 
 struct Queue<B: Batch> {
@@ -235,11 +237,17 @@ impl<B: Batch> Slot<B> {
 
     /// Returns the calls of the next batch. If there are none, the slot is free.
     fn next_batch(&self) -> Vec<Waiting<B>> {
-        let usual = self.shared.concurrent.usual;
+        let ConcurrentBatches {
+            usual, max_calls, ..
+        } = self.shared.concurrent;
         self.shared.queues.with(self.runtime, |queue| {
             // A slot beyond the usual ones ends as soon as another one is quick.
             let is_spare = queue.slots.len() > usual && queue.has_quick_slot(Some(self.id));
-            let calls = if is_spare { Vec::new() } else { queue.take() };
+            let calls = if is_spare {
+                Vec::new()
+            } else {
+                queue.take(max_calls)
+            };
             if calls.is_empty() {
                 queue.slots.retain(|(id, _)| *id != self.id);
             } else if let Some((_, taken)) = queue.slots.iter_mut().find(|(id, _)| *id == self.id) {
@@ -315,9 +323,9 @@ impl<B: Batch> Queue<B> {
     /// A batch has one call for a name. The others keep their order. Late outcomes
     /// come after calls with a caller, but first in every fourth batch, so that
     /// neither starves.
-    fn take(&mut self) -> Vec<Waiting<B>> {
+    fn take(&mut self, max_calls: usize) -> Vec<Waiting<B>> {
         self.batches = self.batches.wrapping_add(1);
-        let mut next = NextBatch::new();
+        let mut next = NextBatch::new(max_calls);
         if self.batches.is_multiple_of(LATE_FIRST) {
             self.load_late(&mut next);
         }
@@ -417,13 +425,15 @@ fn put_back<T>(queue: &mut VecDeque<T>, skipped: Vec<T>) {
 struct NextBatch<B: Batch> {
     calls: Vec<Waiting<B>>,
     names: HashSet<RecordName>,
+    max_calls: usize,
     bytes: usize,
     is_full: bool,
 }
 
 impl<B: Batch> NextBatch<B> {
-    fn new() -> Self {
+    fn new(max_calls: usize) -> Self {
         Self {
+            max_calls,
             calls: Vec::new(),
             names: HashSet::new(),
             bytes: 0,
@@ -432,7 +442,7 @@ impl<B: Batch> NextBatch<B> {
     }
 
     fn has_space(&self, skipped: &[Waiting<B>]) -> bool {
-        !self.is_full && self.calls.len() < MAX_CALLS && skipped.len() < MAX_SKIPPED
+        !self.is_full && self.calls.len() < self.max_calls && skipped.len() < MAX_SKIPPED
     }
 
     fn admits(&mut self, call: &B::Call) -> bool {
@@ -467,7 +477,7 @@ async fn let_others_run() {
 /// A larger batch would hold all of a server's callers: now one half of them
 /// claims while the other half records outcomes. A smaller one would not be worth
 /// a statement.
-const MAX_CALLS: usize = 128;
+pub(crate) const MAX_CALLS: usize = 128;
 
 /// How many calls with names that the batch has are skipped.
 const MAX_SKIPPED: usize = 4096;

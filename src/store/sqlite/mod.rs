@@ -31,7 +31,7 @@ use self::{
 use super::{
     Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
     admin::{Filter, Page},
-    sql::batcher::{Batcher, ConcurrentBatches},
+    sql::batcher::{Batcher, ConcurrentBatches, MAX_CALLS},
     sql::calls::{ClaimCall, TransitionCall},
     sql::detached,
     sql::reads::{Reads, is_own},
@@ -141,6 +141,7 @@ impl SqliteStore {
             alone: Arc::new(Semaphore::new(0)),
             usual: batches,
             max: batches,
+            max_calls: MAX_CALLS,
         };
         // SQLite itself waits for its lock.
         let limits = Limits {

@@ -112,6 +112,7 @@ fn concurrent(alone: usize, max: usize) -> ConcurrentBatches {
         alone: Arc::new(Semaphore::new(alone)),
         usual: 1,
         max,
+        max_calls: MAX_CALLS,
     }
 }
 
@@ -226,6 +227,33 @@ async fn few_calls_are_each_sent_alone() {
         answer(call).await.unwrap();
     }
     assert_eq!(trial.batches()[3..], [["d"], ["e"]]);
+}
+
+#[tokio::test]
+async fn calls_wait_where_a_batch_has_one() {
+    let echo = Echo::default();
+    let concurrent = ConcurrentBatches {
+        usual: 2,
+        max_calls: 1,
+        ..concurrent(0, 2)
+    };
+    let limits = limits(1, 10);
+    let permits = Arc::clone(&limits.permits);
+    let trial = Trial {
+        batcher: Batcher::new(echo.clone(), concurrent, limits),
+        echo,
+        permits,
+    };
+    let calls = ["c", "b", "a"].map(|key| trial.ask(key));
+    let calls = futures_util::future::join_all(calls).await;
+    assert_eq!(trial.batches(), [["c"], ["b"]]);
+    for _ in 0..3 {
+        trial.open().await;
+    }
+    for call in calls {
+        answer(call).await.unwrap();
+    }
+    assert_eq!(trial.batches()[2..], [["a"]]);
 }
 
 #[tokio::test]
