@@ -159,8 +159,8 @@ FROM pg_catalog.pg_dist_partition
 WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'";
 
 const OTHER_DISTRIBUTION: &str = "the table of records is not distributed by `key`: \
-    `SELECT create_distributed_table('idempotency_records', 'key')` on a table that is not \
-    distributed yet";
+    `SELECT create_distributed_table('idempotency_records', 'key', colocate_with => 'none')` on \
+    a table that is not distributed yet";
 
 /// A later process may get the same number.
 const BACKEND: &str = "
