@@ -6,7 +6,7 @@ use std::env;
 use tower_idempotency::{
     PostgresStore,
     sqlx::{
-        ConnectOptions as _, PgPool,
+        PgPool,
         postgres::{PgConnectOptions, PgPoolOptions},
         raw_sql,
     },
@@ -29,8 +29,7 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
     run(&pool, "DROP SCHEMA IF EXISTS driver CASCADE").await;
     run(&pool, "CREATE SCHEMA driver").await;
     run(&pool, TABLE).await;
-    let url = options.to_url_lossy().to_string();
-    let store = PostgresStore::connect(&url).await.unwrap();
+    let store = PostgresStore::builder(options).connect().await.unwrap();
     store.migrate().await.unwrap();
     run(
         &pool,
