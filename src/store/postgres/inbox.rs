@@ -10,10 +10,10 @@ use sqlx::{
 use super::{
     Inner, PostgresStore,
     error::failure,
-    migrations::{Unit, definitions},
     parameters::micros,
     schema::statements,
     session::{Session, column},
+    units::INBOX,
 };
 use crate::{
     CommitError, StoreError,
@@ -39,21 +39,32 @@ impl PostgresStore {
 }
 
 impl Inbox<PostgresStore> {
+    /// Checks that the table of the inbox is as this version needs it, and that the
+    /// store's role may use it.
+    ///
+    /// # Errors
+    ///
+    /// If the server cannot be reached. If a table, column, index or privilege is missing
+    /// or differs; the error names each, with a remedy.
+    pub async fn check_schema(&self) -> Result<(), StoreError> {
+        self.store.check_unit(&INBOX).await
+    }
+
     /// Returns the GRANT statements for a role that uses the inbox and makes no table, one
     /// in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        self.store.grants(role, &[UNIT.table])
+        self.store.grants(role, &INBOX)
     }
 }
 
 impl InboxBackend for PostgresStore {
     async fn migrate(&self) -> Result<(), StoreError> {
-        self.migrate_unit(&UNIT).await
+        self.migrate_unit(&INBOX).await
     }
 
     fn schema_sql(&self) -> String {
-        definitions(&UNIT, &self.inner.connector.schema)
+        INBOX.definitions(&self.inner.connector.schema)
     }
 
     fn begin(
@@ -87,7 +98,7 @@ impl InboxBackend for PostgresStore {
             .bind(micros(retention))
             .fetch_all(&mut *on)
             .await
-            .map_err(|error| UNIT.error(error))?;
+            .map_err(|error| self.explained(error, &INBOX))?;
         if marked.is_empty() {
             let isolation: String = query_scalar(ISOLATION)
                 .persistent(transactions.persistent)
@@ -206,14 +217,6 @@ impl InboxBackend for PostgresStore {
         .await
     }
 }
-
-const UNIT: Unit = Unit {
-    version: 2,
-    name: "inbox",
-    table: "idempotency_messages",
-    owner: "Inbox",
-    definitions: include_str!("../../../migrations/postgres/0002_inbox.sql"),
-};
 
 const ISOLATION: &str = "SELECT pg_catalog.current_setting('transaction_isolation')";
 

@@ -3,8 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use sqlx::{
-    AssertSqlSafe, ConnectOptions as _, Connection as _, Error, PgConnection, SqlSafeStr as _,
-    migrate::{Migration, MigrationType},
+    AssertSqlSafe, ConnectOptions as _, Connection as _, Error, PgConnection, migrate::Migration,
     query, query_as, raw_sql,
 };
 
@@ -14,6 +13,7 @@ use super::{
     schema::Schema,
     session::Timeouts,
     tables::{Tables, template},
+    units::{RECORDS, Unit, VERSIONS},
 };
 use crate::store::{StoreError, sql::detached};
 
@@ -63,30 +63,7 @@ impl PostgresStore {
     /// called at all.
     #[must_use]
     pub fn schema_sql(&self) -> String {
-        definitions(&RECORDS, &self.inner.connector.schema)
-    }
-}
-
-/// Tables that are made together.
-pub(super) struct Unit {
-    pub(super) version: i64,
-    pub(super) name: &'static str,
-    /// One of the tables, which is there if and only if all are.
-    pub(super) table: &'static str,
-    /// What has `migrate` and `schema_sql`.
-    pub(super) owner: &'static str,
-    pub(super) definitions: &'static str,
-}
-
-impl Unit {
-    fn migration(&self) -> Migration {
-        Migration::new(
-            self.version,
-            self.name.into(),
-            MigrationType::Simple,
-            self.definitions.into_sql_str(),
-            false,
-        )
+        RECORDS.definitions(&self.inner.connector.schema)
     }
 }
 
@@ -139,9 +116,8 @@ async fn is_due(
             }
             return Err(StoreError::unavailable(format!(
                 "the ledger of the store's migrations has another migration of version {}: \
-                 `PostgresStore::check_schema` says how the tables of records differ from what \
-                 is needed",
-                unit.version
+                 `{}::check_schema` says how the tables differ from what is needed",
+                unit.version, unit.owner
             )));
         }
     }
@@ -168,7 +144,7 @@ async fn make(
             .await?;
     }
     if Tables::look(on, schema, unit).await?.is_empty() {
-        raw_sql(AssertSqlSafe(definitions(unit, schema)))
+        raw_sql(AssertSqlSafe(unit.definitions(schema)))
             .execute(&mut *on)
             .await?;
     }
@@ -190,8 +166,8 @@ fn creating(error: StoreError, schema: &Schema, Unit { owner, .. }: &Unit) -> St
     }
     StoreError::unavailable(format!(
         "{}: call `{owner}::migrate` as a role that may create tables in schema {}, \
-         or apply `{owner}::schema_sql()` as one, and then grants as those of \
-         `PostgresStore::grants_for`",
+         or apply `{owner}::schema_sql()` as one, and then the statements of \
+         `{owner}::grants_for`",
         error.cause(),
         schema.identifier(),
     ))
@@ -218,26 +194,6 @@ impl Ledger {
         })
     }
 }
-
-/// Returns the statements that make the tables, which name the schema.
-pub(super) fn definitions(unit: &Unit, schema: &Schema) -> String {
-    let template = unit
-        .definitions
-        .replace("TABLE idempotency_", "TABLE {name}.idempotency_")
-        .replace("ON idempotency_", "ON {name}.idempotency_");
-    schema.expand(&template)
-}
-
-pub(super) const RECORDS: Unit = Unit {
-    version: 1,
-    name: "records",
-    table: "idempotency_records",
-    owner: "PostgresStore",
-    definitions: include_str!("../../../migrations/postgres/0001_records.sql"),
-};
-
-/// The versions that the ledger may have: records, inbox and outbox.
-const VERSIONS: i64 = 3;
 
 /// A migration may have to wait for another one.
 const TIMEOUTS: Timeouts = Timeouts {
@@ -286,23 +242,3 @@ FROM (SELECT 1) AS one
     LEFT JOIN pg_catalog.pg_namespace AS namespace ON namespace.nspname = {schema}
     LEFT JOIN pg_catalog.pg_class AS ledger
         ON ledger.relnamespace = namespace.oid AND ledger.relname = '_idempotency_migrations'";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::postgres::engine::PostgresEngine;
-
-    #[test]
-    fn definitions_name_the_schema_of_every_object() {
-        let schema = Schema::new("a\"b".into(), "role".into(), PostgresEngine::Postgres).unwrap();
-        let named = definitions(&RECORDS, &schema);
-        let statements: Vec<&str> = named
-            .lines()
-            .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
-            .collect();
-        assert_eq!(statements.len(), 3, "{statements:?}");
-        for statement in statements {
-            assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
-        }
-    }
-}

@@ -24,6 +24,7 @@ mod session;
 mod tables;
 pub(super) mod transaction;
 mod transitions;
+mod units;
 mod wake_ups;
 
 use std::{fmt, future::pending, sync::Arc, time::Duration};

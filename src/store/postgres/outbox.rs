@@ -12,10 +12,10 @@ use super::{
     PostgresStore,
     engine::PostgresEngine,
     error::failure,
-    migrations::{Unit, definitions},
     parameters::micros,
     schema::statements,
     session::{Session, column},
+    units::OUTBOX,
 };
 use crate::{
     StoreError,
@@ -38,22 +38,32 @@ impl PostgresStore {
 }
 
 impl Outbox<PostgresStore> {
+    /// Checks that the tables of the outbox are as this version needs them, and that the
+    /// store's role may use them.
+    ///
+    /// # Errors
+    ///
+    /// If the server cannot be reached. If a table, column, index or privilege is missing
+    /// or differs; the error names each, with a remedy.
+    pub async fn check_schema(&self) -> Result<(), StoreError> {
+        self.store.check_unit(&OUTBOX).await
+    }
+
     /// Returns the GRANT statements for a role that stages or publishes events and makes no
     /// table, one in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        let tables = ["idempotency_streams", UNIT.table, "idempotency_turns"];
-        self.store.grants(role, &tables)
+        self.store.grants(role, &OUTBOX)
     }
 }
 
 impl OutboxBackend for PostgresStore {
     async fn migrate(&self) -> Result<(), StoreError> {
-        self.migrate_unit(&UNIT).await
+        self.migrate_unit(&OUTBOX).await
     }
 
     fn schema_sql(&self) -> String {
-        definitions(&UNIT, &self.inner.connector.schema)
+        OUTBOX.definitions(&self.inner.connector.schema)
     }
 
     async fn stage(
@@ -73,7 +83,7 @@ impl OutboxBackend for PostgresStore {
                 .bind(ids.clone())
                 .bind(payloads.clone())
         };
-        let explained = |error| UNIT.error(error);
+        let explained = |error| self.explained(error, &OUTBOX);
         let stage = bound(&self.inner.outbox.stage).bind(events.len() as i64);
         let staged = stage.fetch_all(&mut *on).await.map_err(explained)?.len();
         if staged < events.len() {
@@ -367,14 +377,6 @@ fn unsigned(attempts: i64) -> u32 {
 fn duration(micros: i64) -> Duration {
     Duration::from_micros(micros.max(0).unsigned_abs())
 }
-
-const UNIT: Unit = Unit {
-    version: 3,
-    name: "outbox",
-    table: "idempotency_events",
-    owner: "Outbox",
-    definitions: include_str!("../../../migrations/postgres/0003_outbox.sql"),
-};
 
 statements! {
     /// Locks the stream until the transaction ends. The events of the statement get the

@@ -4,7 +4,11 @@ use std::sync::Arc;
 
 use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-use super::{engine::PostgresEngine, parameters::reclaim_as};
+use super::{
+    engine::PostgresEngine,
+    parameters::reclaim_as,
+    units::{RECORDS, Table, Unit},
+};
 use crate::store::{
     ReclaimAs, StoreError,
     sql::columns::{COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN},
@@ -75,7 +79,7 @@ impl Schema {
         match name {
             "name" => schema,
             "schema" => literal(&self.name),
-            "records" => object(RECORDS),
+            "records" => object("idempotency_records"),
             "ledger" => object(LEDGER),
             "messages" => object("idempotency_messages"),
             "streams" => object("idempotency_streams"),
@@ -124,25 +128,34 @@ impl Schema {
         }
     }
 
-    /// Returns the GRANT statements for a role that serves requests.
-    pub(super) fn grants(&self, role: &str, tables: &[&str]) -> Vec<String> {
+    /// Returns the GRANT statements for a role that uses the tables.
+    pub(super) fn grants(&self, role: &str, unit: &Unit) -> Vec<String> {
         let role = identifier(role);
-        let of_table =
-            |table| format!("GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {{name}}.{table}");
-        let of_tables = tables.iter().map(of_table);
+        let of_table = |table: &Table| {
+            let name = table.name;
+            format!("GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {{name}}.{name}")
+        };
+        let of_tables = unit.tables.iter().map(of_table);
         std::iter::once("GRANT USAGE ON SCHEMA {name}".to_owned())
             .chain(of_tables)
             .map(|grant| format!("{} TO {role};", self.expand(&grant)))
             .collect()
     }
 
-    /// Adds the GRANT statements to an error about missing privileges.
+    /// Returns the privileges that the store's role needs on the tables.
+    pub(super) fn needed(&self, unit: &Unit) -> String {
+        format!("the role needs {}", self.grants(&self.role, unit).join(" "))
+    }
+
+    /// Adds the GRANT statements to an error about missing privileges. They are those of
+    /// the tables that the error names, or of the records.
     pub(super) fn explain(&self, error: StoreError) -> StoreError {
         if !error.lacks_privileges() {
             return error;
         }
-        let grants = self.grants(&self.role, &[RECORDS]).join(" ");
-        StoreError::unavailable(format!("{}: the role needs {grants}", error.cause()))
+        let named = Unit::named_in(&error.cause());
+        let unit = named.unwrap_or(&RECORDS);
+        StoreError::unavailable(format!("{}: {}", error.cause(), self.needed(unit)))
     }
 }
 
@@ -224,7 +237,6 @@ const UNLOCKED: &str = "
       WHERE scope = $1 AND key = $2
       FOR NO KEY UPDATE SKIP LOCKED)";
 
-const RECORDS: &str = "idempotency_records";
 const LEDGER: &str = "_idempotency_migrations";
 
 /// The server truncates longer names.

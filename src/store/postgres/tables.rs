@@ -5,9 +5,9 @@ use sqlx::{AssertSqlSafe, Error, PgConnection, query_scalar};
 use super::{
     PostgresStore,
     error::failure,
-    migrations::{RECORDS, Unit},
     schema::Schema,
     session::Session,
+    units::{RECORDS, Table, Unit},
 };
 use crate::store::{StoreError, sql::detached};
 
@@ -20,13 +20,18 @@ impl PostgresStore {
     /// If the server cannot be reached. If a table, column, index or
     /// privilege is missing or differs; the error names each, with a remedy.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
+        self.check_unit(&RECORDS).await
+    }
+
+    pub(super) async fn check_unit(&self, unit: &'static Unit) -> Result<(), StoreError> {
         let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
         detached(async move {
             let check = async |session: &mut Session<'_>| {
                 let (on, schema) = (&mut *session.connection, &connector.schema);
-                let found = Tables::look(on, schema, &RECORDS).await.map_err(failure)?;
+                let found = Tables::look(on, schema, unit).await.map_err(failure)?;
                 let differences = found.refuse_differences();
-                let missing = missing_privileges(on, schema).await.map_err(failure)?;
+                let missing = missing_privileges(on, schema, unit).await;
+                let missing = missing.map_err(failure)?;
                 if missing.is_empty() {
                     return differences;
                 }
@@ -34,7 +39,8 @@ impl PostgresStore {
                 if let Err(differences) = differences {
                     error = format!("{}; {error}", differences.cause());
                 }
-                Err(StoreError::unavailable(error).of_privileges())
+                let needed = schema.needed(unit);
+                Err(StoreError::unavailable(format!("{error}: {needed}")))
             };
             inner.admin.run(check).await
         })
@@ -45,24 +51,25 @@ impl PostgresStore {
     /// tables, one in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        self.grants(role, &[RECORDS.table])
+        self.grants(role, &RECORDS)
     }
 
-    pub(super) fn grants(&self, role: &str, tables: &[&str]) -> String {
-        self.inner.connector.schema.grants(role, tables).join("\n")
+    pub(super) fn grants(&self, role: &str, unit: &Unit) -> String {
+        self.inner.connector.schema.grants(role, unit).join("\n")
     }
 }
 
-/// The relations in the schema that have names of the store's.
+/// What the schema has of a unit.
 pub(super) struct Tables {
     exist: bool,
-    /// The differences from the tables that the store needs.
+    /// The type that makes them.
+    owner: &'static str,
+    /// The differences from the tables that are needed.
     differences: Vec<String>,
 }
 
 impl Tables {
-    /// Compares the table of records with what is needed. Other tables are only looked
-    /// for.
+    /// Compares the tables with what is needed.
     pub(super) async fn look(
         on: &mut PgConnection,
         schema: &Schema,
@@ -70,19 +77,18 @@ impl Tables {
     ) -> Result<Self, Error> {
         let exist = query_scalar(template(schema, EXIST))
             .persistent(false)
-            .bind(unit.table)
+            .bind(unit.tables[0].name)
             .fetch_one(&mut *on)
             .await?;
-        if unit.version != RECORDS.version {
-            let differences = Vec::new();
-            return Ok(Self { exist, differences });
+        let mut differences = Vec::new();
+        for table in unit.tables {
+            differences.extend(table.differences(on, schema).await?);
         }
-        let differences = query_scalar(template(schema, DIFFERENCES))
-            .persistent(false)
-            .bind(schema.expand("table {records}"))
-            .fetch_all(on)
-            .await?;
-        Ok(Self { exist, differences })
+        Ok(Self {
+            exist,
+            owner: unit.owner,
+            differences,
+        })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -94,19 +100,54 @@ impl Tables {
         if self.differences.is_empty() {
             return Ok(());
         }
+        let owner = self.owner;
         let remedy = match self.exist {
-            false => "call `PostgresStore::migrate`, or apply `PostgresStore::schema_sql()`",
-            true => "change them to what `PostgresStore::schema_sql()` makes",
+            false => format!("call `{owner}::migrate`, or apply `{owner}::schema_sql()`"),
+            true => format!("change them to what `{owner}::schema_sql()` makes"),
         };
         let differences = self.differences.join("; ");
         Err(StoreError::unavailable(format!("{differences}: {remedy}")))
     }
 }
 
+impl Table {
+    async fn differences(
+        &self,
+        on: &mut PgConnection,
+        schema: &Schema,
+    ) -> Result<Vec<String>, Error> {
+        let columns = || self.columns.iter();
+        let names: Vec<&str> = columns().map(|(name, ..)| *name).collect();
+        let types: Vec<&str> = columns().map(|(_, kind, _)| *kind).collect();
+        let not_null: Vec<bool> = columns().map(|(.., not_null)| *not_null).collect();
+        let indexes = || self.indexes.iter();
+        let indexed: Vec<String> = indexes().map(|(columns, _)| columns.join(", ")).collect();
+        let predicates: Vec<Option<&str>> = indexes().map(|(_, predicate)| *predicate).collect();
+        query_scalar(template(schema, DIFFERENCES))
+            .persistent(false)
+            .bind(format!("table {}.{}", schema.identifier(), self.name))
+            .bind(self.name)
+            .bind(names)
+            .bind(types)
+            .bind(not_null)
+            .bind(self.primary_key)
+            .bind(indexed)
+            .bind(predicates)
+            .fetch_all(on)
+            .await
+    }
+}
+
 /// The privileges that the role of the connection lacks.
-async fn missing_privileges(on: &mut PgConnection, schema: &Schema) -> Result<Vec<String>, Error> {
+async fn missing_privileges(
+    on: &mut PgConnection,
+    schema: &Schema,
+    unit: &Unit,
+) -> Result<Vec<String>, Error> {
+    let tables: Vec<&str> = unit.tables.iter().map(|table| table.name).collect();
     query_scalar(template(schema, MISSING_PRIVILEGES))
         .persistent(false)
+        .bind(tables)
         .fetch_all(on)
         .await
 }
@@ -123,7 +164,9 @@ SELECT EXISTS (
     WHERE namespace.nspname = {schema}
       AND class.relname = $1)";
 
-/// `$1` names the table. Collations that compare by bytes have three names.
+/// `$1` names the table `$2`. Its columns are `$3`, with their types `$4` and whether they
+/// are NOT NULL `$5`. `$6` is its primary key. Its indexes begin with the columns `$7` and
+/// have the predicates `$8`. Collations that compare by bytes have three names.
 const DIFFERENCES: &str = "
 WITH relation AS (
     SELECT class.oid, class.relname::text AS name, class.relkind AS kind,
@@ -131,34 +174,25 @@ WITH relation AS (
     FROM pg_catalog.pg_class AS class
         JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
     WHERE namespace.nspname = {schema}
-), records AS (
+), found_table AS (
     SELECT oid
     FROM relation
-    WHERE name = 'idempotency_records' AND kind IN ('r', 'p')
-), expected (place, name, kind, not_null) AS (
-    VALUES (1, 'scope', 'text', true),
-           (2, 'key', 'text', true),
-           (3, 'state', 'smallint', true),
-           (4, 'attempt', 'integer', true),
-           (5, 'takeovers', 'integer', true),
-           (6, 'fence', 'bigint', true),
-           (7, 'claimed_at', 'bigint', true),
-           (8, 'lease_until', 'bigint', true),
-           (9, 'expires_at', 'bigint', true),
-           (10, 'operation', 'bytea', true),
-           (11, 'token', 'bytea', true),
-           (12, 'fingerprint', 'bytea', true),
-           (13, 'response', 'bytea', false),
-           (14, 'unknown_since', 'bigint', false),
-           (15, 'awaited', 'boolean', true)
+    WHERE name = $2 AND kind IN ('r', 'p')
+), expected AS (
+    SELECT place, name, kind, not_null
+    FROM unnest($3::text[], $4::text[], $5::bool[]) WITH ORDINALITY
+        AS expected (name, kind, not_null, place)
+), wanted AS (
+    SELECT place, columns, predicate
+    FROM unnest($7::text[], $8::text[]) WITH ORDINALITY AS wanted (columns, predicate, place)
 ), found AS (
     SELECT attribute.attnum AS place, attribute.attname::text AS name,
            format_type(attribute.atttypid, attribute.atttypmod) AS kind,
            attribute.attnotnull AS not_null,
            attribute.atthasdef OR attribute.attidentity <> '' AS has_default,
            collated.collname AS collation
-    FROM records
-        JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = records.oid
+    FROM found_table
+        JOIN pg_catalog.pg_attribute AS attribute ON attribute.attrelid = found_table.oid
         LEFT JOIN pg_catalog.pg_collation AS collated ON collated.oid = attribute.attcollation
     WHERE attribute.attnum > 0 AND NOT attribute.attisdropped
 ), indexed AS (
@@ -172,7 +206,7 @@ WITH relation AS (
                        ON attribute.attrelid = index.indrelid AND attribute.attnum = part.number
                WHERE part.place <= index.indnkeyatts
                ORDER BY part.place) AS columns
-    FROM records JOIN pg_catalog.pg_index AS index ON index.indrelid = records.oid
+    FROM found_table JOIN pg_catalog.pg_index AS index ON index.indrelid = found_table.oid
     WHERE index.indisvalid
 ), difference (part, place, text) AS (
     SELECT 1, 0, CASE
@@ -180,17 +214,17 @@ WITH relation AS (
         WHEN relation.kind NOT IN ('r', 'p') THEN $1 || ' is no table'
         WHEN relation.persistence = 'u' THEN $1 || ' is UNLOGGED, and empty after a crash'
         END
-    FROM (VALUES ('idempotency_records')) AS wanted (name) LEFT JOIN relation USING (name)
+    FROM (SELECT $2) AS needed (name) LEFT JOIN relation USING (name)
     UNION ALL
     SELECT 2, 0, 'row-level security hides rows of ' || $1
-    FROM records WHERE row_security_active(oid)
+    FROM found_table WHERE row_security_active(oid)
     UNION ALL
     SELECT 3, 2 * expected.place, 'column ' || name || ' of ' || $1 || CASE
         WHEN found.kind IS NULL THEN ' does not exist'
         WHEN found.kind <> expected.kind THEN format(' is %s, not %s', found.kind, expected.kind)
         WHEN found.collation NOT IN ('C', 'POSIX', 'ucs_basic') THEN ' is not COLLATE \"C\"'
         END
-    FROM records CROSS JOIN expected LEFT JOIN found USING (name)
+    FROM found_table CROSS JOIN expected LEFT JOIN found USING (name)
     UNION ALL
     SELECT 3, 2 * expected.place + 1, 'column ' || name || ' of ' || $1
         || CASE WHEN found.not_null THEN ' is NOT NULL' ELSE ' is not NOT NULL' END
@@ -202,22 +236,21 @@ WITH relation AS (
     FROM found
     WHERE not_null AND NOT has_default AND name NOT IN (SELECT name FROM expected)
     UNION ALL
-    SELECT 5, 0, $1 || ' has no PRIMARY KEY (scope, key)'
-    FROM records
+    SELECT 5, 0, format('%s has no PRIMARY KEY (%s)', $1, array_to_string($6::text[], ', '))
+    FROM found_table
     WHERE NOT EXISTS (
         SELECT FROM indexed
         WHERE is_whole AND is_unique
-          AND columns @> ARRAY['scope', 'key'] AND cardinality(columns) = 2)
+          AND columns @> $6 AND cardinality(columns) = cardinality($6))
     UNION ALL
-    SELECT 6, 0, $1 || ' has no index on (expires_at)'
-    FROM records
-    WHERE NOT EXISTS (SELECT FROM indexed WHERE is_whole AND columns[1] = 'expires_at')
-    UNION ALL
-    SELECT 7, 0, $1 || ' has no index on (scope, key) WHERE unknown_since IS NOT NULL'
-    FROM records
+    SELECT 6, place, format('%s has no index on (%s)%s', $1, wanted.columns,
+        ' WHERE ' || wanted.predicate)
+    FROM found_table CROSS JOIN wanted
     WHERE NOT EXISTS (
         SELECT FROM indexed
-        WHERE predicate = '(unknown_since IS NOT NULL)' AND columns = ARRAY['scope', 'key'])
+        WHERE indexed.predicate IS NOT DISTINCT FROM '(' || wanted.predicate || ')'
+          AND indexed.columns[:cardinality(string_to_array(wanted.columns, ', '))]
+              = string_to_array(wanted.columns, ', '))
 )
 SELECT text
 FROM difference
@@ -234,6 +267,6 @@ SELECT 'table ' || quote_ident(namespace.nspname) || '.' || class.relname
 FROM pg_catalog.pg_class AS class
     JOIN pg_catalog.pg_namespace AS namespace ON namespace.oid = class.relnamespace
     CROSS JOIN (VALUES ('SELECT'), ('INSERT'), ('UPDATE'), ('DELETE')) AS wanted (privilege)
-WHERE namespace.nspname = {schema} AND class.relname = 'idempotency_records'
+WHERE namespace.nspname = {schema} AND class.relname = ANY ($1)
   -- One that is of another kind is a difference, and has other privileges.
   AND class.relkind <> 'S' AND NOT has_table_privilege(class.oid, wanted.privilege)";

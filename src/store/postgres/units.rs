@@ -1,0 +1,189 @@
+//! The tables that are made together, and what each of them has to have.
+
+use sqlx::{
+    SqlSafeStr as _,
+    migrate::{Migration, MigrationType},
+};
+
+use super::schema::Schema;
+
+/// Tables that are made together.
+pub(super) struct Unit {
+    pub(super) version: i64,
+    name: &'static str,
+    /// The type that has `migrate`, `schema_sql`, `check_schema` and `grants_for`.
+    pub(super) owner: &'static str,
+    /// All are there if the first one is.
+    pub(super) tables: &'static [Table],
+    definitions: &'static str,
+}
+
+/// What `check_schema` compares a table with.
+pub(super) struct Table {
+    pub(super) name: &'static str,
+    pub(super) columns: &'static [Column],
+    pub(super) primary_key: &'static [&'static str],
+    pub(super) indexes: &'static [Index],
+}
+
+/// The name of a column, its type, and whether it is NOT NULL.
+pub(super) type Column = (&'static str, &'static str, bool);
+
+/// The columns with which an index begins, and its predicate. One without a predicate
+/// covers each row.
+pub(super) type Index = (&'static [&'static str], Option<&'static str>);
+
+impl Unit {
+    pub(super) fn migration(&self) -> Migration {
+        Migration::new(
+            self.version,
+            self.name.into(),
+            MigrationType::Simple,
+            self.definitions.into_sql_str(),
+            false,
+        )
+    }
+
+    /// Returns the statements that make the tables, which name the schema.
+    pub(super) fn definitions(&self, schema: &Schema) -> String {
+        let template = self
+            .definitions
+            .replace("TABLE idempotency_", "TABLE {name}.idempotency_")
+            .replace("ON idempotency_", "ON {name}.idempotency_");
+        schema.expand(&template)
+    }
+
+    /// Returns the unit with a table that `text` names.
+    pub(super) fn named_in(text: &str) -> Option<&'static Self> {
+        let names = |unit: &&&Self| unit.tables.iter().any(|table| text.contains(table.name));
+        UNITS.iter().find(names).copied()
+    }
+}
+
+pub(super) const RECORDS: Unit = Unit {
+    version: 1,
+    name: "records",
+    owner: "PostgresStore",
+    tables: &[Table {
+        name: "idempotency_records",
+        columns: &[
+            ("scope", "text", true),
+            ("key", "text", true),
+            ("state", "smallint", true),
+            ("attempt", "integer", true),
+            ("takeovers", "integer", true),
+            ("fence", "bigint", true),
+            ("claimed_at", "bigint", true),
+            ("lease_until", "bigint", true),
+            ("expires_at", "bigint", true),
+            ("operation", "bytea", true),
+            ("token", "bytea", true),
+            ("fingerprint", "bytea", true),
+            ("response", "bytea", false),
+            ("unknown_since", "bigint", false),
+            ("awaited", "boolean", true),
+        ],
+        primary_key: &["scope", "key"],
+        indexes: &[
+            (&["expires_at"], None),
+            (&["scope", "key"], Some("unknown_since IS NOT NULL")),
+        ],
+    }],
+    definitions: include_str!("../../../migrations/postgres/0001_records.sql"),
+};
+
+#[cfg(feature = "inbox")]
+pub(super) const INBOX: Unit = Unit {
+    version: 2,
+    name: "inbox",
+    owner: "Inbox",
+    tables: &[Table {
+        name: "idempotency_messages",
+        columns: &[
+            ("consumer", "text", true),
+            ("message", "text", true),
+            ("seen_at", "bigint", true),
+            ("expires_at", "bigint", true),
+        ],
+        primary_key: &["consumer", "message"],
+        indexes: &[(&["expires_at"], None)],
+    }],
+    definitions: include_str!("../../../migrations/postgres/0002_inbox.sql"),
+};
+
+#[cfg(feature = "outbox")]
+pub(super) const OUTBOX: Unit = Unit {
+    version: 3,
+    name: "outbox",
+    owner: "Outbox",
+    tables: &[
+        Table {
+            name: "idempotency_events",
+            columns: &[
+                ("topic", "text", true),
+                ("aggregate", "text", true),
+                ("position", "bigint", true),
+                ("id", "text", true),
+                ("payload", "bytea", true),
+                ("staged_at", "bigint", true),
+            ],
+            primary_key: &["topic", "aggregate", "position"],
+            indexes: &[(&["topic", "aggregate", "id"], None)],
+        },
+        Table {
+            name: "idempotency_streams",
+            columns: &[
+                ("topic", "text", true),
+                ("aggregate", "text", true),
+                ("last_position", "bigint", true),
+            ],
+            primary_key: &["topic", "aggregate"],
+            indexes: &[],
+        },
+        Table {
+            name: "idempotency_turns",
+            columns: &[
+                ("topic", "text", true),
+                ("aggregate", "text", true),
+                ("due_at", "bigint", false),
+                ("token", "bytea", false),
+                ("attempts", "integer", true),
+                ("failing_since", "bigint", false),
+            ],
+            primary_key: &["topic", "aggregate"],
+            indexes: &[(&["topic", "due_at"], None)],
+        },
+    ],
+    definitions: include_str!("../../../migrations/postgres/0003_outbox.sql"),
+};
+
+const UNITS: &[&Unit] = &[
+    &RECORDS,
+    #[cfg(feature = "inbox")]
+    &INBOX,
+    #[cfg(feature = "outbox")]
+    &OUTBOX,
+];
+
+/// The versions that the ledger may have: records, inbox and outbox.
+pub(super) const VERSIONS: i64 = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::postgres::engine::PostgresEngine;
+
+    #[test]
+    fn definitions_name_the_schema_of_every_object() {
+        let schema = Schema::new("a\"b".into(), "role".into(), PostgresEngine::Postgres).unwrap();
+        let named = RECORDS.definitions(&schema);
+        let statements: Vec<&str> = named
+            .lines()
+            .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
+            .collect();
+        assert_eq!(statements.len(), 3, "{statements:?}");
+        for statement in statements {
+            assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
+        }
+    }
+}
