@@ -32,6 +32,9 @@ pub mod schedules {}
 #[doc = include_str!("../docs/operating.md")]
 pub mod operating {}
 
+#[doc = include_str!("../docs/threat-model.md")]
+pub mod threat_model {}
+
 #[cfg(any(feature = "test-support", all(doc, not(doctest))))]
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing_your_handler {}

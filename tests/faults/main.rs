@@ -1073,6 +1073,24 @@ fn each_rule_of_the_contract_is_held_by_a_test() {
     }
 }
 
+/// The tests of the threat model are the last column of its tables.
+#[test]
+fn each_defence_of_the_threat_model_has_a_test() {
+    let model = fs::read_to_string(root().join("docs/threat-model.md")).unwrap();
+    let functions = functions();
+    let rows = model.lines().filter(|line| line.starts_with("| "));
+    let defences: Vec<_> = rows.filter(|row| !row.starts_with("| it tries")).collect();
+    assert!(defences.len() > 20, "{defences:#?}");
+    for defence in defences {
+        let tests = defence.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        let tests: Vec<_> = tests.split('`').skip(1).step_by(2).collect();
+        assert!(!tests.is_empty(), "no test: {defence}");
+        for test in tests {
+            assert!(functions.contains(test), "no {test}: {defence}");
+        }
+    }
+}
+
 /// Cargo discovers no tests in this package: a file without a target never runs.
 #[test]
 fn each_test_file_is_a_target_of_its_package() {
