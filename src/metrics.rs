@@ -16,11 +16,11 @@ const LAG_EVENTS: &str = "idempotency_outbox_lag_events";
 #[cfg(feature = "outbox")]
 const LAG_SECONDS: &str = "idempotency_outbox_lag_seconds";
 
-/// Sets the gauges of a topic.
+/// Sets the gauges of a topic: its events, and the age of the oldest one.
 #[cfg(all(feature = "outbox", any(feature = "postgres", feature = "sqlite")))]
-pub(crate) fn lag(topic: &str, lag: &crate::messages::Lag) {
-    ::metrics::gauge!(LAG_EVENTS, "topic" => topic.to_owned()).set(lag.events as f64);
-    ::metrics::gauge!(LAG_SECONDS, "topic" => topic.to_owned()).set(lag.oldest.as_secs_f64());
+pub(crate) fn lag(topic: &str, events: u64, oldest: std::time::Duration) {
+    ::metrics::gauge!(LAG_EVENTS, "topic" => topic.to_owned()).set(events as f64);
+    ::metrics::gauge!(LAG_SECONDS, "topic" => topic.to_owned()).set(oldest.as_secs_f64());
 }
 
 /// Describes all metrics to the current recorder.

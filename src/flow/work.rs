@@ -32,7 +32,7 @@ use super::{
 use crate::{
     Operation, OperationId, Outcome, Rejection, RejectionKind, Store,
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputKind},
-    guard::{Ran, RunError},
+    guard::{error::RunError, ran::Ran},
     outcome::Notice,
     rejection::RequestHead,
     response::{ResponseSettings, recorded::RecordedResponse},

@@ -1,13 +1,14 @@
 //! Work under a key that is not HTTP.
 
 mod builder;
-mod error;
+pub(crate) mod error;
+pub(crate) mod ran;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use self::{builder::GuardBuilder, error::RunError};
+pub use self::{builder::GuardBuilder, error::RunError, ran::Ran};
 use crate::{
     Drained, Operation, Store,
     fingerprint::InputKind,
@@ -75,34 +76,6 @@ use crate::{
 /// Values are kept as JSON. A value that JSON changes is replayed changed: NaN becomes null.
 pub struct Guard<S> {
     shared: Arc<Shared<S>>,
-}
-
-/// What [`Guard::run`] returns when the work is done.
-///
-/// Exhaustive on purpose.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub enum Ran<T> {
-    /// The work ran now, and its value is recorded.
-    Now(T),
-    /// The work ran before, and this is its recorded value.
-    Replayed(T),
-    /// The work ran now, and its value is not recorded: the store did not take it yet, or
-    /// the work chose so by [`Operation::set_disposition`].
-    ///
-    /// In the first case the guard tries to record it for
-    /// [`late_recording_timeout`](GuardBuilder::late_recording_timeout); until then the
-    /// outcome is unknown to others.
-    Unrecorded(T),
-}
-
-impl<T> Ran<T> {
-    /// Returns the value.
-    pub fn into_inner(self) -> T {
-        match self {
-            Self::Now(value) | Self::Replayed(value) | Self::Unrecorded(value) => value,
-        }
-    }
 }
 
 impl<S: Store> Guard<S> {

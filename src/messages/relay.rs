@@ -401,7 +401,7 @@ where
     #[cfg(feature = "metrics")]
     async fn report_lag(&self) {
         if let Ok(lag) = self.outbox.lag().await {
-            crate::metrics::lag(&self.outbox.topic, &lag);
+            crate::metrics::lag(&self.outbox.topic, lag.events, lag.oldest);
         }
     }
 }

@@ -64,7 +64,7 @@ impl InboxBackend for PostgresStore {
     }
 
     fn schema_sql(&self) -> String {
-        INBOX.definitions(&self.inner.connector.schema)
+        self.inner.connector.schema.definitions(&INBOX)
     }
 
     fn begin(

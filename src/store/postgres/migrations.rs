@@ -63,7 +63,7 @@ impl PostgresStore {
     /// called at all.
     #[must_use]
     pub fn schema_sql(&self) -> String {
-        RECORDS.definitions(&self.inner.connector.schema)
+        self.inner.connector.schema.definitions(&RECORDS)
     }
 }
 
@@ -144,7 +144,7 @@ async fn make(
             .await?;
     }
     if Tables::look(on, schema, unit).await?.is_empty() {
-        raw_sql(AssertSqlSafe(unit.definitions(schema)))
+        raw_sql(AssertSqlSafe(schema.definitions(unit)))
             .execute(&mut *on)
             .await?;
     }

@@ -63,7 +63,7 @@ impl OutboxBackend for PostgresStore {
     }
 
     fn schema_sql(&self) -> String {
-        OUTBOX.definitions(&self.inner.connector.schema)
+        self.inner.connector.schema.definitions(&OUTBOX)
     }
 
     async fn stage(

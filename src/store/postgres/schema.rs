@@ -128,6 +128,15 @@ impl Schema {
         }
     }
 
+    /// Returns the statements that make the tables, which name the schema.
+    pub(super) fn definitions(&self, unit: &Unit) -> String {
+        let template = unit
+            .definitions
+            .replace("TABLE idempotency_", "TABLE {name}.idempotency_")
+            .replace("ON idempotency_", "ON {name}.idempotency_");
+        self.expand(&template)
+    }
+
     /// Returns the GRANT statements for a role that uses the tables.
     pub(super) fn grants(&self, role: &str, unit: &Unit) -> Vec<String> {
         let role = identifier(role);
@@ -273,5 +282,19 @@ mod tests {
             assert!(error.to_string().contains("`schema`"), "{error}");
         }
         assert!(schema(&"s".repeat(63)).is_ok());
+    }
+
+    #[test]
+    fn definitions_name_the_schema_of_every_object() {
+        let schema = schema("a\"b").unwrap();
+        let named = schema.definitions(&RECORDS);
+        let statements: Vec<&str> = named
+            .lines()
+            .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
+            .collect();
+        assert_eq!(statements.len(), 3, "{statements:?}");
+        for statement in statements {
+            assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
+        }
     }
 }

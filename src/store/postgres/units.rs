@@ -5,8 +5,6 @@ use sqlx::{
     migrate::{Migration, MigrationType},
 };
 
-use super::schema::Schema;
-
 /// Tables that are made together.
 pub(super) struct Unit {
     pub(super) version: i64,
@@ -15,7 +13,7 @@ pub(super) struct Unit {
     pub(super) owner: &'static str,
     /// All are there if the first one is.
     pub(super) tables: &'static [Table],
-    definitions: &'static str,
+    pub(super) definitions: &'static str,
 }
 
 /// What `check_schema` compares a table with.
@@ -42,15 +40,6 @@ impl Unit {
             self.definitions.into_sql_str(),
             false,
         )
-    }
-
-    /// Returns the statements that make the tables, which name the schema.
-    pub(super) fn definitions(&self, schema: &Schema) -> String {
-        let template = self
-            .definitions
-            .replace("TABLE idempotency_", "TABLE {name}.idempotency_")
-            .replace("ON idempotency_", "ON {name}.idempotency_");
-        schema.expand(&template)
     }
 
     /// Returns the unit with a table that `text` names.
@@ -167,23 +156,3 @@ const UNITS: &[&Unit] = &[
 
 /// The versions that the ledger may have: records, inbox and outbox.
 pub(super) const VERSIONS: i64 = 3;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::store::postgres::engine::PostgresEngine;
-
-    #[test]
-    fn definitions_name_the_schema_of_every_object() {
-        let schema = Schema::new("a\"b".into(), "role".into(), PostgresEngine::Postgres).unwrap();
-        let named = RECORDS.definitions(&schema);
-        let statements: Vec<&str> = named
-            .lines()
-            .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
-            .collect();
-        assert_eq!(statements.len(), 3, "{statements:?}");
-        for statement in statements {
-            assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
-        }
-    }
-}

@@ -3,10 +3,13 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use futures_util::future::try_join_all;
-use redis::Cmd;
 
 use super::{
-    Inner, RedisStore, address::Address, connection::Connector, link::Link, servers::Servers,
+    Inner, RedisStore,
+    address::Address,
+    connection::Connector,
+    link::Link,
+    servers::{Replicas, Servers},
     wake_ups::WakeUps,
 };
 use crate::store::StoreError;
@@ -69,32 +72,6 @@ pub struct RedisStoreBuilder {
     replicas: Option<Replicas>,
     connect_timeout: Duration,
     response_timeout: Duration,
-}
-
-/// How many replicas have to acknowledge a write, and in what time.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Replicas {
-    pub(super) count: u32,
-    pub(super) timeout: Duration,
-}
-
-impl Replicas {
-    /// Waits for the writes of its own connection.
-    pub(super) fn wait(self) -> Cmd {
-        let mut command = redis::cmd("WAIT");
-        command.arg(self.count).arg(self.timeout.as_millis() as u64);
-        command
-    }
-
-    pub(super) fn check(self, acknowledged: u32) -> Result<(), StoreError> {
-        let Self { count, timeout } = self;
-        if acknowledged >= count {
-            return Ok(());
-        }
-        Err(StoreError::unavailable(format!(
-            "{acknowledged} of {count} `replicas` acknowledged the write within {timeout:?}"
-        )))
-    }
 }
 
 impl RedisStoreBuilder {

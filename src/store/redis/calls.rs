@@ -9,12 +9,15 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use bytes::Bytes;
 use futures_util::future::join_all;
 use redis::Value;
 use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
 
-use super::{error::failure, index::Place, scripts::Script, servers::Servers};
+use super::{
+    error::failure,
+    scripts::{Call, Script},
+    servers::Servers,
+};
 use crate::{
     per_runtime::{PerRuntime, RuntimeState},
     store::StoreError,
@@ -30,12 +33,6 @@ struct Shared {
     /// How many calls have no answer yet.
     under_way: AtomicUsize,
     waiting: PerRuntime<Waiting>,
-}
-
-/// One call of a script.
-pub(super) struct Call {
-    pub(super) place: Place,
-    pub(super) arguments: Vec<Bytes>,
 }
 
 /// The calls that the next command makes.
@@ -123,13 +120,6 @@ impl Shared {
     }
 }
 
-impl Call {
-    /// Whether it would delay the calls beside it.
-    fn is_large(&self) -> bool {
-        self.arguments.iter().map(Bytes::len).sum::<usize>() > LARGE
-    }
-}
-
 /// Counts a call until it is dropped.
 struct UnderWay<'a> {
     count: &'a AtomicUsize,
@@ -161,6 +151,3 @@ const ALONE: usize = 4;
 /// How many calls a command makes. The server does nothing else meanwhile, for about half
 /// a millisecond.
 const TOGETHER: usize = 32;
-
-/// In bytes.
-const LARGE: usize = 8 * 1024;

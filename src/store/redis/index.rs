@@ -7,16 +7,19 @@
 //! open record has an entry, and an entry need not have an open record: readers look. A
 //! replica receives both in the same order.
 
-use std::{
-    collections::BTreeMap,
-    time::{Duration, UNIX_EPOCH},
-};
+use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
-use redis::{Cmd, FromRedisValue as _};
+use redis::FromRedisValue as _;
 
-use super::{Inner, calls::Call, error::unexpected, micros};
+use super::{
+    Inner,
+    error::unexpected,
+    micros,
+    place::{GROUPS, group, index, joined, now},
+    scripts::Call,
+};
 use crate::{
     Key, Scope,
     scope::RecordName,
@@ -27,49 +30,11 @@ use crate::{
     },
 };
 
-/// Where a record and its entries are.
-pub(super) struct Place {
-    pub(super) key: Vec<u8>,
-    pub(super) index: Vec<u8>,
-    name: Vec<u8>,
-}
-
 /// The entry of one claim.
 struct Entry {
     name: RecordName,
     token: Token,
     added: Duration,
-}
-
-impl Place {
-    pub(super) fn of(prefix: &str, name: &RecordName) -> Self {
-        let name = joined(name);
-        let index = index(prefix, group(name.as_bytes()));
-        Self {
-            key: [&index, ":", &name].concat().into_bytes(),
-            index: index.into_bytes(),
-            name: name.into_bytes(),
-        }
-    }
-
-    /// Adds the entry of a claim.
-    pub(super) fn add(&self, token: Token) -> Cmd {
-        let added = now().as_secs();
-        let mut command = redis::cmd("ZADD");
-        command.arg(&self.index).arg(added).arg(self.entry(token));
-        command
-    }
-
-    /// Removes the entry of a claim.
-    pub(super) fn remove(&self, token: Token) -> Cmd {
-        let mut command = redis::cmd("ZREM");
-        command.arg(&self.index).arg(self.entry(token));
-        command
-    }
-
-    fn entry(&self, token: Token) -> Vec<u8> {
-        [token.as_bytes(), &*self.name].concat()
-    }
 }
 
 impl Inner {
@@ -204,26 +169,6 @@ impl Entry {
         })
     }
 }
-
-/// No name has a NUL.
-fn joined(name: &RecordName) -> String {
-    [name.scope().as_str(), name.key().as_str()].join("\0")
-}
-
-fn group(name: &[u8]) -> u16 {
-    (crc32fast::hash(name) % u32::from(GROUPS)) as u16
-}
-
-/// The braces choose the slot, so that those of a name do not.
-fn index(prefix: &str, group: u16) -> String {
-    format!("{prefix}:{{{group:03x}}}")
-}
-
-fn now() -> Duration {
-    UNIX_EPOCH.elapsed().unwrap_or_default()
-}
-
-const GROUPS: u16 = 1024;
 
 /// How many commands are sent at once.
 const TOGETHER: usize = 32;

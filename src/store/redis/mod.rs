@@ -7,6 +7,7 @@ mod connection;
 mod error;
 mod index;
 mod link;
+mod place;
 mod scripts;
 mod servers;
 mod wake_ups;
@@ -17,10 +18,10 @@ use bytes::Bytes;
 use redis::{FromRedisValue as _, Value};
 
 use self::{
-    calls::{Call, Calls},
+    calls::Calls,
     error::unexpected,
-    index::Place,
-    scripts::Script,
+    place::Place,
+    scripts::{Call, Script},
     servers::Servers,
     wake_ups::WakeUps,
 };

@@ -4,9 +4,10 @@
 //! A server at `maxmemory` refuses those without `allow-oom`: claims are refused, and work
 //! that was done is recorded.
 
+use bytes::Bytes;
 use redis::Cmd;
 
-use super::calls::Call;
+use super::place::Place;
 use crate::{
     fingerprint::Fingerprint,
     store::transition::{ENCODED_LEN, VERSION},
@@ -24,6 +25,12 @@ struct Code {
     text: String,
     /// By which a server knows it.
     digest: String,
+}
+
+/// One call of a script.
+pub(super) struct Call {
+    pub(super) place: Place,
+    pub(super) arguments: Vec<Bytes>,
 }
 
 impl Script {
@@ -111,6 +118,13 @@ impl Script {
     }
 }
 
+impl Call {
+    /// Whether it would delay the calls beside it.
+    pub(super) fn is_large(&self) -> bool {
+        self.arguments.iter().map(Bytes::len).sum::<usize>() > LARGE
+    }
+}
+
 impl Code {
     fn new(text: String) -> Self {
         let digest = redis::Script::new(&text).get_hash().to_owned();
@@ -134,3 +148,6 @@ local now = time[1] * 1000000 + time[2]
 
 /// How long an expired record stays, with its fence, if the clock is set back meanwhile.
 const GRACE_MILLIS: u64 = 3_600_000;
+
+/// A call that is longer delays those beside it, in bytes.
+const LARGE: usize = 8 * 1024;

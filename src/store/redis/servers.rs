@@ -3,16 +3,15 @@
 use std::{
     iter,
     sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
 };
 
 use redis::{Cmd, ErrorKind, FromRedisValue as _, ServerErrorKind, Value};
 
 use super::{
-    builder::Replicas,
-    calls::Call,
     error::{failure, unexpected},
     link::Link,
-    scripts::Script,
+    scripts::{Call, Script},
 };
 use crate::store::StoreError;
 
@@ -23,6 +22,32 @@ pub(super) struct Servers {
     next_write: AtomicUsize,
     pub(super) replicas: Option<Replicas>,
     pub(super) is_cluster: bool,
+}
+
+/// How many replicas have to acknowledge a write, and in what time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Replicas {
+    pub(super) count: u32,
+    pub(super) timeout: Duration,
+}
+
+impl Replicas {
+    /// Waits for the writes of its own connection.
+    pub(super) fn wait(self) -> Cmd {
+        let mut command = redis::cmd("WAIT");
+        command.arg(self.count).arg(self.timeout.as_millis() as u64);
+        command
+    }
+
+    pub(super) fn check(self, acknowledged: u32) -> Result<(), StoreError> {
+        let Self { count, timeout } = self;
+        if acknowledged >= count {
+            return Ok(());
+        }
+        Err(StoreError::unavailable(format!(
+            "{acknowledged} of {count} `replicas` acknowledged the write within {timeout:?}"
+        )))
+    }
 }
 
 impl Servers {

@@ -11,7 +11,7 @@ use tokio::{runtime::Handle, sync::Mutex};
 use super::{
     connection::{Connection, Connector},
     error::failure,
-    index::Place,
+    place::Place,
 };
 use crate::{store::StoreError, waiters::Waiters};
 
