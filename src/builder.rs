@@ -7,7 +7,7 @@ use thiserror::Error;
 
 use crate::{
     Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Recovery,
-    Rejection, Scope, Store, StoreFailure, WholeBody,
+    Rejection, ReplayAuthorizer, Scope, Store, StoreFailure, WholeBody,
     fingerprint::Fingerprinter,
     flow::config::{Config, ScopeFn},
     policy::Requirement,
@@ -114,6 +114,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 request_body_timeout: Duration::from_secs(10),
                 dispositions: Dispositions::standard(),
                 recovery: Recovery::Refuse,
+                authorizer: None,
                 max_attempts: 5,
                 store_failure: StoreFailure::Refuse,
                 disconnect: Disconnect::Finish,
@@ -232,6 +233,15 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// [`Recovery::Refuse`].
     pub fn recovery(mut self, recovery: Recovery) -> Self {
         self.config.recovery = recovery;
+        self
+    }
+
+    /// Sets a hook that decides whether a request may receive a recorded response. Defaults
+    /// to none: authentication outside of the layer decides.
+    ///
+    /// [`ReplayAuthorizer`] has an example.
+    pub fn authorize_replay(mut self, authorizer: ReplayAuthorizer) -> Self {
+        self.config.authorizer = Some(authorizer);
         self
     }
 
@@ -573,7 +583,10 @@ fn check_durations(config: &Config) -> Result<(), BuildError> {
         ("late_recording_timeout", config.late_recording_timeout),
     ];
     let run_time = ("max_run_time", config.max_run_time);
-    for (setting, time) in retentions(config).chain([run_time]).chain(others) {
+    let authorizer = config.authorizer.as_ref();
+    let authorizer = authorizer.map(|authorizer| ("authorize_replay", authorizer.longest()));
+    let all = retentions(config).chain([run_time]).chain(others);
+    for (setting, time) in all.chain(authorizer) {
         ensure!(setting => time >= SHORTEST, "must be at least {SHORTEST:?}, got {time:?}");
         ensure!(setting => time <= TEN_YEARS, "must be at most 10 years, got {time:?}");
     }

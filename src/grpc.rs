@@ -91,13 +91,14 @@ fn code(rejection: &Rejection) -> u16 {
         | Kind::KeyStale
         | Kind::KeyReused
         | Kind::BodyInvalid => INVALID_ARGUMENT,
-        Kind::CallerUnknown => PERMISSION_DENIED,
+        Kind::CallerUnknown | Kind::ReplayRefused => PERMISSION_DENIED,
         Kind::BodyTooLarge => RESOURCE_EXHAUSTED,
         Kind::OutcomeUnknown => FAILED_PRECONDITION,
         Kind::ResponseNotReplayable => ALREADY_EXISTS,
         Kind::BodyTimeout
         | Kind::RequestInProgress
         | Kind::StoreUnavailable
+        | Kind::AuthorizationUnavailable
         | Kind::Overloaded
         | Kind::Draining => UNAVAILABLE,
         Kind::RolledBack

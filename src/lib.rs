@@ -153,11 +153,11 @@
 //!
 //! | refusal | code |
 //! |---|---|
-//! | `request-in-progress`, `body-timeout`, `store-unavailable`, `overloaded`, `draining` | `UNAVAILABLE` |
+//! | `request-in-progress`, `body-timeout`, `store-unavailable`, `authorization-unavailable`, `overloaded`, `draining` | `UNAVAILABLE` |
 //! | `body-invalid`, if the body broke off | `UNAVAILABLE` |
 //! | `outcome-unknown` or `rolled-back`, if repeating the call tells more | `UNAVAILABLE` |
 //! | `key-missing`, `key-invalid`, `key-stale`, `key-reused`, `body-invalid` | `INVALID_ARGUMENT` |
-//! | `caller-unknown` | `PERMISSION_DENIED` |
+//! | `caller-unknown`, `replay-refused` | `PERMISSION_DENIED` |
 //! | `body-too-large` | `RESOURCE_EXHAUSTED` |
 //! | `outcome-unknown` | `FAILED_PRECONDITION`: an operator has to look |
 //! | `response-not-replayable` | `ALREADY_EXISTS` |
@@ -355,6 +355,7 @@ mod response;
 mod outcome;
 mod rejection;
 mod policy;
+mod authorizer;
 
 mod body;
 mod grpc;
@@ -400,6 +401,7 @@ pub use self::store::{RedisStore, RedisStoreBuilder};
 #[cfg(feature = "sqlite")]
 pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
+    authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
     body::{RequestBody, ResponseBody, whole::WholeBody},
     builder::{BuildError, IdempotencyBuilder},
     disposition::{Disposition, Dispositions, KeepFor},
@@ -411,7 +413,7 @@ pub use self::{
     outcome::Outcome,
     policy::{Disconnect, Reconciler, Recovery, StoreFailure},
     rejection::{Rejection, RejectionKind},
-    response::headers::KeptHeaders,
+    response::{attributes::Attributes, headers::KeptHeaders},
     scope::Scope,
     service::Idempotency,
     store::{DynStore, Fence, MemoryStore, Release, Store, StoreError, StoreErrorKind, Sweeper},

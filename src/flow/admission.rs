@@ -5,7 +5,7 @@ use http_body::Body;
 use tokio::{runtime::Handle, time::Instant};
 
 use super::{IsGuarded, config::Config};
-use crate::{Rejection, policy::Requirement, scope::RecordName};
+use crate::{Attributes, Rejection, policy::Requirement, scope::RecordName};
 
 pub(crate) enum Admission {
     /// The request is not guarded.
@@ -20,6 +20,8 @@ pub(crate) struct Admitted {
     /// From this moment on its key may start no run, if that is limited.
     pub(super) stale_from: Option<Instant>,
     pub(super) runtime: Handle,
+    /// To be kept with the response.
+    pub(super) attributes: Attributes,
 }
 
 /// Whether no request with this method is guarded, so that most requests are not taken
@@ -65,5 +67,19 @@ pub(crate) fn admit<B: Body>(
         name: RecordName::new(scope, parsed.key),
         stale_from: parsed.stale_from,
         runtime,
+        attributes: attributes_of(config, parts),
     })
 }
+
+fn attributes_of(config: &Config, parts: &request::Parts) -> Attributes {
+    let Some(authorizer) = &config.authorizer else {
+        return Attributes::new();
+    };
+    authorizer.attributes_of(parts).unwrap_or_else(|| {
+        config.warnings().warn(ATTRIBUTES_TOO_LARGE, None, None);
+        Attributes::new()
+    })
+}
+
+const ATTRIBUTES_TOO_LARGE: &str = "attributes of a `ReplayAuthorizer` exceed 4 KiB, none are kept with \
+    the response: a hook that compares them refuses its replays";

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, Method, StatusCode, request};
 
 use crate::{
-    Disconnect, Dispositions, KeySyntax, Recovery, Scope, StoreFailure,
+    Disconnect, Dispositions, KeySyntax, Recovery, ReplayAuthorizer, Scope, StoreFailure,
     fingerprint::Fingerprinter,
     log::Warnings,
     policy::Requirement,
@@ -34,6 +34,7 @@ pub(crate) struct Config {
     pub(crate) request_body_timeout: Duration,
     pub(crate) dispositions: Dispositions,
     pub(crate) recovery: Recovery,
+    pub(crate) authorizer: Option<ReplayAuthorizer>,
     pub(crate) max_attempts: u32,
     pub(crate) store_failure: StoreFailure,
     pub(crate) disconnect: Disconnect,

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Fence, OperationId, Recovery,
+    authorizer::ReplayedRecord,
     fingerprint::{Comparison, Mismatch},
     store::{Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
 };
@@ -36,6 +37,8 @@ pub(super) enum Answer {
     },
     Completed {
         response: Bytes,
+        /// For a `ReplayAuthorizer` only.
+        record: Option<Box<ReplayedRecord>>,
     },
     Unknown,
     /// The record is another request's.
@@ -44,6 +47,16 @@ pub(super) enum Answer {
     UnknownScheme,
     /// The function of an earlier fingerprint panicked.
     FingerprintPanicked,
+}
+
+impl Answer {
+    pub(super) fn completed(config: &Config, record: &Record, response: &Bytes) -> Self {
+        let record = || Box::new(ReplayedRecord::new(record));
+        Self::Completed {
+            response: response.clone(),
+            record: config.authorizer.is_some().then(record),
+        }
+    }
 }
 
 /// A record's answer, and the claim of the record.
@@ -116,9 +129,9 @@ pub(super) fn decide<W: Comparable>(
     let reruns = matches!(config.recovery, Recovery::Rerun) && config.has_attempts_left(record);
     match &record.state {
         RecordState::Released(_) => Decision::Reclaim(ReclaimAs::Retry),
-        RecordState::Completed { response } => Decision::Answer(Answer::Completed {
-            response: response.clone(),
-        }),
+        RecordState::Completed { response } => {
+            Decision::Answer(Answer::completed(config, record, response))
+        }
         RecordState::Unknown if reruns => Decision::Reclaim(ReclaimAs::Rerun),
         RecordState::Unknown if matches!(config.recovery, Recovery::Reconcile(_)) => {
             Decision::Reclaim(ReclaimAs::Reconcile)

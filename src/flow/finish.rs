@@ -12,13 +12,14 @@ use http::{Response, response};
 use http_body::Body;
 
 use super::{
+    Client, authorize,
     judge::{Judged, Unrecorded, is_success},
     record::{Ended, Finished, Panicked, Run, record_in_background},
     reply::{HttpReply, Reply},
     spawn,
 };
 use crate::{
-    Outcome, Rejection, ResponseBody, Store,
+    Attributes, Outcome, Rejection, ResponseBody, Store,
     body::{
         SentBody, Trailers,
         collect::{Collected, collect},
@@ -67,6 +68,7 @@ struct Streamed<R> {
 pub(super) async fn finish<S: Store, R: SentBody, E>(
     run: Run<S>,
     called: Called<R, E>,
+    client: &Client,
 ) -> HttpReply<R, E> {
     let transacted = run.claim.operation.transacted().await;
     // Even a size hint of the response's body may panic.
@@ -81,12 +83,12 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
         Next::AnswerCommitted { called, recorded } => {
             return Box::pin(answer_committed(&run, called, recorded)).await;
         }
-        Next::AnswerSuperseded => return Box::pin(answer_superseded(&run)).await,
+        Next::AnswerSuperseded => return Box::pin(answer_superseded(&run, client)).await,
     };
     match run.claim.end(&finished.transition).await {
         Ok(Transitioned::Superseded) => {
             drop(finished);
-            Box::pin(answer_superseded(&run)).await
+            Box::pin(answer_superseded(&run, client)).await
         }
         ended => run.recorded(finished, ended.err()),
     }
@@ -234,7 +236,9 @@ fn record<S: Store, R: SentBody, E>(
         return run.finished(unrecorded, response);
     }
     let settings = run.settings();
-    let completion = settings.completion(&parts, &data, trailers.as_deref(), choice.keep_for);
+    let attributes = run.claim.operation.head().attributes();
+    let trailers_kept = trailers.as_deref();
+    let completion = settings.completion(&parts, &data, trailers_kept, attributes, choice.keep_for);
     correct_length(&mut parts, Some(data.len() as u64));
     let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
     Finished::completed(completion, Ok(response))
@@ -256,7 +260,8 @@ fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> HttpR
     spawn(async move {
         let (transition, notice) = match ended.await {
             Ok(()) => {
-                let tombstone = run.settings().tombstone(status, keep_for);
+                let attributes = run.claim.operation.head().attributes();
+                let tombstone = run.settings().tombstone(status, attributes, keep_for);
                 (OwnerTransition::Complete(tombstone), Notice::Tombstone)
             }
             Err(_) => (run.claim.shared.config.mark_unknown(), Notice::StreamBroken),
@@ -279,7 +284,8 @@ async fn answer_committed<S: Store, R: SentBody, E>(
     let settings = run.settings();
     let unchanged = match called {
         Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
-            unchanged(settings, response, &recorded).await
+            let attributes = operation.head().attributes();
+            unchanged(settings, response, attributes, &recorded).await
         }
         _ => None,
     };
@@ -300,6 +306,7 @@ async fn answer_committed<S: Store, R: SentBody, E>(
 async fn unchanged<R: SentBody>(
     settings: &ResponseSettings,
     response: Response<R>,
+    attributes: &Attributes,
     recorded: &Bytes,
 ) -> Option<Response<ResponseBody<R>>> {
     let (mut parts, body) = settings.cleaned(response).into_parts();
@@ -313,7 +320,7 @@ async fn unchanged<R: SentBody>(
     else {
         return None;
     };
-    let kept = settings.completion(&parts, &data, None, None);
+    let kept = settings.completion(&parts, &data, None, attributes, None);
     (kept.response == *recorded).then(|| {
         correct_length(&mut parts, Some(data.len() as u64));
         Response::from_parts(parts, ResponseBody::whole(data, None))
@@ -322,12 +329,17 @@ async fn unchanged<R: SentBody>(
 
 /// Answers with the record of the claim that superseded this one: only that answer
 /// counts, and this handler's is not shown.
-async fn answer_superseded<S: Store, R: SentBody, E>(run: &Run<S>) -> HttpReply<R, E> {
+async fn answer_superseded<S: Store, R: SentBody, E>(
+    run: &Run<S>,
+    client: &Client,
+) -> HttpReply<R, E> {
     let config = &run.claim.shared.config;
     let operation = &run.claim.operation;
     Notice::Superseded.tell(config.warnings(), run.claim.id());
     let rejection = match run.claim.superseding().await {
-        Ok(Some(answered)) => return Reply::answered(config, operation.head(), answered),
+        Ok(Some(answered)) => {
+            return authorize::answer(config, client, operation.head(), answered).await;
+        }
         Ok(None) => Rejection::outcome_unknown(),
         Err(error) => Rejection::answer_unreadable(&error),
     };

@@ -2,6 +2,7 @@
 
 mod acquire;
 pub(crate) mod admission;
+mod authorize;
 mod claim;
 pub(crate) mod config;
 mod decide;
@@ -43,7 +44,7 @@ use tower::Service;
 
 pub(crate) use self::reply::ServiceResult;
 use self::{
-    acquire::{Acquired, acquire},
+    acquire::{Acquired, NotRun, acquire},
     admission::Admitted,
     discard::discard,
     limits::Permit,
@@ -89,7 +90,10 @@ where
     R: SentBody,
 {
     let client = Client::default();
-    let head = RequestHead::new(&parts, &shared.config.responses.renderer);
+    let head = match shared.config.authorizer {
+        None => RequestHead::new(&parts, &shared.config.responses.renderer),
+        Some(_) => RequestHead::with_attributes(&parts, admitted.attributes),
+    };
     let background = Background::new(admitted.runtime);
     let (name, stale_from) = (admitted.name, admitted.stale_from);
     let mut request = ReadRequest::unread(parts);
@@ -192,7 +196,13 @@ where
             if let Some(withdrawal) = withdrawal {
                 spawn(withdrawal.run(permit));
             }
-            Reply::not_run(&shared.config, head, not_run)
+            match not_run {
+                NotRun::Answered(answered) if shared.config.authorizer.is_some() => {
+                    let answer = authorize::answer(&shared.config, client, head, answered);
+                    Box::pin(answer).await
+                }
+                not_run => Reply::not_run(&shared.config, head, not_run),
+            }
         }
     }
 }

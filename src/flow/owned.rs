@@ -123,9 +123,9 @@ impl<S: Store> OwnedClaim<S> {
         let own = record.filter(|record| record.fingerprint == self.fingerprint);
         Ok(own.map(|record| {
             let answer = match &record.state {
-                RecordState::Completed { response } => Answer::Completed {
-                    response: response.clone(),
-                },
+                RecordState::Completed { response } => {
+                    Answer::completed(&shared.config, &record, response)
+                }
                 RecordState::InProgress {
                     lease_left: Some(lease_left),
                 } => Answer::InProgress {

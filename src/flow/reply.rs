@@ -105,6 +105,19 @@ impl<R: Body<Data = Bytes>, E> HttpReply<R, E> {
         }
     }
 
+    /// As [`refuse`](Self::refuse). The log alone names the operation, not the refusal.
+    pub(super) fn refuse_about(
+        settings: &ResponseSettings,
+        head: &RequestHead,
+        rejection: &Rejection,
+        operation: OperationId,
+    ) -> Self {
+        Self {
+            operation: Some(operation),
+            ..Self::refuse(settings, head, rejection)
+        }
+    }
+
     /// The client has left, and receives nothing.
     pub(super) fn client_left(operation: Option<OperationId>) -> Self {
         Self::new(
@@ -172,7 +185,7 @@ impl Answered {
     /// Returns the recorded bytes, or why there are none.
     pub(super) fn recorded(self, config: &Config) -> Result<Bytes, Rejection> {
         let rejection = match self.answer {
-            Answer::Completed { response } => return Ok(response),
+            Answer::Completed { response, .. } => return Ok(response),
             Answer::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
             Answer::Unknown => Rejection::outcome_unknown(),
             // The operation is not named: nothing of another request is shown.

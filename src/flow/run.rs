@@ -60,7 +60,7 @@ where
         Err(panicked) => Some(Err(panicked)),
     };
     match called {
-        Some(called) => finish(run, called).await,
+        Some(called) => finish(run, called, client).await,
         None => Box::pin(finish_cancelled(run)).await,
     }
 }

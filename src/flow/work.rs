@@ -30,7 +30,7 @@ use super::{
     spawn,
 };
 use crate::{
-    Operation, OperationId, Outcome, Rejection, RejectionKind, Store,
+    Attributes, Operation, OperationId, Outcome, Rejection, RejectionKind, Store,
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputKind},
     guard::{error::RunError, ran::Ran},
     outcome::Notice,
@@ -253,13 +253,16 @@ impl<S: Store> Run<S> {
                 let completion = completion.unwrap_or_else(|warning| {
                     let warnings = &self.settings().warnings;
                     warnings.warn(warning, None, self.claim.id());
-                    self.settings().tombstone(status, keep_for)
+                    self.settings()
+                        .tombstone(status, &Attributes::new(), keep_for)
                 });
                 Finished::completed(completion, Ok(Ran::Now(value)))
             }
             // The work says that it is done, and its error cannot be replayed.
             (None, Err(error)) => {
-                let tombstone = self.settings().tombstone(status, keep_for);
+                let tombstone = self
+                    .settings()
+                    .tombstone(status, &Attributes::new(), keep_for);
                 Finished::completed(tombstone, Err(RunError::Failed(error)))
             }
             (Some(Unrecorded::Release(release)), result) => {

@@ -49,6 +49,11 @@ kinds! {
     OutcomeUnknown = CONFLICT, "outcome-unknown", "The outcome is unknown";
     /// 409: it is done, but its response was not kept.
     ResponseNotReplayable = CONFLICT, "response-not-replayable", "The response was not kept";
+    /// 403: the [`ReplayAuthorizer`](crate::ReplayAuthorizer) refused the replay.
+    ReplayRefused = FORBIDDEN, "replay-refused", "The response may not be replayed to this caller";
+    /// 503: the [`ReplayAuthorizer`](crate::ReplayAuthorizer) cannot decide.
+    AuthorizationUnavailable =
+        SERVICE_UNAVAILABLE, "authorization-unavailable", "The replay cannot be authorized now";
     /// 503: the store cannot answer.
     StoreUnavailable =
         SERVICE_UNAVAILABLE, "store-unavailable", "The idempotency store is unavailable";

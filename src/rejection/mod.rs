@@ -82,6 +82,23 @@ impl Rejection {
         not_replayable: ResponseNotReplayable
             "The first request with this key did its work, but its response was not kept. It is not run again; look up its result.";
 
+        replay_refused: ReplayRefused
+            "This caller may not receive the response to an earlier request with this key. Nothing ran.";
+
+        authorization_unavailable: AuthorizationUnavailable
+            "It cannot be decided at the moment whether this caller may receive the response to an earlier request with this key. Nothing ran; send the same request with the same key again later."
+            .retry_after(1)
+            .warning("`ReplayAuthorizer` returned `Unavailable`, request refused with 503: find out why the hook cannot decide");
+
+        authorization_timed_out: AuthorizationUnavailable
+            "It cannot be decided at the moment whether this caller may receive the response to an earlier request with this key. Nothing ran; send the same request with the same key again later."
+            .retry_after(1)
+            .warning("`ReplayAuthorizer` took longer than its `timeout`, request refused with 503: find out what the hook waits for, or raise `ReplayAuthorizer::timeout`");
+
+        authorizer_panicked: CallbackPanicked
+            "The service failed before it could answer. This request did not run; sending the same key again is safe."
+            .warning("`ReplayAuthorizer` panicked, request refused with 500: mend the hook");
+
         scheme_unknown: StoreUnavailable
             "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later."
             .retry_after(1)
@@ -493,7 +510,7 @@ impl Rejection {
 /// A function that the application gave to the layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Callback {
-    /// The scope, `guard_if`, or a key's validator.
+    /// The scope, `guard_if`, a key's validator, or the attributes of a `ReplayAuthorizer`.
     Admission,
     Fingerprint,
     Dispositions,
@@ -504,7 +521,7 @@ impl Callback {
     fn warning(self) -> &'static str {
         match self {
             Self::Admission => {
-                "scope function, `guard_if` or key validator panicked, request refused with 500"
+                "scope function, `guard_if`, key validator or `ReplayAuthorizer::attributes` panicked, request refused with 500"
             }
             Self::Fingerprint => "fingerprint function panicked, request refused with 500",
             Self::Dispositions => {

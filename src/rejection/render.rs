@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header, request};
 
 use super::Rejection;
-use crate::{body::whole::WholeBody, grpc, log::Warnings};
+use crate::{Attributes, body::whole::WholeBody, grpc, log::Warnings};
 
 /// The settings for refusals.
 #[derive(Clone)]
@@ -40,23 +40,54 @@ pub(crate) fn custom<B: WholeBody>(
     Arc::new(move |rejection, parts| Some(render(rejection, parts)?.map(whole)))
 }
 
-/// What rendering a refusal needs of the request.
+/// What refusals and replays need of the request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RequestHead {
-    /// For a custom renderer only, since copying the parts takes time. That is not asked for
-    /// a request of gRPC, whose client reads no HTTP response.
-    parts: Option<Arc<request::Parts>>,
+    /// For a custom renderer and a `ReplayAuthorizer` only, since copying the parts takes
+    /// time.
+    kept: Option<Arc<KeptHead>>,
     is_grpc: bool,
+}
+
+#[derive(Debug)]
+struct KeptHead {
+    parts: request::Parts,
+    attributes: Attributes,
 }
 
 impl RequestHead {
     pub(crate) fn new(parts: &request::Parts, renderer: &Renderer) -> Self {
         let is_grpc = grpc::is_grpc(&parts.headers);
         let is_rendered = renderer.custom.is_some() && !is_grpc;
-        Self {
-            parts: is_rendered.then(|| Arc::new(parts.clone())),
-            is_grpc,
+        match is_rendered {
+            true => Self::with_attributes(parts, Attributes::new()),
+            false => Self {
+                kept: None,
+                is_grpc,
+            },
         }
+    }
+
+    /// The head of a request whose response is kept with these attributes.
+    pub(crate) fn with_attributes(parts: &request::Parts, attributes: Attributes) -> Self {
+        let kept = KeptHead {
+            parts: parts.clone(),
+            attributes,
+        };
+        Self {
+            kept: Some(Arc::new(kept)),
+            is_grpc: grpc::is_grpc(&parts.headers),
+        }
+    }
+
+    pub(crate) fn parts(&self) -> Option<&request::Parts> {
+        self.kept.as_deref().map(|kept| &kept.parts)
+    }
+
+    /// Returns what is kept with the response.
+    pub(crate) fn attributes(&self) -> &Attributes {
+        const NONE: &Attributes = &Attributes::NONE;
+        self.kept.as_deref().map_or(NONE, |kept| &kept.attributes)
     }
 
     pub(crate) fn is_grpc(&self) -> bool {
@@ -111,9 +142,13 @@ impl Renderer {
         head: &RequestHead,
         warnings: &Warnings,
     ) -> Option<Response<Bytes>> {
-        let (Some(render), Some(parts)) = (&self.custom, &head.parts) else {
+        let (Some(render), Some(parts)) = (&self.custom, head.parts()) else {
             return None;
         };
+        // Its client reads no HTTP response.
+        if head.is_grpc {
+            return None;
+        }
         let rendered = catch_unwind(AssertUnwindSafe(|| render(rejection, parts)));
         let Ok(rendered) = rendered else {
             let mut panicked = Rejection::renderer_panicked(rejection.retry_after);

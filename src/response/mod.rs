@@ -1,5 +1,6 @@
 //! How responses are recorded: their kept parts, and their retention.
 
+pub(crate) mod attributes;
 pub(crate) mod headers;
 pub(crate) mod recorded;
 mod replay;
@@ -13,6 +14,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header, res
 use http_body::Body;
 
 use self::{
+    attributes::Attributes,
     headers::{KeptHeaders, RECORDED},
     recorded::{RecordedResponse, encode},
 };
@@ -104,14 +106,16 @@ impl ResponseSettings {
         response: &response::Parts,
         body: &Bytes,
         trailers: Option<&HeaderMap>,
+        attributes: &Attributes,
         keep_for: Option<Duration>,
     ) -> Completion {
         if response.status.is_informational() {
             self.warnings.warn(INTERIM, None, None);
-            return self.tombstone(response.status, keep_for);
+            return self.tombstone(response.status, attributes, keep_for);
         }
         let kept = self.kept_headers.of(&response.headers, &self.marker);
         let recorded = encode(
+            attributes,
             response.status,
             (&response.headers, |name| kept.header(name)),
             body,
@@ -119,7 +123,7 @@ impl ResponseSettings {
         );
         if recorded.len() > self.max_body.saturating_add(MAX_HEADERS) {
             self.warnings.warn(TOO_LARGE, None, None);
-            return self.tombstone(response.status, keep_for);
+            return self.tombstone(response.status, attributes, keep_for);
         }
         let status = || grpc::status_of(response.status, &response.headers, trailers);
         let retention = self.retention_of(status, keep_for);
@@ -131,23 +135,31 @@ impl ResponseSettings {
         if let Some(value) = response.value() {
             if value.len() > self.max_body {
                 self.warnings.warn(TOO_LARGE, None, None);
-                return self.tombstone(StatusCode::OK, None);
+                return self.tombstone(StatusCode::OK, response.attributes(), None);
             }
             let retention = self.retention_of(|| StatusCode::OK, None);
             return Completion::new(response.encode(), retention, self.lease);
         }
+        let attributes = response.attributes().clone();
         let Some(whole) = response.into_whole() else {
-            return self.tombstone(StatusCode::OK, None);
+            return self.tombstone(StatusCode::OK, &attributes, None);
         };
         let (mut parts, ()) = Response::new(()).into_parts();
         parts.status = whole.status;
         parts.headers = whole.headers;
-        self.completion(&parts, &whole.body, whole.trailers.as_deref(), None)
+        let trailers = whole.trailers.as_deref();
+        self.completion(&parts, &whole.body, trailers, &attributes, None)
     }
 
     /// Returns the completion of a response that was streamed.
-    pub(crate) fn tombstone(&self, status: StatusCode, keep_for: Option<Duration>) -> Completion {
-        let recorded = RecordedResponse::tombstone().encode();
+    pub(crate) fn tombstone(
+        &self,
+        status: StatusCode,
+        attributes: &Attributes,
+        keep_for: Option<Duration>,
+    ) -> Completion {
+        let recorded = RecordedResponse::tombstone().with_attributes(attributes.clone());
+        let recorded = recorded.encode();
         Completion::new(recorded, self.retention_of(|| status, keep_for), self.lease)
     }
 

@@ -8,6 +8,8 @@
 //!                        value length u32, value
 //!   kind 1, a tombstone: nothing more
 //!   kind 2, a value of work that is not HTTP: see `value`
+//!   kind 3, one of the others with attributes: see `attributes`, then its kind,
+//!     and what that kind has
 //! ```
 //! Numbers are little-endian. Bytes of another version, or whose checksum is
 //! wrong, are an error and never "absent".
@@ -19,7 +21,7 @@ use thiserror::Error;
 use crate::{
     StoreError,
     body::{Trailers, whole::WholeBody},
-    response::headers::remove_message_headers,
+    response::{attributes::Attributes, headers::remove_message_headers},
 };
 
 /// A recorded response: its status, end-to-end headers, body and trailers. Or a
@@ -41,7 +43,10 @@ use crate::{
 /// # }
 /// ```
 #[derive(Clone, Debug)]
-pub struct RecordedResponse(Kept);
+pub struct RecordedResponse {
+    kept: Kept,
+    attributes: Attributes,
+}
 
 #[derive(Clone, Debug)]
 enum Kept {
@@ -112,23 +117,46 @@ impl RecordedResponse {
     /// `response-not-replayable`.
     #[must_use]
     pub fn tombstone() -> Self {
-        Self(Kept::Tombstone)
+        Self::of(Kept::Tombstone)
+    }
+
+    /// Sets the attributes that a [`ReplayAuthorizer`](crate::ReplayAuthorizer) sees. None
+    /// are kept if they take more than 4 KiB. Defaults to none.
+    #[must_use]
+    pub fn with_attributes(mut self, attributes: Attributes) -> Self {
+        self.attributes = match attributes.fit() {
+            true => attributes,
+            false => Attributes::new(),
+        };
+        self
+    }
+
+    /// Returns the attributes that were kept with it.
+    pub fn attributes(&self) -> &Attributes {
+        &self.attributes
     }
 
     /// A value, as `value` has encoded it.
     #[cfg(feature = "guard")]
     pub(super) fn encoded_value(value: Bytes) -> Self {
-        Self(Kept::Value(value))
+        Self::of(Kept::Value(value))
     }
 
     pub(crate) fn whole(response: WholeResponse) -> Self {
-        Self(Kept::Response(response))
+        Self::of(Kept::Response(response))
+    }
+
+    fn of(kept: Kept) -> Self {
+        Self {
+            kept,
+            attributes: Attributes::new(),
+        }
     }
 
     /// The status; `None` for a tombstone and for a value.
     #[must_use]
     pub fn status(&self) -> Option<StatusCode> {
-        match &self.0 {
+        match &self.kept {
             Kept::Response(response) => Some(response.status),
             Kept::Tombstone | Kept::Value(_) => None,
         }
@@ -137,7 +165,7 @@ impl RecordedResponse {
     /// The length of the body in bytes.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn body_len(&self) -> usize {
-        match &self.0 {
+        match &self.kept {
             Kept::Response(response) => response.body.len(),
             Kept::Tombstone => 0,
             Kept::Value(value) => value.len(),
@@ -146,7 +174,7 @@ impl RecordedResponse {
 
     /// The whole response; `None` for a tombstone and for a value.
     pub(crate) fn into_whole(self) -> Option<WholeResponse> {
-        match self.0 {
+        match self.kept {
             Kept::Response(response) => Some(response),
             Kept::Tombstone | Kept::Value(_) => None,
         }
@@ -154,7 +182,7 @@ impl RecordedResponse {
 
     /// Returns the bytes of the value; `None` if it is none.
     pub(crate) fn value(&self) -> Option<&Bytes> {
-        match &self.0 {
+        match &self.kept {
             Kept::Value(value) => Some(value),
             Kept::Response(_) | Kept::Tombstone => None,
         }
@@ -163,28 +191,22 @@ impl RecordedResponse {
     /// The bytes that a store keeps.
     #[must_use]
     pub fn encode(&self) -> Bytes {
-        let response = match &self.0 {
-            Kept::Response(response) => response,
-            Kept::Tombstone => return seal(TOMBSTONE, BytesMut::with_capacity(PREFIX)),
+        let attributes = &self.attributes;
+        match &self.kept {
+            Kept::Response(response) => encode(
+                attributes,
+                response.status,
+                (&response.headers, |_| true),
+                &response.body,
+                (response.trailers.as_deref(), |_| true),
+            ),
+            Kept::Tombstone => Encoder::new(TOMBSTONE, attributes, 0).seal(),
             Kept::Value(value) => {
-                let mut bytes = BytesMut::with_capacity(PREFIX + value.len());
-                bytes.put_bytes(0, PREFIX);
-                bytes.put_slice(value);
-                return seal(VALUE, bytes);
+                let mut encoder = Encoder::new(VALUE, attributes, value.len());
+                encoder.bytes.put_slice(value);
+                encoder.seal()
             }
-        };
-        let WholeResponse {
-            status,
-            headers,
-            body,
-            trailers,
-        } = response;
-        encode(
-            *status,
-            (headers, |_| true),
-            body,
-            (trailers.as_deref(), |_| true),
-        )
+        }
     }
 
     /// Reads what [`encode`](Self::encode) made. The body shares the memory of
@@ -209,23 +231,33 @@ impl RecordedResponse {
         if crc(kind, &rest.0) != checksum {
             return Err(StoreError::corrupt("response: its checksum is wrong"));
         }
-        match kind {
-            RESPONSE => Ok(Self::whole(WholeResponse {
+        let (kind, attributes) = match kind {
+            ATTRIBUTED => {
+                let attributes = Attributes::read(&mut rest)?;
+                let [kind] = rest.array()?;
+                (kind, attributes)
+            }
+            kind => (kind, Attributes::new()),
+        };
+        let kept = match kind {
+            RESPONSE => Kept::Response(WholeResponse {
                 status: StatusCode::from_u16(rest.short()?)
                     .map_err(|_| StoreError::corrupt("response: status"))?,
                 headers: rest.lines()?.unwrap_or_default(),
                 trailers: rest.lines()?.map(Box::new),
                 body: rest.0,
-            })),
-            TOMBSTONE if rest.0.is_empty() => Ok(Self::tombstone()),
-            VALUE => Ok(Self(Kept::Value(rest.0))),
-            _ => Err(StoreError::corrupt("response: kind")),
-        }
+            }),
+            TOMBSTONE if rest.0.is_empty() => Kept::Tombstone,
+            VALUE => Kept::Value(rest.0),
+            _ => return Err(StoreError::corrupt("response: kind")),
+        };
+        Ok(Self { kept, attributes })
     }
 }
 
 /// The bytes of a response, with those of its headers and trailers that are kept.
 pub(crate) fn encode(
+    attributes: &Attributes,
     status: StatusCode,
     (headers, keeps_header): (&HeaderMap, impl Fn(&HeaderName) -> bool),
     body: &[u8],
@@ -240,13 +272,13 @@ pub(crate) fn encode(
         .chain(trailers())
         .map(|(name, value)| LINE + name.as_str().len() + value.len())
         .sum();
-    let mut bytes = BytesMut::with_capacity(PREFIX + HEAD + lines + body.len());
-    bytes.put_bytes(0, PREFIX);
+    let mut encoder = Encoder::new(RESPONSE, attributes, HEAD + lines + body.len());
+    let bytes = &mut encoder.bytes;
     bytes.put_u16_le(status.as_u16());
-    put_lines(&mut bytes, headers().count(), headers());
-    put_lines(&mut bytes, trailers().count(), trailers());
+    put_lines(bytes, headers().count(), headers());
+    put_lines(bytes, trailers().count(), trailers());
     bytes.put_slice(body);
-    seal(RESPONSE, bytes)
+    encoder.seal()
 }
 
 impl std::fmt::Debug for WholeResponse {
@@ -258,15 +290,51 @@ impl std::fmt::Debug for WholeResponse {
     }
 }
 
-/// Fills in the prefix that was left free.
-fn seal(kind: u8, mut bytes: BytesMut) -> Bytes {
-    bytes.resize(bytes.len().max(PREFIX), 0);
-    let checksum = crc(kind, &bytes[PREFIX..]);
-    bytes[..2].copy_from_slice(&MAGIC);
-    bytes[2] = VERSION;
-    bytes[3] = kind;
-    bytes[4..PREFIX].copy_from_slice(&checksum.to_le_bytes());
-    bytes.freeze()
+/// Whether encoded bytes are those of a tombstone.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) fn is_tombstone(encoded: &Bytes) -> bool {
+    match encoded[KIND] {
+        ATTRIBUTED => RecordedResponse::decode(encoded.clone())
+            .is_ok_and(|recorded| matches!(recorded.kept, Kept::Tombstone)),
+        kind => kind == TOMBSTONE,
+    }
+}
+
+/// What a response is encoded into: a free prefix, and its attributes if it has any.
+struct Encoder {
+    kind: u8,
+    bytes: BytesMut,
+}
+
+impl Encoder {
+    /// `length`: of all that follows.
+    fn new(kind: u8, attributes: &Attributes, length: usize) -> Self {
+        if attributes.is_empty() {
+            let mut bytes = BytesMut::with_capacity(PREFIX + length);
+            bytes.put_bytes(0, PREFIX);
+            return Self { kind, bytes };
+        }
+        let before = PREFIX + attributes.encoded_len() + size_of_val(&kind);
+        let mut bytes = BytesMut::with_capacity(before + length);
+        bytes.put_bytes(0, PREFIX);
+        attributes.put(&mut bytes);
+        bytes.put_u8(kind);
+        Self {
+            kind: ATTRIBUTED,
+            bytes,
+        }
+    }
+
+    /// Fills in the prefix.
+    fn seal(self) -> Bytes {
+        let Self { kind, mut bytes } = self;
+        let checksum = crc(kind, &bytes[PREFIX..]);
+        bytes[..2].copy_from_slice(&MAGIC);
+        bytes[2] = VERSION;
+        bytes[KIND] = kind;
+        bytes[4..PREFIX].copy_from_slice(&checksum.to_le_bytes());
+        bytes.freeze()
+    }
 }
 
 fn crc(kind: u8, rest: &[u8]) -> u32 {
@@ -292,7 +360,7 @@ fn put_lines<'a>(
 }
 
 /// Takes bytes off the front; never reads past the end.
-struct Reader(Bytes);
+pub(super) struct Reader(Bytes);
 
 impl Reader {
     fn needs(&self, count: usize) -> Result<(), StoreError> {
@@ -303,7 +371,7 @@ impl Reader {
     }
 
     /// A part of the memory that was read from.
-    fn take(&mut self, count: usize) -> Result<Bytes, StoreError> {
+    pub(super) fn take(&mut self, count: usize) -> Result<Bytes, StoreError> {
         self.needs(count)?;
         Ok(self.0.split_to(count))
     }
@@ -315,7 +383,7 @@ impl Reader {
         Ok(bytes)
     }
 
-    fn short(&mut self) -> Result<u16, StoreError> {
+    pub(super) fn short(&mut self) -> Result<u16, StoreError> {
         self.array().map(u16::from_le_bytes)
     }
 
@@ -349,6 +417,8 @@ impl Reader {
 const MAGIC: [u8; 2] = *b"ti";
 const VERSION: u8 = 1;
 const PREFIX: usize = 8;
+/// The position of the kind.
+const KIND: usize = 3;
 /// Status and the counts of lines.
 const HEAD: usize = 6;
 /// The lengths of a name and its value.
@@ -356,6 +426,7 @@ const LINE: usize = 6;
 const RESPONSE: u8 = 0;
 const TOMBSTONE: u8 = 1;
 const VALUE: u8 = 2;
+const ATTRIBUTED: u8 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -397,8 +468,33 @@ mod tests {
     }
 
     #[test]
+    fn attributes_of_version_1_stay_readable() {
+        let attributes = || Attributes::new().with("user", "u_7").with("role", "");
+        let golden = hex::decode(GOLDEN_ATTRIBUTES).unwrap();
+        let decoded = RecordedResponse::decode(golden.clone().into()).unwrap();
+        assert_eq!(*decoded.attributes(), attributes());
+        assert_eq!(decoded.encode(), golden);
+        assert_eq!(decoded.status(), None);
+
+        let whole = response().with_attributes(attributes());
+        let decoded = RecordedResponse::decode(whole.encode()).unwrap();
+        assert_eq!(*decoded.attributes(), attributes());
+        assert_eq!(
+            decoded.with_attributes(Attributes::new()).encode(),
+            response().encode()
+        );
+    }
+
+    #[test]
+    fn attributes_that_are_too_large_are_left_out() {
+        let large = Attributes::new().with("a", "x".repeat(5_000));
+        assert!(response().with_attributes(large).attributes().is_empty());
+    }
+
+    #[test]
     fn every_damaged_byte_and_every_cut_is_noticed() {
-        let bytes = response().encode();
+        let attributes = Attributes::new().with("user", "u_7");
+        let bytes = response().with_attributes(attributes).encode();
         for index in 0..bytes.len() {
             let mut damaged = bytes.to_vec();
             damaged[index] ^= 0x10;
@@ -423,7 +519,10 @@ mod tests {
                 damaged[place] = rng.random();
             }
             damaged.truncate(rng.random_range(PREFIX..=damaged.len()));
-            let _ = RecordedResponse::decode(seal(RESPONSE, damaged.as_slice().into()));
+            for kind in [RESPONSE, ATTRIBUTED] {
+                let bytes = damaged.as_slice().into();
+                let _ = RecordedResponse::decode(Encoder { kind, bytes }.seal());
+            }
             let bytes: Vec<u8> = rng.random_iter().take(100).collect();
             assert!(
                 RecordedResponse::decode(bytes.into()).is_err(),
@@ -432,6 +531,7 @@ mod tests {
         }
     }
 
+    const GOLDEN_ATTRIBUTES: &str = "74690103e10ca79a02000400757365720300755f370400726f6c65000001";
     const GOLDEN: &str = concat!(
         "74690100440e3711c900030004006c696e6b080000003c613e2c203c623e04006c696e6b03000000",
         "3c633e0500782d6f627304000000636166e901000500782d73756d01000000310001020304050607",

@@ -436,7 +436,8 @@ where
         }
     }
     correct_length(&mut parts, Some(data.len() as u64));
-    let completion = settings.completion(&parts, &data, None, choice.keep_for);
+    let attributes = operation.head().attributes();
+    let completion = settings.completion(&parts, &data, None, attributes, choice.keep_for);
     // A tombstone would commit the work without its response.
     match completion.is_tombstone() {
         true => Err(format!(
