@@ -16,6 +16,7 @@ mod server;
 mod stores;
 mod told;
 
+mod authorize;
 mod availability;
 mod bodies;
 mod clients;

@@ -123,6 +123,8 @@ fn known(name: &str) -> &'static str {
         "request-in-progress",
         "outcome-unknown",
         "response-not-replayable",
+        "replay-refused",
+        "authorization-unavailable",
         "store-unavailable",
         "overloaded",
         "draining",

@@ -16,7 +16,7 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use tower::ServiceExt as _;
 use tower_idempotency::{
     Fingerprinting, IdempotencyLayer, KeySyntax, MemoryStore, Operation, Reconciler, Recovery,
-    Scope, StoreError,
+    ReplayAuthorizer, ReplayDecision, Scope, StoreError,
     store::admin::{RecordedResponse, Resolution},
     test_support::{Fault, FaultyStore, Gate, StoreCall},
 };
@@ -113,6 +113,29 @@ async fn rule_80_slow_bodies_and_faulty_stores_allow_another_call() {
     store.inject(StoreCall::Claim, .., Fault::Error(StoreError::full("x")));
     let unavailable = Guarded::answering(layer(store), done).call("k").await;
     unavailable.assert_refused("store-unavailable", "14", "1000");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_80_a_replay_that_cannot_be_authorized_allows_another_call() {
+    for (decision, slug, code, pushback) in [
+        (ReplayDecision::Refuse, "replay-refused", "7", "-1"),
+        (
+            ReplayDecision::Unavailable,
+            "authorization-unavailable",
+            "14",
+            "1000",
+        ),
+    ] {
+        let authorizer = ReplayAuthorizer::new(move |_, _| ready(decision));
+        // A custom renderer is not asked for a call of gRPC.
+        let layer = memory()
+            .authorize_replay(authorizer)
+            .render(|_, _| Some(Response::new("rendered")));
+        let guarded = Guarded::answering(layer, done);
+        assert_eq!(guarded.call("k").await.code(), "0");
+        let refused = guarded.call("k").await;
+        refused.assert_refused(slug, code, pushback);
+    }
 }
 
 #[tokio::test]
