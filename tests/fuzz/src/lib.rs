@@ -1,0 +1,31 @@
+//! Fuzz targets: functions that take any bytes and panic if a promise is broken.
+//!
+//! Each target compares the crate with a reference that is slow and obvious, through the
+//! public interface. `tests/fuzz/libfuzzer` runs a target with libFuzzer, and the test
+//! `targets` of this package runs all of them for a short time on stable Rust.
+
+mod json;
+mod key;
+mod media_type;
+mod multipart;
+mod probe;
+mod problem;
+mod record;
+mod record_store;
+mod sequence;
+
+pub use self::{
+    json::json, key::key, media_type::media_type, multipart::multipart, problem::problem,
+    record::record, sequence::sequence,
+};
+
+/// The targets by name.
+pub const TARGETS: [(&str, fn(&[u8])); 7] = [
+    ("json", json),
+    ("key", key),
+    ("media_type", media_type),
+    ("multipart", multipart),
+    ("problem", problem),
+    ("record", record),
+    ("sequence", sequence),
+];
