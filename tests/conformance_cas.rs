@@ -1,6 +1,10 @@
 //! A store on compare-and-swap keeps every promise, over an engine in memory whose hosts'
 //! clocks differ, whose answers take time, and of whose answers some are lost.
 
+#[allow(dead_code, reason = "only the comparison is used")]
+#[path = "any_store/mod.rs"]
+mod any_store;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex},
@@ -392,3 +396,21 @@ const SKEW: Duration = Duration::from_millis(10);
 const ANSWERS_LOST: [u8; 2] = [1, 2];
 /// A moment in 2026.
 const SINCE_1970: Duration = Duration::from_secs(1_796_000_000);
+
+mod transition_function {
+    use super::{any_store::reference::Compared, *};
+
+    #[tokio::test]
+    async fn every_transition_does_as_the_transition_function() {
+        Compared::new(&CasStore::new(Engine::<false>::new(Network::Perfect)))
+            .every_transition()
+            .await;
+    }
+
+    #[tokio::test]
+    async fn random_calls_answer_as_the_transition_function() {
+        Compared::new(&CasStore::new(Engine::<false>::new(Network::Perfect)))
+            .random_walk(5, 300)
+            .await;
+    }
+}

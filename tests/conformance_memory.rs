@@ -1,6 +1,10 @@
 //! The memory store keeps every promise: alone and shared, with a paused clock and
 //! with racing threads.
 
+#[allow(dead_code, reason = "only the comparison is used")]
+#[path = "any_store/mod.rs"]
+mod any_store;
+
 use std::time::Duration;
 
 use tower_idempotency::{DynStore, MemoryStore, conformance::Subject, conformance_tests};
@@ -195,5 +199,19 @@ mod full {
         assert_eq!(stranger.unwrap(), Transitioned::Superseded);
         let refused = store.complete(&other, second.token, &completion).await;
         assert_eq!(refused.unwrap_err().kind(), StoreErrorKind::Full);
+    }
+}
+
+mod transition_function {
+    use super::{any_store::reference::Compared, *};
+
+    #[tokio::test]
+    async fn every_transition_does_as_the_transition_function() {
+        Compared::new(&MemoryStore::new()).every_transition().await;
+    }
+
+    #[tokio::test]
+    async fn random_calls_answer_as_the_transition_function() {
+        Compared::new(&MemoryStore::new()).random_walk(4, 300).await;
     }
 }

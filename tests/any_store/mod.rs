@@ -2,6 +2,7 @@
 
 pub(crate) mod guards;
 pub(crate) mod reference;
+mod transitions;
 
 use std::time::Duration;
 

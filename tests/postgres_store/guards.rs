@@ -59,7 +59,7 @@ async fn a_call_may_be_dropped_at_any_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_transition_has_the_guard_of_the_memory_store() {
+async fn every_transition_does_as_the_transition_function() {
     with_store(async |store, url| {
         Compared::new(&store).every_transition().await;
         marks_exactly_the_unknown(&url).await;
@@ -68,7 +68,7 @@ async fn every_transition_has_the_guard_of_the_memory_store() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_random_walk_gets_the_answers_of_the_memory_store() {
+async fn random_calls_answer_as_the_transition_function() {
     with_store(async |store, url| {
         Compared::new(&store).random_walk(1, 300).await;
         marks_exactly_the_unknown(&url).await;
@@ -77,7 +77,7 @@ async fn a_random_walk_gets_the_answers_of_the_memory_store() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_partitioned_table_gives_the_answers_of_the_memory_store() {
+async fn a_partitioned_table_answers_as_the_transition_function() {
     with_database(async |url| {
         let whole = include_str!("../../migrations/postgres/0001_records.sql");
         let parted = whole.replace(

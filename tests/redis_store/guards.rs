@@ -1,6 +1,9 @@
 //! The guards of the transitions.
 
-use crate::{any_store::guards, redis_servers::Keys};
+use crate::{
+    any_store::{guards, reference::Compared},
+    redis_servers::Keys,
+};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn of_64_simultaneous_claims_exactly_one_is_acquired() {
@@ -20,4 +23,16 @@ async fn a_call_repeated_with_its_token_returns_the_lost_answer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_may_be_dropped_at_any_time() {
     guards::a_call_may_be_dropped_at_any_time(&Keys::on_cluster().connect().await, 100).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_transition_does_as_the_transition_function() {
+    let store = Keys::on_server().connect().await;
+    Compared::new(&store).on_redis().every_transition().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_calls_answer_as_the_transition_function() {
+    let store = Keys::on_cluster().connect().await;
+    Compared::new(&store).on_redis().random_walk(3, 300).await;
 }

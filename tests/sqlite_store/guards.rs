@@ -64,12 +64,12 @@ async fn a_call_may_be_dropped_at_any_time() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_transition_has_the_guard_of_the_memory_store() {
+async fn every_transition_does_as_the_transition_function() {
     with_store(async |store| Compared::new(&store).every_transition().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_random_walk_gets_the_answers_of_the_memory_store() {
+async fn random_calls_answer_as_the_transition_function() {
     with_store(async |store| Compared::new(&store).random_walk(2, 300).await).await;
 }
 
