@@ -2,10 +2,7 @@
 
 use std::{
     panic::resume_unwind,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use bytes::Bytes;
@@ -40,13 +37,28 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// How often the handler has run.
+/// The operations of the handler's runs.
 #[derive(Default)]
-pub(super) struct Runs(AtomicUsize);
+pub(super) struct Runs(Mutex<Vec<Operation>>);
 
 impl Runs {
     pub(super) fn count(&self) -> usize {
-        self.0.load(Ordering::SeqCst)
+        self.list().len()
+    }
+
+    pub(super) fn last(&self) -> Option<Operation> {
+        self.list().last().cloned()
+    }
+
+    /// Returns the number of the run, from 1.
+    fn add(&self, operation: &Operation) -> usize {
+        let mut list = self.list();
+        list.push(operation.clone());
+        list.len()
+    }
+
+    fn list(&self) -> MutexGuard<'_, Vec<Operation>> {
+        self.0.lock().expect("nothing panics under this lock")
     }
 }
 
@@ -79,10 +91,10 @@ async fn handle(
     runs: Arc<Runs>,
     request: Request<RequestBody<Full<Bytes>>>,
 ) -> Result<Response<Body>, Failed> {
-    let run = runs.0.fetch_add(1, Ordering::SeqCst) + 1;
     let extensions = request.extensions();
     let plan: &Plan = extensions.get().expect("sent with the request");
     let operation: &Operation = extensions.get().expect("the request is guarded");
+    let run = runs.add(operation);
     if plan.starts_effects {
         operation.effects_started();
     }

@@ -15,7 +15,7 @@ use tokio::{
     time::{Instant, sleep},
 };
 use tower_idempotency::{
-    IdempotencyLayer, Key, MemoryStore, Recovery, Scope, Store,
+    IdempotencyLayer, Key, MemoryStore, Operation, Recovery, Scope, Store,
     store::{
         RecordName, Transitioned,
         admin::{RecordedResponse, Resolution},
@@ -64,6 +64,7 @@ struct World {
     runs: Arc<Runs>,
     expected_runs: usize,
     running: BTreeMap<Name, Running>,
+    operations: BTreeMap<Name, Operation>,
     history: Vec<String>,
 }
 
@@ -108,6 +109,7 @@ impl World {
             runs,
             expected_runs: 0,
             running: BTreeMap::new(),
+            operations: BTreeMap::new(),
             history: Vec::new(),
         }
     }
@@ -159,6 +161,7 @@ impl World {
         let service = self.service.clone();
         let client = tokio::spawn(received(service, asked(name, request, &plan)));
         sleep(Duration::from_millis(1)).await;
+        self.check_operation(name);
         let client = match plan.client_leaves {
             true => {
                 client.abort();
@@ -184,7 +187,8 @@ impl World {
                 self.store.inject(StoreCall::Claim, .., unavailable);
                 let received = self.ask(name, request, &plan).await;
                 let refused = Answer::Refused(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable");
-                return self.check(name, &plan, &refused, received, false);
+                self.check(name, &plan, &refused, received, false);
+                return self.model.withdraw(name, request, Instant::now());
             }
             StoreFault::ClaimAnswer => {
                 let next = self.store.calls_of(StoreCall::Claim) + 1;
@@ -222,6 +226,7 @@ impl World {
         match answer {
             Answer::Runs => {
                 self.expected_runs += 1;
+                self.check_operation(name);
                 self.check_run(plan, self.expected_runs, received, is_unrecorded);
                 self.model
                     .end(name, plan, self.expected_runs, Instant::now());
@@ -241,6 +246,22 @@ impl World {
             }
         }
         assert_eq!(self.runs.count(), self.expected_runs, "{self}");
+    }
+
+    /// The operation of the run that has begun.
+    fn check_operation(&mut self, name: Name) {
+        assert_eq!(self.runs.count(), self.expected_runs, "{self}");
+        let operation = self.runs.last().expect("there was a run");
+        let record = &self.model.records[&name];
+        assert_eq!(operation.attempt(), record.attempt, "{self}");
+        if let Some(last) = self.operations.get(&name) {
+            assert!(operation.fence() > last.fence(), "{self}");
+            // A claim that was withdrawn had an operation that never ran.
+            let is_same = operation.id() == last.id();
+            assert!(!is_same || !record.is_new, "{self}");
+            assert!(is_same || record.is_new || record.attempt == 2, "{self}");
+        }
+        self.operations.insert(name, operation);
     }
 
     fn check_refusal(&self, refusal: &HttpResponse<Bytes>, status: StatusCode, slug: &str) {

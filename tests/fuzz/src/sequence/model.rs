@@ -19,6 +19,9 @@ pub(super) struct Record {
     state: State,
     claimed_at: Instant,
     expires_at: Instant,
+    pub(super) attempt: u32,
+    /// Whether its last run began an operation.
+    pub(super) is_new: bool,
     /// The runs before this one of which nobody knows whether they happened.
     takeovers: u32,
 }
@@ -36,6 +39,19 @@ enum State {
     },
     /// An operator has forgotten it.
     Forgotten,
+}
+
+/// A run that may begin.
+struct Run {
+    attempt: u32,
+    takeovers: u32,
+}
+
+impl Run {
+    const FIRST: Self = Self {
+        attempt: 1,
+        takeovers: 0,
+    };
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -62,8 +78,8 @@ impl Model {
         now: Instant,
         marks: bool,
     ) -> Answer {
-        let takeovers = match self.decide(name, request, now, marks) {
-            Ok(takeovers) => takeovers,
+        let run = match self.decide(name, request, now, marks) {
+            Ok(run) => run,
             Err(answer) => return answer,
         };
         let lapses_at = match plan.end {
@@ -75,49 +91,66 @@ impl Model {
             state: State::Running { lapses_at },
             claimed_at: now,
             expires_at: now + RETENTION,
-            takeovers,
+            attempt: run.attempt,
+            is_new: run.attempt == 1,
+            takeovers: run.takeovers,
         };
         self.records.insert(name, record);
         Answer::Runs
     }
 
-    /// Returns the takeovers of a run, or the answer of a request that does not run.
+    /// A claim of a name without a record was withdrawn. It counts as an attempt.
+    pub(super) fn withdraw(&mut self, name: Name, request: u8, now: Instant) {
+        self.records.entry(name).or_insert(Record {
+            request,
+            state: State::Released { any_request: true },
+            claimed_at: now,
+            expires_at: now + RETENTION,
+            attempt: 1,
+            is_new: true,
+            takeovers: 0,
+        });
+    }
+
+    /// Returns the run of a request, or the answer of one that does not run.
     fn decide(
         &mut self,
         name: Name,
         request: u8,
         now: Instant,
         marks: bool,
-    ) -> Result<u32, Answer> {
+    ) -> Result<Run, Answer> {
         let Some(record) = self.records.get_mut(&name) else {
-            return Ok(0);
+            return Ok(Run::FIRST);
         };
         let has_expired = record.expires_at < now;
         let has_lapsed = record.has_lapsed(now);
         let is_running = matches!(record.state, State::Running { .. });
         if has_expired && !is_running || matches!(record.state, State::Forgotten) {
-            return Ok(0);
+            return Ok(Run::FIRST);
         }
         if record.request != request {
             let is_free = matches!(record.state, State::Released { any_request: true });
             return match is_free || (has_expired && has_lapsed) {
-                true => Ok(0),
+                true => Ok(Run::FIRST),
                 false => Err(refused(422, "key-reused")),
             };
         }
         let may_rerun = self.reruns && record.takeovers + 1 < ATTEMPTS;
         match &record.state {
-            State::Released { .. } => Ok(record.takeovers.min(1)),
+            State::Released { .. } => Ok(record.next_run(record.takeovers.min(1))),
             State::Completed(response) => Err(Answer::Replay(response.clone())),
             State::Tombstone => Err(refused(409, "response-not-replayable")),
             State::Running { .. } if !has_lapsed => Err(refused(409, "request-in-progress")),
-            State::Unknown | State::Running { .. } if may_rerun => Ok(record.takeovers + 1),
+            State::Unknown | State::Running { .. } if may_rerun => {
+                Ok(record.next_run(record.takeovers + 1))
+            }
             State::Running { .. } if marks => {
                 record.mark_unknown(now);
                 Err(refused(409, "outcome-unknown"))
             }
             State::Unknown | State::Running { .. } => Err(refused(409, "outcome-unknown")),
-            State::Forgotten => Ok(0),
+            State::Forgotten => Ok(Run::FIRST),
         }
     }
 
@@ -215,6 +248,13 @@ impl Model {
 }
 
 impl Record {
+    fn next_run(&self, takeovers: u32) -> Run {
+        Run {
+            attempt: self.attempt + 1,
+            takeovers,
+        }
+    }
+
     fn has_lapsed(&self, now: Instant) -> bool {
         matches!(self.state, State::Running { lapses_at: Some(at) } if at < now)
     }
