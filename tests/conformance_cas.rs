@@ -400,14 +400,14 @@ const SINCE_1970: Duration = Duration::from_secs(1_796_000_000);
 mod transition_function {
     use super::{any_store::reference::Compared, *};
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn every_transition_does_as_the_transition_function() {
         Compared::new(&CasStore::new(Engine::<false>::new(Network::Perfect)))
             .every_transition()
             .await;
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn random_calls_answer_as_the_transition_function() {
         Compared::new(&CasStore::new(Engine::<false>::new(Network::Perfect)))
             .random_walk(5, 300)

@@ -205,12 +205,12 @@ mod full {
 mod transition_function {
     use super::{any_store::reference::Compared, *};
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn every_transition_does_as_the_transition_function() {
         Compared::new(&MemoryStore::new()).every_transition().await;
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn random_calls_answer_as_the_transition_function() {
         Compared::new(&MemoryStore::new()).random_walk(4, 300).await;
     }

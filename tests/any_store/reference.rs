@@ -23,7 +23,9 @@ use super::{HOUR, fingerprint, name, transitions::TransitionStore};
 pub(crate) struct Compared<'a, S> {
     store: &'a S,
     reference: TransitionStore,
-    is_redis: bool,
+    /// Redis removes expired records by itself, so that no record may expire. A list
+    /// reads its 1,024 indexes, so that lists are compared at the end only.
+    pub(crate) is_redis: bool,
 }
 
 impl<'a, S: Store> Compared<'a, S> {
@@ -32,15 +34,6 @@ impl<'a, S: Store> Compared<'a, S> {
             store,
             reference: TransitionStore::new(),
             is_redis: false,
-        }
-    }
-
-    /// Lets no record expire, since Redis removes those by itself, and compares lists at
-    /// the end only, since each reads 1,024 indexes.
-    pub(crate) fn on_redis(self) -> Self {
-        Self {
-            is_redis: true,
-            ..self
         }
     }
 

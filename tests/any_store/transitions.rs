@@ -3,9 +3,10 @@
 use std::{
     collections::BTreeMap,
     sync::{Mutex, MutexGuard},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
+use tokio::time::Instant;
 use tower_idempotency::{
     Fence, Store, StoreError,
     store::{

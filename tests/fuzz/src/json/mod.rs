@@ -36,16 +36,27 @@ fn compare(input: &mut Unstructured<'_>) -> arbitrary::Result<()> {
     let (_, again) = read(other.as_bytes(), selection).expect("written here");
     assert_eq!(own, again, "{} {other}", text.escape_ascii());
 
-    let changed = changed(&text, choices);
-    if let Some((after, theirs)) = read(&changed, selection) {
-        let is_same = selection.of(before) == selection.of(after);
-        assert_eq!(
-            own == theirs,
-            is_same,
-            "{selection:?} {} {}",
-            text.escape_ascii(),
-            changed.escape_ascii()
+    let mut larger = before.clone();
+    if let Value::Object(members) = &mut larger {
+        members.insert(
+            vec![UNITS[usize::from(choices[0]) % UNITS.len()]],
+            Value::Array(vec![]),
         );
+    }
+    for changed in [
+        changed(&text, choices),
+        spell(&larger, choices).into_bytes(),
+    ] {
+        if let Some((after, theirs)) = read(&changed, selection) {
+            let is_same = selection.of(before.clone()) == selection.of(after);
+            assert_eq!(
+                own == theirs,
+                is_same,
+                "{selection:?} {} {}",
+                text.escape_ascii(),
+                changed.escape_ascii()
+            );
+        }
     }
     Ok(())
 }
