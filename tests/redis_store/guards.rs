@@ -28,21 +28,15 @@ async fn a_call_may_be_dropped_at_any_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn every_transition_does_as_the_transition_function() {
     let store = Keys::on_server().connect().await;
-    let is_redis = true;
-    let compared = Compared {
-        is_redis,
-        ..Compared::new(&store)
-    };
+    let mut compared = Compared::new(&store);
+    compared.is_redis = true;
     compared.every_transition().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn random_calls_answer_as_the_transition_function() {
     let store = Keys::on_cluster().connect().await;
-    let is_redis = true;
-    let compared = Compared {
-        is_redis,
-        ..Compared::new(&store)
-    };
+    let mut compared = Compared::new(&store);
+    compared.is_redis = true;
     compared.random_walk(3, 300).await;
 }

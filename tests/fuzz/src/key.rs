@@ -1,8 +1,8 @@
 //! The key parser, against `sfv` and the grammar of a bare key.
 //!
-//! Where the layer says more than RFC 9651: an empty key, a header of more than twice the
-//! longest key and 258 bytes, and a key longer than the bound are refused; a bare key is
-//! accepted unless the syntax is strict.
+//! The layer goes beyond RFC 9651 in three places. It refuses an empty key, and a key that
+//! is longer than its bound. It refuses a header that has 258 bytes more than twice that
+//! bound. It accepts a bare key unless the syntax is strict.
 
 use bytes::Bytes;
 use http::{HeaderValue, Request};

@@ -18,14 +18,3 @@ pub use self::{
     json::json, key::key, media_type::media_type, multipart::multipart, problem::problem,
     record::record, sequence::sequence,
 };
-
-/// The targets by name.
-pub const TARGETS: [(&str, fn(&[u8])); 7] = [
-    ("json", json),
-    ("key", key),
-    ("media_type", media_type),
-    ("multipart", multipart),
-    ("problem", problem),
-    ("record", record),
-    ("sequence", sequence),
-];

@@ -71,7 +71,10 @@ fn body(parts: &[Part], boundary: &str) -> Bytes {
     body.into()
 }
 
-fn parsed(body: &Bytes) -> Option<Vec<(Vec<(String, Vec<u8>)>, Bytes)>> {
+/// The lines of a part, and its content.
+type Parsed = (Vec<(String, Vec<u8>)>, Bytes);
+
+fn parsed(body: &Bytes) -> Option<Vec<Parsed>> {
     let whole = stream::iter([Ok::<_, std::io::Error>(body.clone())]);
     let mut multipart = Multipart::new(whole, "b");
     async {

@@ -30,7 +30,7 @@ pub(crate) fn block_on<F: Future>(future: F) -> F::Output {
     RUNTIME.with_borrow(|runtime| runtime.block_on(future))
 }
 
-/// What became of a request.
+/// The end of a request.
 pub(crate) enum Probed {
     /// It ran under this name.
     Ran(RecordName),

@@ -16,9 +16,9 @@ use crate::{
 /// so that the lines behind them are read.
 pub fn record(data: &[u8]) {
     stored(data);
-    response(data.to_vec().into());
+    response(&data.to_vec().into());
     if let Some((kind, rest)) = data.split_first() {
-        response(sealed(kind % 4, rest));
+        response(&sealed(kind % 4, rest));
     }
 }
 
@@ -35,7 +35,7 @@ fn stored(data: &[u8]) {
     }
 }
 
-fn response(bytes: Bytes) {
+fn response(bytes: &Bytes) {
     let (parts, body) = replay(bytes.clone());
     let decoded = match RecordedResponse::decode(bytes.clone()) {
         Ok(decoded) => decoded,
@@ -54,7 +54,7 @@ fn response(bytes: Bytes) {
     if status.is_informational() {
         return refused(&parts, &body, "response-not-replayable");
     }
-    let lines = Lines::of(&bytes);
+    let lines = Lines::of(bytes);
     assert_eq!(parts.status, status);
     assert_eq!(parts.headers["idempotent-replayed"], "true");
     assert_eq!(

@@ -22,7 +22,7 @@ pub(super) struct Record {
     pub(super) attempt: u32,
     /// Whether its last run began an operation.
     pub(super) is_new: bool,
-    /// The runs before this one of which nobody knows whether they happened.
+    /// How many runs before this one have an unknown outcome.
     takeovers: u32,
 }
 
@@ -199,7 +199,7 @@ impl Model {
         }
     }
 
-    /// An operator says what became of a record. Returns whether that is possible.
+    /// An operator resolves a record. Returns whether that is possible.
     pub(super) fn resolve(&mut self, name: Name, response: Option<Response>, now: Instant) -> bool {
         let Some(record) = self.records.get_mut(&name) else {
             return false;

@@ -1,4 +1,4 @@
-//! Names and fingerprints are injective, and what is recorded comes back unchanged.
+//! Names and fingerprints are injective. Responses and records come back unchanged.
 
 mod fingerprints;
 mod names;

@@ -100,7 +100,7 @@ const RECLAIMS: [ReclaimAs; 6] = [
     ReclaimAs::Expired,
 ];
 
-/// In whole microseconds, as they are encoded.
+/// Whole microseconds: records are encoded in them.
 const SPANS: [Duration; 4] = [
     Duration::ZERO,
     Duration::from_micros(7),
