@@ -64,7 +64,7 @@ impl Spelling<'_> {
                 Ok('"') => out.push_str(["\\\"", "\\u0022"][self.choose(2)]),
                 Ok('\\') => out.push_str(["\\\\", "\\u005C"][self.choose(2)]),
                 Ok('\n') => out.push_str(["\\n", "\\u000a"][self.choose(2)]),
-                Ok(plain) if self.choose(2) == 0 => out.push(plain),
+                Ok(plain) if plain >= ' ' && self.choose(2) == 0 => out.push(plain),
                 Ok('/') => out.push_str("\\/"),
                 Ok(escaped) => {
                     for unit in escaped.encode_utf16(&mut [0; 2]) {
