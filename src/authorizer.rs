@@ -41,6 +41,8 @@ use crate::{Attributes, OperationId, response::recorded::RecordedResponse, store
 ///     may_read: bool,
 /// }
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let authorizer = ReplayAuthorizer::new(|request, record| {
 ///     let user = request.extensions.get::<User>().cloned();
 ///     async move {
@@ -56,9 +58,6 @@ use crate::{Attributes, OperationId, response::recorded::RecordedResponse, store
 ///     let user = request.extensions.get::<User>();
 ///     user.map(|user| ("user", &*user.id)).into_iter().collect::<Attributes>()
 /// });
-///
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
 ///     .authorize_replay(authorizer)
 ///     .build()?;

@@ -6,8 +6,9 @@ use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use thiserror::Error;
 
 use crate::{
-    Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders, KeySyntax, Recovery,
-    Rejection, ReplayAuthorizer, Scope, Store, StoreFailure, WholeBody,
+    ContentDigest, Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders,
+    KeySyntax, OversizedBody, Recovery, Rejection, ReplayAuthorizer, Scope, Store, StoreFailure,
+    WholeBody,
     fingerprint::Fingerprinter,
     flow::config::{Config, ScopeFn},
     policy::Requirement,
@@ -112,6 +113,8 @@ impl<S: Store> IdempotencyBuilder<S> {
                 max_buffered_bytes: 256 * MIB,
                 max_request_body: MIB,
                 request_body_timeout: Duration::from_secs(10),
+                content_digest: ContentDigest::Ignore,
+                oversized_body: OversizedBody::Refuse,
                 dispositions: Dispositions::standard(),
                 recovery: Recovery::Refuse,
                 authorizer: None,
@@ -335,6 +338,27 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
+    /// Sets whether the header `Content-Digest` is verified, and whether larger bodies that
+    /// have it stream to the handler. Defaults to [`ContentDigest::Ignore`].
+    ///
+    /// [`build`](Self::build) refuses [`ContentDigest::Stream`] with
+    /// [`Fingerprinting::custom`], whose function needs the body.
+    pub fn content_digest(mut self, policy: ContentDigest) -> Self {
+        self.config.content_digest = policy;
+        self
+    }
+
+    /// Sets what happens to a request with a key whose body is over
+    /// [`max_request_body`](Self::max_request_body) and does not stream by its
+    /// [`content_digest`](Self::content_digest). Defaults to [`OversizedBody::Refuse`].
+    ///
+    /// [`build`](Self::build) refuses [`OversizedBody::RunUnguarded`] where keys are
+    /// required.
+    pub fn oversized_body(mut self, policy: OversizedBody) -> Self {
+        self.config.oversized_body = policy;
+        self
+    }
+
     /// Sets the largest response body that is kept, in bytes. Defaults to 1 MiB.
     ///
     /// A larger one is streamed to the client and leaves a tombstone: retries receive
@@ -470,6 +494,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// - a duration that is zero, overflows or contradicts another;
     /// - a limit of zero;
     /// - a safe method;
+    /// - bodies that stream, where a function needs them;
+    /// - a required key, and bodies that run unguarded;
     /// - a lease shorter than three heartbeats;
     /// - a window of UUIDv7 keys longer than a retention.
     pub fn build(self) -> Result<IdempotencyLayer<S>, BuildError> {
@@ -488,6 +514,10 @@ impl<S: Store> IdempotencyBuilder<S> {
             if let Some(fault) = form.fault() {
                 return Err(BuildError::new(setting, fault));
             }
+        }
+        let streams = matches!(config.content_digest, ContentDigest::Stream { .. });
+        if streams && self.fingerprinting.is_custom() {
+            return Err(BuildError::new("content_digest", CUSTOM));
         }
         config.fingerprinter = Fingerprinter::new(self.fingerprinting, self.earlier);
         check(&config)?;
@@ -633,6 +663,13 @@ fn check_limits(config: &Config) -> Result<(), BuildError> {
         ensure!(setting => (1..=LARGEST_LIMIT).contains(&limit),
             "must be 1 to {LARGEST_LIMIT}, got {limit}");
     }
+    if let ContentDigest::Stream { max_upload } = config.content_digest {
+        ensure!("content_digest" => max_upload >= body as u64,
+            "must have a `max_upload` of at least `max_request_body` ({body}), got {max_upload}");
+    }
+    ensure!("oversized_body" => config.oversized_body == OversizedBody::Refuse
+            || config.requirement == Requirement::Optional,
+        "must be `Refuse` where keys are required, got `RunUnguarded`");
     ensure!("max_attempts" => config.max_attempts > 0, "must be at least 1, got 0");
     ensure!("max_buffered_bytes" => buffered >= body,
         "must be at least `max_request_body` ({body}), got {buffered}");
@@ -658,6 +695,8 @@ fn link(url: &str) -> Result<HeaderValue, BuildError> {
 /// Far below the range of the stores' clocks.
 const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 24 * HOUR);
 const HOUR: u64 = 3600;
+const CUSTOM: &str =
+    "must not be `Stream` with `Fingerprinting::custom`, whose function needs the body";
 const MIB: usize = 1 << 20;
 const LONGEST_STORE_TIMEOUT: Duration = Duration::from_secs(5);
 const SHORTEST: Duration = Duration::from_millis(1);

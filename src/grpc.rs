@@ -90,7 +90,9 @@ fn code(rejection: &Rejection) -> u16 {
         | Kind::KeyInvalid
         | Kind::KeyStale
         | Kind::KeyReused
-        | Kind::BodyInvalid => INVALID_ARGUMENT,
+        | Kind::BodyInvalid
+        | Kind::DigestInvalid
+        | Kind::DigestMismatch => INVALID_ARGUMENT,
         Kind::CallerUnknown | Kind::ReplayRefused => PERMISSION_DENIED,
         Kind::BodyTooLarge => RESOURCE_EXHAUSTED,
         Kind::OutcomeUnknown => FAILED_PRECONDITION,

@@ -156,7 +156,7 @@
 //! | `request-in-progress`, `body-timeout`, `store-unavailable`, `authorization-unavailable`, `overloaded`, `draining` | `UNAVAILABLE` |
 //! | `body-invalid`, if the body broke off | `UNAVAILABLE` |
 //! | `outcome-unknown` or `rolled-back`, if repeating the call tells more | `UNAVAILABLE` |
-//! | `key-missing`, `key-invalid`, `key-stale`, `key-reused`, `body-invalid` | `INVALID_ARGUMENT` |
+//! | `key-missing`, `key-invalid`, `key-stale`, `key-reused`, `body-invalid`, `digest-invalid`, `digest-mismatch` | `INVALID_ARGUMENT` |
 //! | `caller-unknown`, `replay-refused` | `PERMISSION_DENIED` |
 //! | `body-too-large` | `RESOURCE_EXHAUSTED` |
 //! | `outcome-unknown` | `FAILED_PRECONDITION`: an operator has to look |
@@ -296,7 +296,7 @@
 //! | `recorded`, `released`, `unknown` | ran, and its response was recorded, released the key, or left the outcome unknown |
 //! | `streamed` | ran, and its response was streamed to the client |
 //! | `unrecorded` | ran, and its response was sent although it could not be recorded yet |
-//! | `unguarded` | ran without a claim, since the store could not be asked |
+//! | `unguarded` | ran without a claim, since the store could not be asked or its body is too large |
 //! | `replayed` | got a recorded response |
 //! | `left` | was given up, since its client left |
 //! | `unready` | did not run, since the inner service failed before |
@@ -313,6 +313,7 @@
 //! | `gave-up-withdrawing` | a claim of a request that did not run could not be taken back | WARN |
 //! | `unknown-expired` | a record expired while its outcome was unknown, and its key runs again | WARN |
 //! | `stream-broken` | a response that was sent as it came broke off, or ended with a gRPC error; its outcome is unknown | WARN |
+//! | `upload-unverified` | a handler answered with success although its upload was not verified | WARN |
 //! | `uncommitted` | a handler answered with success, but did not commit its transaction | WARN |
 //! | `commit-found`, `abort-found` | COMMIT was not answered, and its record shows that it succeeded, or was rolled back | WARN |
 //!
@@ -411,7 +412,7 @@ pub use self::{
     layer::{Drained, IdempotencyLayer},
     operation::{Operation, OperationId},
     outcome::Outcome,
-    policy::{Disconnect, Reconciler, Recovery, StoreFailure},
+    policy::{ContentDigest, Disconnect, OversizedBody, Reconciler, Recovery, StoreFailure},
     rejection::{Rejection, RejectionKind},
     response::{attributes::Attributes, headers::KeptHeaders},
     scope::Scope,

@@ -2,6 +2,7 @@
 
 use crate::{
     OperationId, RejectionKind, StoreError,
+    body::upload::UploadFault,
     log::{Event, Warnings, chain},
 };
 
@@ -26,7 +27,8 @@ pub enum Outcome {
     Streamed,
     /// The handler ran, but its response could not be recorded yet.
     Unrecorded,
-    /// The handler ran without a claim, because the store could not answer.
+    /// The handler ran without a claim, because the store could not answer or the
+    /// request's body is too large.
     Unguarded,
     /// A recorded response was replayed.
     Replayed,
@@ -94,6 +96,8 @@ pub(crate) enum Notice {
     Tombstone,
     /// A streamed response broke off, or ended with a gRPC error: the outcome is unknown.
     StreamBroken,
+    /// The handler answered with success, and its upload was not verified.
+    UploadUnverified(UploadFault),
     /// The handler answered with success, and a transaction that it had begun was
     /// not committed.
     Uncommitted,
@@ -172,6 +176,7 @@ impl Notice {
             Self::UnknownExpired => "unknown-expired",
             Self::Tombstone => "tombstone",
             Self::StreamBroken => "stream-broken",
+            Self::UploadUnverified(_) => "upload-unverified",
             Self::Uncommitted => "uncommitted",
             #[cfg(any(feature = "postgres", feature = "sqlite"))]
             Self::CommitFound => "commit-found",
@@ -213,6 +218,14 @@ impl Notice {
                  client left: its outcome is unknown",
                 Some(RESOLVE),
             ),
+            Self::UploadUnverified(_) => (
+                "a handler answered with success although its upload was not verified: its \
+                 outcome is unknown",
+                Some(
+                    "let the handler read the body to its end and fail with it; look up what it \
+                     did, and `resolve` the record",
+                ),
+            ),
             Self::Uncommitted => (
                 "the handler answered with success, but a transaction from `begin` was not \
                  committed: its outcome is unknown",
@@ -244,6 +257,14 @@ impl Notice {
                     }
                 })
             }
+            Self::UploadUnverified(fault) => Some(match fault {
+                UploadFault::WrongDigest => "it is not the one that `Content-Digest` declares",
+                UploadFault::TooLarge { .. } => "it is larger than `max_upload`",
+                UploadFault::TooSlow => "it came more slowly than `request_body_timeout` allows",
+                UploadFault::Overloaded => "`max_buffered_bytes` are held in memory",
+                UploadFault::Broken(_) => "it broke off",
+                UploadFault::Unread => "it was not read to its end",
+            }),
             _ => None,
         }
     }

@@ -1,9 +1,11 @@
 //! The bodies that pass through the layer.
 
 pub(crate) mod collect;
+pub(crate) mod digests;
 pub(crate) mod error;
 pub(crate) mod read;
 pub(crate) mod timeout;
+pub(crate) mod upload;
 pub(crate) mod whole;
 
 use std::{
@@ -18,7 +20,7 @@ use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 
-use self::error::BoxError;
+use self::{error::BoxError, upload::Upload};
 use crate::grpc;
 
 /// The trailers of a body in memory. Few bodies have any: boxed, they make no other larger.
@@ -35,8 +37,12 @@ pub(crate) trait SentBody: Body<Data = Bytes, Error: Send> + Send + 'static {}
 impl<R: Body<Data = Bytes, Error: Send> + Send + 'static> SentBody for R {}
 
 pin_project! {
-    /// The body of a request below the layer: unchanged, or read in full for its
-    /// fingerprint. Forwards all frames, trailers and size hints.
+    /// The body of a request below the layer: unchanged, read in full for its
+    /// fingerprint, or an upload whose digest is verified while it streams. Forwards all
+    /// frames, trailers and size hints.
+    ///
+    /// An upload ends with an error in place of its last data if it is not what
+    /// `Content-Digest` declares; see [`ContentDigest`](crate::ContentDigest).
     pub struct RequestBody<B> {
         #[pin]
         inner: RequestInner<B>,
@@ -48,6 +54,9 @@ pin_project! {
     enum RequestInner<B> {
         Streamed { #[pin] body: B },
         Buffered { whole: Whole },
+        // The bytes that were read before go first.
+        Resumed { read: Bytes, rest: Pin<Box<B>> },
+        Upload { upload: Box<Upload<B>> },
     }
 }
 
@@ -65,6 +74,18 @@ impl<B> RequestBody<B> {
             },
         }
     }
+
+    pub(crate) fn resumed(read: Bytes, rest: Pin<Box<B>>) -> Self {
+        Self {
+            inner: RequestInner::Resumed { read, rest },
+        }
+    }
+
+    pub(crate) fn upload(upload: Box<Upload<B>>) -> Self {
+        Self {
+            inner: RequestInner::Upload { upload },
+        }
+    }
 }
 
 #[cfg(feature = "axum")]
@@ -76,29 +97,40 @@ where
     pub(crate) fn into_axum(self) -> axum::body::Body {
         match self.inner {
             RequestInner::Streamed { body } => axum::body::Body::new(body),
-            inner @ RequestInner::Buffered { .. } => axum::body::Body::new(Self { inner }),
+            inner => axum::body::Body::new(Self { inner }),
         }
     }
 }
 
-impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
+impl<B> Body for RequestBody<B>
+where
+    B: Body<Data = Bytes, Error: Into<BoxError>>,
+{
     type Data = Bytes;
-    type Error = B::Error;
+    type Error = BoxError;
 
     fn poll_frame(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
-        match self.project().inner.project() {
-            RequestInnerProj::Streamed { body } => body.poll_frame(cx),
-            RequestInnerProj::Buffered { whole } => Poll::Ready(whole.next().map(Ok)),
-        }
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = match self.project().inner.project() {
+            RequestInnerProj::Streamed { body } => ready!(body.poll_frame(cx)),
+            RequestInnerProj::Buffered { whole } => return Poll::Ready(whole.next().map(Ok)),
+            RequestInnerProj::Resumed { read, .. } if !read.is_empty() => {
+                return Poll::Ready(Some(Ok(Frame::data(mem::take(read)))));
+            }
+            RequestInnerProj::Resumed { rest, .. } => ready!(rest.as_mut().poll_frame(cx)),
+            RequestInnerProj::Upload { upload } => return upload.poll_frame(cx),
+        };
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.inner {
             RequestInner::Streamed { body } => body.is_end_stream(),
             RequestInner::Buffered { whole } => whole.is_over(),
+            RequestInner::Resumed { read, rest } => read.is_empty() && rest.is_end_stream(),
+            RequestInner::Upload { upload } => upload.is_end_stream(),
         }
     }
 
@@ -106,8 +138,21 @@ impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
         match &self.inner {
             RequestInner::Streamed { body } => body.size_hint(),
             RequestInner::Buffered { whole } => whole.size_hint(),
+            RequestInner::Resumed { read, rest } => after(read.len(), &rest.size_hint()),
+            RequestInner::Upload { upload } => upload.size_hint(),
         }
     }
+}
+
+/// Returns the hint for `read` bytes with the rest behind them.
+fn after(read: usize, rest: &SizeHint) -> SizeHint {
+    let read = read as u64;
+    let mut hint = SizeHint::new();
+    hint.set_lower(read.saturating_add(rest.lower()));
+    if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(read)) {
+        hint.set_upper(upper);
+    }
+    hint
 }
 
 impl<B> fmt::Debug for RequestBody<B> {
@@ -115,6 +160,8 @@ impl<B> fmt::Debug for RequestBody<B> {
         f.write_str(match self.inner {
             RequestInner::Streamed { .. } => "RequestBody(streamed)",
             RequestInner::Buffered { .. } => "RequestBody(buffered)",
+            RequestInner::Resumed { .. } => "RequestBody(resumed)",
+            RequestInner::Upload { .. } => "RequestBody(upload)",
         })
     }
 }
@@ -279,16 +326,7 @@ impl<B: Body<Data = Bytes>> Body for ResponseBody<B> {
         match &self.inner {
             ResponseInner::Streamed { body } => body.size_hint(),
             ResponseInner::Whole { whole } => whole.size_hint(),
-            ResponseInner::Observed { read, rest, .. } => {
-                let read = read.len() as u64;
-                let rest = rest.size_hint();
-                let mut hint = SizeHint::new();
-                hint.set_lower(read.saturating_add(rest.lower()));
-                if let Some(upper) = rest.upper().and_then(|upper| upper.checked_add(read)) {
-                    hint.set_upper(upper);
-                }
-                hint
-            }
+            ResponseInner::Observed { read, rest, .. } => after(read.len(), &rest.size_hint()),
             ResponseInner::Broken { read, .. } => {
                 let mut hint = SizeHint::new();
                 hint.set_lower(read.len() as u64);

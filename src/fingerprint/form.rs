@@ -8,11 +8,13 @@ use http::{HeaderMap, HeaderValue, header, request};
 #[cfg(feature = "multipart")]
 use super::multipart;
 use super::{
+    content::Content,
     digest::{BodyFault, Framed},
     json::{self, Selection},
     layout::Print,
     media_type::MediaType,
 };
+use crate::body::digests::DigestAlgorithm;
 
 #[derive(Clone)]
 pub(super) enum Form {
@@ -24,6 +26,8 @@ pub(super) enum Form {
         scheme: String,
         identify: Identify,
     },
+    /// A digest of the body stands for it.
+    Digest(DigestAlgorithm),
 }
 
 pub(super) type Identify = Arc<dyn Fn(&request::Parts, &Bytes) -> Vec<u8> + Send + Sync>;
@@ -59,6 +63,8 @@ impl Form {
                 framed.field(b"custom/4");
                 framed.field(scheme.as_bytes());
             }
+            Self::Digest(DigestAlgorithm::Sha256) => framed.field(b"sha-256/4"),
+            Self::Digest(DigestAlgorithm::Sha512) => framed.field(b"sha-512/4"),
         }
     }
 
@@ -72,13 +78,30 @@ impl Form {
         media_type.canonical()
     }
 
+    /// Returns the digest that stands for a body and that its client declares.
+    pub(super) fn declared<'r>(&self, body: Content<'r>) -> Option<&'r [u8]> {
+        match self {
+            Self::Digest(algorithm) => body.digests?.get(*algorithm),
+            _ => None,
+        }
+    }
+
     /// The form in which this body is compared, and its hash.
     pub(super) fn hash(
         &self,
         headers: &HeaderMap,
-        body: &Bytes,
+        content: Content<'_>,
         coding: &[u8],
     ) -> (u8, Result<Framed, BodyFault>) {
+        if let Some(digest) = self.declared(content) {
+            return (b'd', Ok(Framed::of(digest)));
+        }
+        let Some(body) = content.bytes else {
+            return (b'd', Err(BodyFault("it is not in memory")));
+        };
+        if let Self::Digest(algorithm) = self {
+            return (b'd', Ok(Framed::of(&algorithm.digest(body))));
+        }
         let media_type = || sole_media_type(headers).filter(|_| coding.is_empty());
         if let Self::Json(selection) = self
             && !body.is_empty()
@@ -97,7 +120,10 @@ impl Form {
 
     /// Whether the record keeps this very body, compared in another form because
     /// of another media type or content encoding.
-    pub(super) fn is_another_form(&self, recorded: Print, body: &Bytes) -> bool {
+    pub(super) fn is_another_form(&self, recorded: Print, body: Option<&Bytes>) -> bool {
+        let Some(body) = body else {
+            return false;
+        };
         let begins = |hash: Framed| hash.digest().starts_with(&recorded);
         match self {
             Self::Json(selection) => {
@@ -105,7 +131,7 @@ impl Form {
             }
             #[cfg(feature = "multipart")]
             Self::Multipart => begins(Framed::of(body)),
-            Self::Bytes | Self::Custom { .. } => false,
+            Self::Bytes | Self::Custom { .. } | Self::Digest(_) => false,
         }
     }
 }
@@ -118,6 +144,7 @@ impl fmt::Debug for Form {
             #[cfg(feature = "multipart")]
             Self::Multipart => f.write_str("Multipart"),
             Self::Custom { scheme, .. } => f.debug_tuple("Custom").field(scheme).finish(),
+            Self::Digest(algorithm) => f.debug_tuple("Digest").field(algorithm).finish(),
         }
     }
 }

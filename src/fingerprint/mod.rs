@@ -1,5 +1,6 @@
 //! Is it the same request again?
 
+mod content;
 mod digest;
 mod form;
 #[cfg(feature = "guard")]
@@ -13,19 +14,27 @@ mod parts;
 mod settings;
 mod target;
 
-use bytes::Bytes;
 use http::request;
 
 #[cfg(feature = "guard")]
 pub(crate) use self::input::InputKind;
-pub(crate) use self::{digest::BodyFault, parts::Mismatch};
+pub(crate) use self::{content::Content, digest::BodyFault, parts::Mismatch};
 pub use self::{layout::Fingerprint, parts::RequestPart, settings::Fingerprinting};
 use self::{layout::Scheme, target::Target};
+use crate::body::digests::DigestAlgorithm;
 
 /// The scheme in force and those whose records it can still compare with.
 #[derive(Debug)]
 pub(crate) struct Fingerprinter {
     schemes: Vec<(Scheme, Fingerprinting)>,
+    /// That in force, with a digest of the body in its place.
+    by_digest: Option<ByDigest>,
+}
+
+#[derive(Debug)]
+struct ByDigest {
+    sha256: (Scheme, Fingerprinting),
+    sha512: (Scheme, Fingerprinting),
 }
 
 /// Whether a request is the one that a record was made for.
@@ -46,39 +55,72 @@ impl Fingerprinter {
             #[cfg(feature = "multipart")]
             Fingerprinting::multipart(),
         ];
+        let with_scheme = |each: Fingerprinting| (each.scheme(), each);
+        let by_digest = |each: &Fingerprinting| {
+            Some(ByDigest {
+                sha256: with_scheme(each.by_digest(DigestAlgorithm::Sha256)?),
+                sha512: with_scheme(each.by_digest(DigestAlgorithm::Sha512)?),
+            })
+        };
+        let current_by_digest = by_digest(&current);
         let mut schemes: Vec<(Scheme, Fingerprinting)> = Vec::new();
-        for each in std::iter::once(current).chain(earlier).chain(plain) {
-            let scheme = each.scheme();
-            if schemes.iter().all(|(known, _)| *known != scheme) {
-                schemes.push((scheme, each));
+        let mut add = |each: (Scheme, Fingerprinting)| {
+            if schemes.iter().all(|(known, _)| *known != each.0) {
+                schemes.push(each);
             }
+        };
+        let all = std::iter::once(current).chain(earlier).chain(plain);
+        let all: Vec<_> = all.map(with_scheme).collect();
+        all.iter().cloned().for_each(&mut add);
+        for ByDigest { sha256, sha512 } in all.iter().filter_map(|(_, each)| by_digest(each)) {
+            add(sha256);
+            add(sha512);
         }
-        Self { schemes }
+        Self {
+            schemes,
+            by_digest: current_by_digest,
+        }
     }
 
     /// The request's fingerprint under the scheme in force, and the fault of a
     /// body that cannot be compared.
-    pub(crate) fn current(
+    pub(crate) fn current<'r>(
         &self,
         parts: &request::Parts,
-        body: &Bytes,
+        body: impl Into<Content<'r>>,
     ) -> (Fingerprint, Option<BodyFault>) {
-        let (scheme, settings) = &self.schemes[0];
+        let body = body.into();
+        let (scheme, settings) = self.in_force(body);
         settings.identify(*scheme, Target::of(parts), parts, body)
+    }
+
+    /// A declared digest stands for a body that is not in memory, and for one that is
+    /// compared by its bytes.
+    fn in_force(&self, body: Content<'_>) -> &(Scheme, Fingerprinting) {
+        let plain = &self.schemes[0];
+        let (Some(digests), Some(by_digest)) = (body.digests, &self.by_digest) else {
+            return plain;
+        };
+        match digests.algorithm() {
+            _ if body.bytes.is_some() && !plain.1.compares_bytes() => plain,
+            DigestAlgorithm::Sha256 => &by_digest.sha256,
+            DigestAlgorithm::Sha512 => &by_digest.sha512,
+        }
     }
 
     /// Compares the request, whose fingerprint is `current`, with the one that
     /// made `recorded`.
-    pub(crate) fn compare(
+    pub(crate) fn compare<'r>(
         &self,
         recorded: &Fingerprint,
         current: &Fingerprint,
         parts: &request::Parts,
-        body: &Bytes,
+        body: impl Into<Content<'r>>,
     ) -> Comparison {
         if recorded == current {
             return Comparison::Same;
         }
+        let body = body.into();
         let known = |(scheme, _): &&(Scheme, Fingerprinting)| *scheme == recorded.scheme();
         let known = self.schemes.iter().find(known);
         let target = recorded.source();
@@ -88,6 +130,8 @@ impl Fingerprinter {
         };
         let again = if recorded.is_made_as(current) {
             *current
+        } else if !settings.can_identify(body) {
+            return Comparison::SchemeUnknown;
         } else {
             settings.identify(*scheme, target, parts, body).0
         };
@@ -101,16 +145,18 @@ impl Fingerprinter {
 
 #[cfg(test)]
 mod tests {
-    use http::{Request, header};
+    use bytes::Bytes;
+    use http::{HeaderMap, Request, header};
 
     use super::*;
+    use crate::body::digests::DeclaredDigests;
 
     fn identify(
         settings: &Fingerprinting,
         parts: &request::Parts,
         body: &Bytes,
     ) -> (Fingerprint, Option<BodyFault>) {
-        settings.identify(settings.scheme(), Target::of(parts), parts, body)
+        settings.identify(settings.scheme(), Target::of(parts), parts, body.into())
     }
 
     fn identified(
@@ -281,6 +327,38 @@ mod tests {
         assert!(matches!(unknown, Comparison::SchemeUnknown));
     }
 
+    fn by_digest(algorithm: DigestAlgorithm) -> Fingerprinting {
+        Fingerprinting::bytes().by_digest(algorithm).unwrap()
+    }
+
+    #[test]
+    fn a_declared_digest_stands_for_the_bytes() {
+        let (parts, body) = (unread("/a"), Bytes::from_static(b"hello"));
+        let mut headers = HeaderMap::new();
+        let digest = "sha-256=:LPJNul+wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ=:";
+        headers.insert("content-digest", digest.parse().unwrap());
+        let digests = DeclaredDigests::of(&headers).unwrap().unwrap();
+        let by = Fingerprinter::new(Fingerprinting::bytes(), vec![]);
+        let contents = [
+            Content::declared(&digests),
+            Content::whole(&body, Some(&digests)),
+            Content::whole(&body, None),
+        ];
+        for recorded in contents {
+            let recorded = by.current(&parts, recorded).0;
+            for retry in [contents[1], contents[2]] {
+                let current = by.current(&parts, retry).0;
+                let same = by.compare(&recorded, &current, &parts, retry);
+                assert!(matches!(same, Comparison::Same));
+            }
+        }
+        // A digest does not say whether the recorded bytes were the same.
+        let recorded = by.current(&parts, contents[2]).0;
+        let current = by.current(&parts, contents[0]).0;
+        let unknown = by.compare(&recorded, &current, &parts, contents[0]);
+        assert!(matches!(unknown, Comparison::SchemeUnknown));
+    }
+
     #[test]
     fn schemes_keep_their_ids() {
         let id = |settings: &Fingerprinting, parts: &request::Parts| {
@@ -294,6 +372,8 @@ mod tests {
                 Fingerprinting::bytes().header(header::CONTENT_LANGUAGE),
                 "a3aa2c05181b3300",
             ),
+            (by_digest(DigestAlgorithm::Sha256), "df2edaabadb0d200"),
+            (by_digest(DigestAlgorithm::Sha512), "46e2772c469a0a00"),
             (Fingerprinting::json(), "b7bbd593a6d87500"),
             (Fingerprinting::json_only(["/b", "/a"]), "da035ad77d5d4c00"),
             (

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderName, header, request, uri::PathAndQuery};
 
 use super::{
+    content::Content,
     digest::{BodyFault, Framed},
     form::Form,
     json::Selection,
@@ -14,6 +15,7 @@ use super::{
     parts::{Mismatch, RequestPart},
     target::{Source, Target, authority},
 };
+use crate::body::digests::DigestAlgorithm;
 
 /// Decides which requests with the same key are the same request.
 ///
@@ -263,6 +265,32 @@ impl Fingerprinting {
         }
     }
 
+    /// The same settings, with a digest of the body in its place. `None` if a function of
+    /// the application decides.
+    pub(super) fn by_digest(&self, algorithm: DigestAlgorithm) -> Option<Self> {
+        match self.form {
+            Form::Custom { .. } => None,
+            _ => Some(Self {
+                form: Form::Digest(algorithm),
+                ..self.clone()
+            }),
+        }
+    }
+
+    pub(crate) fn is_custom(&self) -> bool {
+        matches!(self.form, Form::Custom { .. })
+    }
+
+    /// Whether two bodies are the same exactly if their bytes are.
+    pub(super) fn compares_bytes(&self) -> bool {
+        matches!(self.form, Form::Bytes)
+    }
+
+    /// Whether these settings can identify this body.
+    pub(super) fn can_identify(&self, body: Content<'_>) -> bool {
+        body.bytes.is_some() || self.form.declared(body).is_some()
+    }
+
     /// The rule that these settings break, if any.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         self.form.fault()
@@ -286,9 +314,9 @@ impl Fingerprinting {
         scheme: Scheme,
         target: Target<'_>,
         parts: &request::Parts,
-        body: &Bytes,
+        body: Content<'_>,
     ) -> (Fingerprint, Option<BodyFault>) {
-        if let Form::Custom { identify, .. } = &self.form {
+        if let (Form::Custom { identify, .. }, Some(body)) = (&self.form, body.bytes) {
             let identified = Framed::of(&identify(parts, body));
             let fingerprint = Builder::new(scheme, Source::Seen, b'c', identified);
             return (fingerprint.build(), None);
@@ -326,13 +354,13 @@ impl Fingerprinting {
         &self,
         recorded: &Fingerprint,
         current: &Fingerprint,
-        body: &Bytes,
+        body: Content<'_>,
     ) -> Mismatch {
         let mut mismatch = Mismatch::default();
         for (place, part) in self.compared() {
             let print = recorded.print(place);
             let is_same = print == current.print(place)
-                || (place == Place::BODY && self.form.is_another_form(print, body));
+                || (place == Place::BODY && self.form.is_another_form(print, body.bytes));
             if !is_same {
                 mismatch.differs.push(part.clone());
             }

@@ -4,8 +4,16 @@ use http::{Method, request};
 use http_body::Body;
 use tokio::{runtime::Handle, time::Instant};
 
-use super::{IsGuarded, config::Config};
-use crate::{Attributes, Rejection, policy::Requirement, scope::RecordName};
+use super::{
+    IsGuarded,
+    config::{Config, Oversized},
+};
+use crate::{
+    Attributes, ContentDigest, Rejection,
+    body::digests::{DeclaredDigests, DigestInvalid},
+    policy::Requirement,
+    scope::RecordName,
+};
 
 pub(crate) enum Admission {
     /// The request is not guarded.
@@ -22,6 +30,9 @@ pub(crate) struct Admitted {
     pub(super) runtime: Handle,
     /// To be kept with the response.
     pub(super) attributes: Attributes,
+    /// Those that the body has to have.
+    pub(super) digests: Option<Box<DeclaredDigests>>,
+    pub(super) oversized: Oversized,
 }
 
 /// Whether no request with this method is guarded, so that most requests are not taken
@@ -54,8 +65,19 @@ pub(crate) fn admit<B: Body>(
     let Some(scope) = (config.scope)(parts) else {
         return Admission::Refuse(Rejection::caller_unknown());
     };
-    if body.size_hint().lower() > config.max_request_body as u64 {
-        return Admission::Refuse(Rejection::body_too_large(config.max_request_body));
+    let digests = match config.content_digest {
+        ContentDigest::Ignore => None,
+        ContentDigest::Verify | ContentDigest::Stream { .. } => {
+            match DeclaredDigests::of(&parts.headers) {
+                Ok(digests) => digests.map(Box::new),
+                Err(DigestInvalid) => return Admission::Refuse(Rejection::digest_invalid()),
+            }
+        }
+    };
+    let oversized = config.oversized(digests.is_some());
+    let max = oversized.max(config);
+    if body.size_hint().lower() > max {
+        return Admission::Refuse(Rejection::body_too_large(max));
     }
     if is_draining {
         return Admission::Refuse(Rejection::draining());
@@ -68,6 +90,8 @@ pub(crate) fn admit<B: Body>(
         stale_from: parsed.stale_from,
         runtime,
         attributes: attributes_of(config, parts),
+        digests,
+        oversized,
     })
 }
 

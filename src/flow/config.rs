@@ -5,7 +5,8 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, Method, StatusCode, request};
 
 use crate::{
-    Disconnect, Dispositions, KeySyntax, Recovery, ReplayAuthorizer, Scope, StoreFailure,
+    ContentDigest, Disconnect, Dispositions, KeySyntax, OversizedBody, Recovery, ReplayAuthorizer,
+    Scope, StoreFailure,
     fingerprint::Fingerprinter,
     log::Warnings,
     policy::Requirement,
@@ -32,6 +33,8 @@ pub(crate) struct Config {
     pub(crate) max_buffered_bytes: usize,
     pub(crate) max_request_body: usize,
     pub(crate) request_body_timeout: Duration,
+    pub(crate) content_digest: ContentDigest,
+    pub(crate) oversized_body: OversizedBody,
     pub(crate) dispositions: Dispositions,
     pub(crate) recovery: Recovery,
     pub(crate) authorizer: Option<ReplayAuthorizer>,
@@ -46,7 +49,37 @@ pub(crate) struct Config {
     pub(crate) responses: Arc<ResponseSettings>,
 }
 
+/// What a body over `max_request_body` meets.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Oversized {
+    Refuse,
+    Stream { max_upload: u64 },
+    RunUnguarded,
+}
+
+impl Oversized {
+    /// Returns the largest body that this lets pass.
+    pub(crate) fn max(self, config: &Config) -> u64 {
+        match self {
+            Self::Refuse => config.max_request_body as u64,
+            Self::Stream { max_upload } => max_upload,
+            Self::RunUnguarded => u64::MAX,
+        }
+    }
+}
+
 impl Config {
+    /// `has_digest`: whether the request declares a digest that counts.
+    pub(crate) fn oversized(&self, has_digest: bool) -> Oversized {
+        match (self.content_digest, self.oversized_body) {
+            (ContentDigest::Stream { max_upload }, _) if has_digest => {
+                Oversized::Stream { max_upload }
+            }
+            (_, OversizedBody::Refuse) => Oversized::Refuse,
+            (_, OversizedBody::RunUnguarded) => Oversized::RunUnguarded,
+        }
+    }
+
     pub(crate) fn lease(&self) -> Duration {
         self.responses.lease
     }

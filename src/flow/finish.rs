@@ -36,7 +36,7 @@ use crate::{
 /// The result of a call to the handler.
 pub(super) type Called<R, E> = Result<Result<Response<R>, E>, Panicked>;
 
-type HttpFinished<R, E> = Finished<Response<ResponseBody<R>>, E>;
+pub(super) type HttpFinished<R, E> = Finished<Response<ResponseBody<R>>, E>;
 
 /// The next step of a run whose handler has ended.
 enum Next<R: Body, E> {
@@ -84,6 +84,10 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
             return Box::pin(answer_committed(&run, called, recorded)).await;
         }
         Next::AnswerSuperseded => return Box::pin(answer_superseded(&run, client)).await,
+    };
+    let finished = match run.claim.operation.upload() {
+        Some(upload) => Box::pin(run.with_upload(upload, finished)).await,
+        None => finished,
     };
     match run.claim.end(&finished.transition).await {
         Ok(Transitioned::Superseded) => {
@@ -162,7 +166,7 @@ impl<S: Store> Run<S> {
     }
 
     /// Returns the answer in the handler's place.
-    fn refuse<R: SentBody>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
+    pub(super) fn refuse<R: SentBody>(&self, rejection: Rejection) -> Response<ResponseBody<R>> {
         let operation = &self.claim.operation;
         let rejection = rejection.about(operation.id());
         self.settings().refuse(&rejection, operation.head())
@@ -258,13 +262,22 @@ fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> HttpR
     let response = Response::from_parts(parts, body);
     let reply = Reply::new(Ok(response), Outcome::Streamed, run.claim.id());
     spawn(async move {
-        let (transition, notice) = match ended.await {
-            Ok(()) => {
+        let ended = ended.await;
+        let verified = match run.claim.operation.upload() {
+            Some(upload) if ended.is_ok() => run.verified(upload).await,
+            _ => Ok(()),
+        };
+        let (transition, notice) = match (ended, verified) {
+            (Ok(()), Err(fault)) => (
+                run.claim.shared.config.mark_unknown(),
+                Notice::UploadUnverified(fault),
+            ),
+            (Ok(()), Ok(())) => {
                 let attributes = run.claim.operation.head().attributes();
                 let tombstone = run.settings().tombstone(status, attributes, keep_for);
                 (OwnerTransition::Complete(tombstone), Notice::Tombstone)
             }
-            Err(_) => (run.claim.shared.config.mark_unknown(), Notice::StreamBroken),
+            (Err(_), _) => (run.claim.shared.config.mark_unknown(), Notice::StreamBroken),
         };
         notice.tell(&run.settings().warnings, run.claim.id());
         record_in_background(run, transition).await;

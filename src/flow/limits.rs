@@ -77,6 +77,27 @@ impl Permit {
         }
         grown.is_ok()
     }
+
+    /// Makes the permit one for `size`. Returns false, and changes nothing, if less is left.
+    pub(crate) fn try_resize(&mut self, size: usize) -> bool {
+        match size.checked_sub(self.size) {
+            Some(more) => self.try_grow(more),
+            None => {
+                let less = self.size - size;
+                drop(self.split(less));
+                true
+            }
+        }
+    }
+
+    /// Takes a part out of the permit.
+    fn split(&mut self, size: usize) -> Self {
+        self.size -= size;
+        Self {
+            counter: Arc::clone(&self.counter),
+            size,
+        }
+    }
 }
 
 impl Drop for Permit {

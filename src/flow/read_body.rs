@@ -13,7 +13,10 @@ use tokio::{
     time::{Instant, Sleep, sleep_until},
 };
 
-use super::{config::Config, limits::Permit};
+use super::{
+    config::{Config, Oversized},
+    limits::Permit,
+};
 use crate::{
     Rejection,
     body::{
@@ -29,25 +32,37 @@ pub(super) struct ReadBody {
     pub(super) reader: BodyReader,
     /// For the bytes that were read.
     pub(super) buffered: Permit,
+    /// Whether a body that is too large is handed on. It is read no further.
+    hands_on: bool,
+    /// Whether the body is read in part.
+    pub(super) is_cut: bool,
     progress: ProgressTimeout,
 }
 
 impl ReadBody {
-    pub(super) fn new(config: &Config, buffered: Permit) -> Self {
+    pub(super) fn new(config: &Config, buffered: Permit, oversized: Oversized) -> Self {
         Self {
+            hands_on: oversized != Oversized::Refuse,
+            is_cut: false,
             reader: BodyReader::new(config.max_request_body),
             buffered,
             progress: ProgressTimeout::new(config.request_body_timeout),
         }
     }
 
-    /// Reads to the end of the body.
+    /// Reads to the end of the body, or until it is cut.
     pub(super) fn poll_read<B: ReceivedBody>(
         &mut self,
         mut body: Pin<&mut B>,
         cx: &mut Context<'_>,
         config: &Config,
     ) -> Poll<Result<(), Rejection>> {
+        if self.hands_on && self.reader.len() == 0 {
+            self.is_cut = body.size_hint().lower() > config.max_request_body as u64;
+            if self.is_cut {
+                return Poll::Ready(Ok(()));
+            }
+        }
         loop {
             let Poll::Ready(read) = self.reader.poll_frame(body.as_mut(), cx) else {
                 let received = self.reader.len();
@@ -58,16 +73,19 @@ impl ReadBody {
             match read {
                 ControlFlow::Continue(length) => {
                     if !self.buffered.try_grow(length) {
-                        return Poll::Ready(Err(Rejection::overloaded(
-                            "too many bytes of request bodies are held in memory, request \
-                             refused with 503: raise `max_buffered_bytes`, or lower \
-                             `max_request_body`",
-                        )));
+                        return Poll::Ready(Err(Rejection::too_many_bytes()));
                     }
                 }
                 ControlFlow::Break(ReadEnd::Clean) => return Poll::Ready(Ok(())),
+                ControlFlow::Break(ReadEnd::TooLarge) if self.hands_on => {
+                    self.is_cut = true;
+                    return match self.buffered.try_resize(self.reader.len()) {
+                        true => Poll::Ready(Ok(())),
+                        false => Poll::Ready(Err(Rejection::too_many_bytes())),
+                    };
+                }
                 ControlFlow::Break(ReadEnd::TooLarge) => {
-                    let max = config.max_request_body;
+                    let max = config.max_request_body as u64;
                     return Poll::Ready(Err(Rejection::body_too_large(max)));
                 }
                 ControlFlow::Break(ReadEnd::Broken(error)) => {

@@ -57,7 +57,7 @@ pub(super) enum Ended<C> {
 /// A finished run: its transition is recorded, and then the caller gets the result.
 pub(super) struct Finished<A, E> {
     pub(super) transition: OwnerTransition,
-    result: Result<A, E>,
+    pub(super) result: Result<A, E>,
     outcome: Outcome,
     /// Says why the outcome is unknown, unless a warning has said so before.
     warning: Option<&'static str>,
@@ -159,6 +159,17 @@ impl<A, E> Finished<A, E> {
             result,
             outcome: Outcome::Released,
             warning: None,
+        }
+    }
+
+    /// Says that the answer is not recorded.
+    pub(super) fn unrecorded(self) -> Self
+    where
+        A: RunAnswer,
+    {
+        Self {
+            result: self.result.map(A::unrecorded),
+            ..self
         }
     }
 

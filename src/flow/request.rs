@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{Request, request};
+use http::{HeaderMap, Request, request};
 use tokio::time::Instant;
 
 use super::{
@@ -17,8 +17,12 @@ use super::{
 };
 use crate::{
     Rejection, RequestBody,
-    body::Trailers,
-    fingerprint::{BodyFault, Comparison, Fingerprint, Fingerprinter},
+    body::{
+        Trailers,
+        digests::{DeclaredDigests, DigestCheck},
+        upload::Upload,
+    },
+    fingerprint::{BodyFault, Comparison, Content, Fingerprint, Fingerprinter},
     rejection::Callback,
     scope::RecordName,
     store::Claim,
@@ -38,28 +42,70 @@ pub(super) struct Keyed<W> {
 
 pub(super) type KeyedRequest = Keyed<Box<ReadRequest>>;
 
-/// A request whose body is in memory, once it was read.
+/// A request whose body is in memory, once it was read, or streams as an upload.
 pub(super) struct ReadRequest {
     parts: request::Parts,
     body: Bytes,
     trailers: Trailers,
+    /// Those that the client declares.
+    digests: Option<Box<DeclaredDigests>>,
+    is_upload: bool,
 }
 
 impl ReadRequest {
     /// A request whose body is not read yet. Boxed, since it goes through many hands.
-    pub(super) fn unread(parts: request::Parts) -> Box<Self> {
+    pub(super) fn unread(
+        parts: request::Parts,
+        digests: Option<Box<DeclaredDigests>>,
+    ) -> Box<Self> {
         Box::write(
             Box::new_uninit(),
             Self {
                 parts,
                 body: Bytes::new(),
                 trailers: None,
+                digests,
+                is_upload: false,
             },
         )
     }
 
     pub(super) fn read(&mut self, body: Bytes, trailers: Trailers) {
         (self.body, self.trailers) = (body, trailers);
+    }
+
+    /// Makes it an upload, and returns what checks its body. Returns `None` if the client
+    /// declares no digest.
+    pub(super) fn check_upload(&mut self) -> Option<DigestCheck> {
+        let digests = self.digests.as_deref()?;
+        self.is_upload = true;
+        Some(DigestCheck::new(digests.clone()))
+    }
+
+    /// The body, as its fingerprint sees it.
+    fn content(&self) -> Content<'_> {
+        match self.digests.as_deref() {
+            Some(digests) if self.is_upload => Content::declared(digests),
+            digests => Content::whole(&self.body, digests),
+        }
+    }
+
+    /// Whether the body, if it is in memory, has the declared digests.
+    fn has_digests(&self) -> bool {
+        let digests = self.digests.as_deref().filter(|_| !self.is_upload);
+        digests.is_none_or(|digests| digests.are_of(&self.body))
+    }
+
+    pub(super) fn headers(&self) -> &HeaderMap {
+        &self.parts.headers
+    }
+
+    /// Returns the request for the handler, with the body `upload` in the place of its own.
+    pub(super) fn into_http<B>(self, body: Option<RequestBody<B>>) -> Request<RequestBody<B>> {
+        let mut parts = self.parts;
+        parts.extensions.insert(IsGuarded);
+        let body = body.unwrap_or_else(|| RequestBody::buffered(self.body, self.trailers));
+        Request::from_parts(parts, body)
     }
 }
 
@@ -81,7 +127,7 @@ impl Comparable for Box<ReadRequest> {
         recorded: &Fingerprint,
         own: &Fingerprint,
     ) -> Comparison {
-        fingerprinter.compare(recorded, own, &self.parts, &self.body)
+        fingerprinter.compare(recorded, own, &self.parts, self.content())
     }
 }
 
@@ -95,14 +141,21 @@ pub(super) enum Ineligible {
 }
 
 impl KeyedRequest {
-    /// Takes the fingerprint of a request. Fails if a function of the application panics.
+    /// Takes the fingerprint of a request. Fails if a function of the application panics, or
+    /// its body has another digest than its client declares.
     pub(super) fn new(
         config: &Config,
         name: RecordName,
         stale_from: Option<Instant>,
         request: Box<ReadRequest>,
     ) -> Result<Self, Rejection> {
-        let fingerprint = || config.fingerprinter.current(&request.parts, &request.body);
+        if !request.has_digests() {
+            return Err(Rejection::wrong_digest());
+        }
+        let fingerprint = || {
+            let content = request.content();
+            config.fingerprinter.current(&request.parts, content)
+        };
         let (fingerprint, body_fault) = catch_unwind(AssertUnwindSafe(fingerprint))
             .map_err(|_| Rejection::callback_panicked(Callback::Fingerprint))?;
         Ok(Self {
@@ -115,15 +168,9 @@ impl KeyedRequest {
         })
     }
 
-    /// Returns the request for the handler.
-    pub(super) fn into_http<B>(self) -> Request<RequestBody<B>> {
-        let ReadRequest {
-            mut parts,
-            body,
-            trailers,
-        } = *self.what;
-        parts.extensions.insert(IsGuarded);
-        Request::from_parts(parts, RequestBody::buffered(body, trailers))
+    /// As [`ReadRequest::into_http`], with the body of an upload if it is one.
+    pub(super) fn into_http<B>(self, upload: Option<Box<Upload<B>>>) -> Request<RequestBody<B>> {
+        self.what.into_http(upload.map(RequestBody::upload))
     }
 }
 

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     Outcome, Rejection, RequestBody, ResponseBody, Store,
-    body::SentBody,
+    body::{SentBody, upload::Upload},
     disposition::HandlerChoice,
     policy::Disconnect,
     rejection::RequestHead,
@@ -34,7 +34,7 @@ use crate::{
 pub(super) async fn run<I, S, B, R>(
     claim: OwnedClaim<S>,
     inner: I,
-    request: KeyedRequest,
+    (request, upload): (KeyedRequest, Option<Box<Upload<B>>>),
     client: &Client,
     permit: Permit,
 ) -> HttpReply<R, I::Error>
@@ -45,7 +45,10 @@ where
 {
     let heartbeat = claim.shared.heartbeats.start(&claim.operation).await;
     let called = {
-        let mut request = request.into_http();
+        if let Some(upload) = &upload {
+            claim.operation.set_upload(upload.state());
+        }
+        let mut request = request.into_http(upload);
         request.extensions_mut().insert(claim.operation.clone());
         call(inner, request)
     };

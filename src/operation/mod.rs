@@ -24,6 +24,7 @@ pub(crate) use self::lease::{Lease, Renewal};
 pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
     Disposition, Fence, Key, Scope,
+    body::upload::UploadState,
     disposition::HandlerChoice,
     rejection::RequestHead,
     response::ResponseSettings,
@@ -102,6 +103,8 @@ struct Shared {
         expect(dead_code, reason = "only the SQL stores commit")
     )]
     settings: Arc<ResponseSettings>,
+    /// The upload that has to be verified before a response is recorded.
+    upload: OnceLock<Arc<UploadState>>,
     /// Made by the first `begin` or `commit`: most operations have none.
     transactions: OnceLock<Box<Transactions>>,
 }
@@ -126,6 +129,7 @@ impl Operation {
                 choice: Mutex::default(),
                 head,
                 settings,
+                upload: OnceLock::new(),
                 transactions: OnceLock::new(),
             }),
         }
@@ -252,6 +256,15 @@ impl Operation {
 
     pub(crate) fn head(&self) -> &RequestHead {
         &self.shared.head
+    }
+
+    /// Called before the handler.
+    pub(crate) fn set_upload(&self, upload: Arc<UploadState>) {
+        self.shared.upload.get_or_init(|| upload);
+    }
+
+    pub(crate) fn upload(&self) -> Option<&UploadState> {
+        self.shared.upload.get().map(|upload| &**upload)
     }
 
     pub(crate) fn have_effects_started(&self) -> bool {

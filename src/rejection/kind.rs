@@ -39,6 +39,10 @@ kinds! {
     BodyTimeout = REQUEST_TIMEOUT, "body-timeout", "The request body came too slowly";
     /// 400: the request's body could not be read to its end, or has no fingerprint.
     BodyInvalid = BAD_REQUEST, "body-invalid", "The request body cannot be used";
+    /// 400: the header `Content-Digest` is malformed.
+    DigestInvalid = BAD_REQUEST, "digest-invalid", "The digest of the request body is invalid";
+    /// 400: the body is not the one that `Content-Digest` declares.
+    DigestMismatch = BAD_REQUEST, "digest-mismatch", "The request body has another digest";
     /// 422, unless set otherwise: the key belongs to another request.
     KeyReused =
         UNPROCESSABLE_ENTITY, "key-reused", "The idempotency key belongs to another request";

@@ -13,7 +13,7 @@ pub(crate) use self::render::{Renderer, RequestHead, custom};
 
 use crate::{
     OperationId, RequestPart, StoreError, StoreErrorKind,
-    body::error::BodyError,
+    body::{error::BodyError, upload::UploadFault},
     fingerprint::{BodyFault, Mismatch},
     key::KeyFault,
     log::Warnings,
@@ -81,6 +81,17 @@ impl Rejection {
 
         not_replayable: ResponseNotReplayable
             "The first request with this key did its work, but its response was not kept. It is not run again; look up its result.";
+
+        digest_invalid: DigestInvalid
+            "The header Content-Digest is not a dictionary with SHA-256 or SHA-512 digests as byte sequences. Correct it and send the request again; nothing ran, and the key is unused.";
+
+        wrong_digest: DigestMismatch
+            "The request body is not the one that the header Content-Digest declares. Nothing ran, and this request did not use the key.";
+
+        too_many_bytes: Overloaded
+            "Too many requests with idempotency keys are in progress here. This one did not run; send it again with the same key."
+            .retry_after(1)
+            .warning("too many bytes of request bodies are held in memory, request refused with 503: raise `max_buffered_bytes`, or lower `max_request_body`");
 
         replay_refused: ReplayRefused
             "This caller may not receive the response to an earlier request with this key. Nothing ran.";
@@ -164,7 +175,65 @@ impl Rejection {
         )
     }
 
-    pub(crate) fn body_too_large(limit: usize) -> Self {
+    /// The answer to an upload that the layer broke, in the handler's place. `None` if the
+    /// handler did not read it to its end, so that its answer counts.
+    pub(crate) fn upload(fault: UploadFault) -> Option<Self> {
+        let (kind, reason) = match fault {
+            UploadFault::WrongDigest => (
+                RejectionKind::DigestMismatch,
+                "The request body is not the one that the header Content-Digest declares"
+                    .to_owned(),
+            ),
+            UploadFault::TooLarge { max } => (
+                RejectionKind::BodyTooLarge,
+                format!("With an idempotency key, an upload may have up to {max} bytes"),
+            ),
+            UploadFault::Broken(BodyError::TooLarge) => (
+                RejectionKind::BodyTooLarge,
+                "The request body exceeds a limit that stands before the idempotency layer"
+                    .to_owned(),
+            ),
+            UploadFault::TooSlow | UploadFault::Broken(BodyError::TimedOut) => (
+                RejectionKind::BodyTimeout,
+                "The request body came too slowly".to_owned(),
+            ),
+            UploadFault::Overloaded => (
+                RejectionKind::Overloaded,
+                "Too many requests with idempotency keys are in progress here".to_owned(),
+            ),
+            UploadFault::Broken(BodyError::Broken) => (
+                RejectionKind::BodyInvalid,
+                "The request body could not be read to its end".to_owned(),
+            ),
+            UploadFault::Unread => return None,
+        };
+        let is_passing = matches!(
+            kind,
+            RejectionKind::BodyTimeout | RejectionKind::Overloaded | RejectionKind::BodyInvalid
+        );
+        let rejection = Self::new(
+            kind,
+            format!(
+                "{reason}. The request was not completed, and the same request may be sent again with the same key."
+            ),
+        );
+        Some(match is_passing {
+            true => rejection.retry_after(1),
+            false => rejection,
+        })
+    }
+
+    /// Its key has a record, with which it cannot be compared.
+    pub(crate) fn oversized_retry(limit: usize) -> Self {
+        Self::new(
+            RejectionKind::BodyTooLarge,
+            format!(
+                "With an idempotency key that was used before, a request body may have up to {limit} bytes. Nothing ran."
+            ),
+        )
+    }
+
+    pub(crate) fn body_too_large(limit: u64) -> Self {
         Self::new(
             RejectionKind::BodyTooLarge,
             format!(

@@ -183,6 +183,7 @@ pub(crate) fn commit<D: CommitBackend>(
         let kept = async {
             match operation.settings().holds_values() {
                 true => Err(OF_A_GUARD.to_owned()),
+                false if is_unverified(&operation) => Err(UNVERIFIED.to_owned()),
                 false => collect(response, &operation).await,
             }
         };
@@ -399,6 +400,12 @@ async fn roll_back<DB: Database>(operation: &Operation, transaction: Transaction
     }
 }
 
+/// Whether the operation has an upload that is not verified yet, or is not the declared one.
+fn is_unverified(operation: &Operation) -> bool {
+    let upload = operation.upload();
+    upload.is_some_and(|upload| upload.ended() != Some(Ok(())))
+}
+
 /// Reads the response, and returns it with its completion, or the reason why it
 /// cannot be kept.
 async fn collect<B>(response: Response<B>, operation: &Operation) -> Result<WithCompletion, String>
@@ -448,6 +455,8 @@ where
 }
 
 pub(crate) const ENDED: &str = "the transaction had ended before `commit` was called";
+const UNVERIFIED: &str = "the upload of the request is not verified: read its body to the end before \
+    `commit`";
 const OF_A_GUARD: &str = "the operation is that of a `Guard`: use `commit_value`";
 #[cfg(feature = "guard")]
 const OF_A_LAYER: &str = "the operation is not that of a `Guard`: use `commit`";

@@ -1,0 +1,333 @@
+//! A request body that streams to the handler while its digest is verified.
+
+mod state;
+mod wait;
+
+use std::{
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
+use thiserror::Error;
+
+pub(crate) use self::state::UploadState;
+use self::wait::WaitTimeout;
+use super::{
+    ReceivedBody, after,
+    digests::DigestCheck,
+    error::{BodyError, BoxError},
+};
+
+/// Why an upload is not the declared body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub(crate) enum UploadFault {
+    #[error("the request body is not the one that `Content-Digest` declares")]
+    WrongDigest,
+    #[error("the request body has more than {max} bytes")]
+    TooLarge { max: u64 },
+    #[error("the request body came too slowly")]
+    TooSlow,
+    #[error("too many bytes of request bodies are held in memory")]
+    Overloaded,
+    /// The connection, or a layer outside, broke it.
+    #[error("the request body could not be read to its end")]
+    Broken(BodyError),
+    /// The handler did not read it to its end.
+    #[error("the request body was not read to its end")]
+    Unread,
+}
+
+/// What an upload may take.
+#[derive(Clone, Copy)]
+pub(crate) struct UploadLimits {
+    pub(crate) max_bytes: u64,
+    /// How long the body may pause while it is waited for.
+    pub(crate) timeout: Duration,
+    pub(crate) min_bytes_per_second: u64,
+}
+
+/// Sets how many bytes are held in memory. Returns false if that is over the limit.
+pub(crate) type Hold = Box<dyn FnMut(usize) -> bool + Send + Sync>;
+
+/// The body of an upload, for its handler.
+pub(crate) struct Upload<B> {
+    /// `None` after its end.
+    stream: Option<VerifiedStream<B>>,
+    erase: fn(VerifiedStream<B>) -> ErasedStream,
+    state: Arc<UploadState>,
+}
+
+/// An upload that its handler has dropped.
+pub(crate) type ErasedStream = VerifiedStream<UnsyncBoxBody<Bytes, BoxError>>;
+
+impl<B: ReceivedBody + Send + 'static> Upload<B> {
+    /// `read`: the bytes that were read from the body before, which are held already.
+    pub(crate) fn new(
+        read: Bytes,
+        rest: Pin<Box<B>>,
+        check: DigestCheck,
+        limits: UploadLimits,
+        hold: Hold,
+    ) -> Self {
+        Self {
+            stream: Some(VerifiedStream {
+                read,
+                rest,
+                held: Bytes::new(),
+                trailers: None,
+                check,
+                length: 0,
+                is_verified: false,
+                wait: WaitTimeout::new(limits),
+                limits,
+                hold,
+            }),
+            erase: VerifiedStream::erase,
+            state: Arc::default(),
+        }
+    }
+}
+
+impl<B> Upload<B> {
+    pub(crate) fn state(&self) -> Arc<UploadState> {
+        Arc::clone(&self.state)
+    }
+
+    /// Whether some of the body was read.
+    pub(crate) fn was_read(&self) -> bool {
+        let stream = self.stream.as_ref();
+        stream.is_none_or(|stream| !stream.read.is_empty())
+    }
+
+    /// Returns the rest of a body that is not handed to a handler.
+    pub(crate) fn into_rest(mut self) -> Option<Pin<Box<B>>> {
+        self.stream.take().map(|stream| stream.rest)
+    }
+}
+
+impl<B: ReceivedBody> Upload<B> {
+    pub(in crate::body) fn poll_frame(
+        &mut self,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Some(stream) = &mut self.stream else {
+            return Poll::Ready(None);
+        };
+        let frame = ready!(stream.poll_frame(cx));
+        if stream.is_verified {
+            self.state.end(Ok(()));
+        }
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => Some(Ok(frame)),
+            Some(Err(broken)) => {
+                self.state.end(Err(broken.fault));
+                self.leave();
+                Some(Err(broken.error))
+            }
+            None => {
+                self.stream = None;
+                None
+            }
+        })
+    }
+
+    pub(in crate::body) fn is_end_stream(&self) -> bool {
+        let is_over = |stream: &VerifiedStream<B>| stream.is_verified && stream.is_empty();
+        self.stream.as_ref().is_none_or(is_over)
+    }
+
+    pub(in crate::body) fn size_hint(&self) -> SizeHint {
+        match &self.stream {
+            Some(stream) => stream.size_hint(),
+            None => SizeHint::with_exact(0),
+        }
+    }
+}
+
+impl<B> Upload<B> {
+    /// Leaves the rest to the layer, which verifies it or reads it for its connection.
+    fn leave(&mut self) {
+        if let Some(stream) = self.stream.take() {
+            self.state.leave((self.erase)(stream));
+        }
+    }
+}
+
+impl<B> Drop for Upload<B> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// A body whose last data is held back until its digest is verified.
+pub(crate) struct VerifiedStream<B> {
+    read: Bytes,
+    rest: Pin<Box<B>>,
+    held: Bytes,
+    trailers: Option<HeaderMap>,
+    check: DigestCheck,
+    length: u64,
+    is_verified: bool,
+    wait: WaitTimeout,
+    limits: UploadLimits,
+    hold: Hold,
+}
+
+/// The error of a body, as the layer and the handler see it.
+pub(crate) struct Broken {
+    pub(crate) fault: UploadFault,
+    error: BoxError,
+}
+
+impl From<UploadFault> for Broken {
+    fn from(fault: UploadFault) -> Self {
+        Self {
+            fault,
+            error: fault.into(),
+        }
+    }
+}
+
+impl<B: ReceivedBody> VerifiedStream<B> {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+        while !self.is_verified {
+            let data = match ready!(self.poll_data(cx)) {
+                Err(broken) => return Poll::Ready(Some(Err(broken))),
+                Ok(data) => data,
+            };
+            if let Err(fault) = self.take(&data) {
+                return Poll::Ready(Some(Err(fault.into())));
+            }
+            // An empty frame must not release the last data.
+            if !data.is_empty() {
+                let before = mem::replace(&mut self.held, data);
+                if !before.is_empty() {
+                    return Poll::Ready(Some(Ok(Frame::data(before))));
+                }
+            }
+        }
+        let held = mem::take(&mut self.held);
+        let frame = match held.is_empty() {
+            true => self.trailers.take().map(Frame::trailers),
+            false => Some(Frame::data(held)),
+        };
+        Poll::Ready(frame.map(Ok))
+    }
+
+    /// Returns the next data, which is empty at the end of the body.
+    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Broken>> {
+        if !self.read.is_empty() {
+            return Poll::Ready(Ok(mem::take(&mut self.read)));
+        }
+        let Poll::Ready(frame) = self.rest.as_mut().poll_frame(cx) else {
+            ready!(self.wait.poll_elapsed(self.length, cx));
+            return Poll::Ready(Err(UploadFault::TooSlow.into()));
+        };
+        self.wait.stop();
+        Poll::Ready(match frame {
+            None => self.verify().map(|()| Bytes::new()),
+            Some(Err(error)) => {
+                let error = error.into();
+                let fault = UploadFault::Broken(BodyError::of(&*error));
+                Err(Broken { fault, error })
+            }
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => Ok(data),
+                Err(frame) => {
+                    self.trailers = frame.into_trailers().ok();
+                    self.verify().map(|()| Bytes::new())
+                }
+            },
+        })
+    }
+
+    /// Counts and hashes data that is held from now on.
+    fn take(&mut self, data: &Bytes) -> Result<(), UploadFault> {
+        self.length += data.len() as u64;
+        let max = self.limits.max_bytes;
+        if self.length > max {
+            return Err(UploadFault::TooLarge { max });
+        }
+        self.check.update(data);
+        match data.is_empty() || (self.hold)(data.len()) {
+            true => Ok(()),
+            false => Err(UploadFault::Overloaded),
+        }
+    }
+
+    fn verify(&mut self) -> Result<(), Broken> {
+        match self.check.holds() {
+            true => {
+                self.is_verified = true;
+                Ok(())
+            }
+            false => Err(UploadFault::WrongDigest.into()),
+        }
+    }
+
+    /// Reads the rest of a body that its handler has dropped.
+    pub(crate) fn poll_verified(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), UploadFault>> {
+        loop {
+            match ready!(self.poll_frame(cx)) {
+                Some(Ok(_)) => {}
+                None => return Poll::Ready(Ok(())),
+                Some(Err(broken)) => return Poll::Ready(Err(broken.fault)),
+            }
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let rest = match self.is_verified {
+            true => SizeHint::with_exact(0),
+            false => self.rest.size_hint(),
+        };
+        after(self.read.len() + self.held.len(), &rest)
+    }
+}
+
+impl<B> VerifiedStream<B> {
+    fn is_empty(&self) -> bool {
+        self.held.is_empty() && self.trailers.is_none()
+    }
+
+    /// Returns what was not read from the body.
+    pub(crate) fn into_rest(self) -> Pin<Box<B>> {
+        self.rest
+    }
+}
+
+impl<B: ReceivedBody + Send + 'static> VerifiedStream<B> {
+    fn erase(self) -> ErasedStream {
+        let Self {
+            read,
+            rest,
+            held,
+            trailers,
+            check,
+            length,
+            is_verified,
+            wait,
+            limits,
+            hold,
+        } = self;
+        VerifiedStream {
+            read,
+            rest: Box::pin(rest.map_err(Into::into).boxed_unsync()),
+            held,
+            trailers,
+            check,
+            length,
+            is_verified,
+            wait,
+            limits,
+            hold,
+        }
+    }
+}
