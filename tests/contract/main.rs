@@ -34,6 +34,7 @@ mod life;
 mod logs;
 mod mismatches;
 mod operator;
+mod oversized;
 // Not every test binary uses all of it.
 #[allow(dead_code)]
 #[path = "../chaos/server.rs"]
@@ -47,3 +48,4 @@ mod standby;
 mod store_failures;
 mod streams;
 mod syntax;
+mod uploads;
