@@ -7,10 +7,7 @@
 
 use std::fmt;
 
-use bytes::{BufMut as _, BytesMut};
-
-use super::recorded::Reader;
-use crate::StoreError;
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 /// Names and values that the application keeps beside a response, such as the user who
 /// made the request.
@@ -89,20 +86,18 @@ impl Attributes {
         }
     }
 
-    pub(super) fn read(rest: &mut Reader) -> Result<Self, StoreError> {
-        let count = rest.short()?;
-        let mut attributes = Vec::new();
-        for _ in 0..count {
-            attributes.push((text(rest)?, text(rest)?));
-        }
-        Ok(Self(attributes))
+    /// Takes them off the front. Returns `None` if they are damaged.
+    pub(super) fn read(rest: &mut Bytes) -> Option<Self> {
+        let count = rest.try_get_u16_le().ok()?;
+        let pairs = (0..count).map(|_| Some((text(rest)?, text(rest)?)));
+        pairs.collect::<Option<_>>().map(Self)
     }
 }
 
-fn text(rest: &mut Reader) -> Result<String, StoreError> {
-    let length = usize::from(rest.short()?);
-    String::from_utf8(rest.take(length)?.into())
-        .map_err(|_| StoreError::corrupt("response: attribute"))
+fn text(rest: &mut Bytes) -> Option<String> {
+    let length = usize::from(rest.try_get_u16_le().ok()?);
+    let text = (length <= rest.len()).then(|| rest.split_to(length))?;
+    String::from_utf8(text.into()).ok()
 }
 
 /// As [`Attributes::with`], for each pair.

@@ -233,7 +233,8 @@ impl RecordedResponse {
         }
         let (kind, attributes) = match kind {
             ATTRIBUTED => {
-                let attributes = Attributes::read(&mut rest)?;
+                let attributes = Attributes::read(&mut rest.0)
+                    .ok_or_else(|| StoreError::corrupt("response: attributes"))?;
                 let [kind] = rest.array()?;
                 (kind, attributes)
             }
@@ -360,7 +361,7 @@ fn put_lines<'a>(
 }
 
 /// Takes bytes off the front; never reads past the end.
-pub(super) struct Reader(Bytes);
+struct Reader(Bytes);
 
 impl Reader {
     fn needs(&self, count: usize) -> Result<(), StoreError> {
@@ -371,7 +372,7 @@ impl Reader {
     }
 
     /// A part of the memory that was read from.
-    pub(super) fn take(&mut self, count: usize) -> Result<Bytes, StoreError> {
+    fn take(&mut self, count: usize) -> Result<Bytes, StoreError> {
         self.needs(count)?;
         Ok(self.0.split_to(count))
     }
@@ -383,7 +384,7 @@ impl Reader {
         Ok(bytes)
     }
 
-    pub(super) fn short(&mut self) -> Result<u16, StoreError> {
+    fn short(&mut self) -> Result<u16, StoreError> {
         self.array().map(u16::from_le_bytes)
     }
 
