@@ -11,6 +11,7 @@
 
 use std::{
     convert::Infallible,
+    fmt,
     future::{pending, poll_fn},
     sync::{
         Arc,
@@ -523,9 +524,8 @@ async fn bytes(response: Response<ResponseBody<TestBody>>) -> Bytes {
     collected(response.into_body()).await
 }
 
-async fn collected<B: Body<Data = Bytes, Error = Infallible>>(body: B) -> Bytes {
-    let Ok(collected) = body.collect().await;
-    collected.to_bytes()
+async fn collected<B: Body<Data = Bytes, Error: fmt::Debug>>(body: B) -> Bytes {
+    body.collect().await.unwrap().to_bytes()
 }
 
 #[track_caller]

@@ -143,7 +143,8 @@ async fn work(
     let operation = request.extensions().get::<Operation>().cloned();
     let operation = operation.expect("I12: nothing runs unguarded here");
     let name = world.numbered(operation.scope(), operation.key());
-    let sent = request.into_body().collect().await?.to_bytes();
+    let sent = request.into_body().collect().await.map_err(|_| Broken)?;
+    let sent = sent.to_bytes();
     let body = World::body_of(&sent);
     let deed = world.deed();
     let run = world.run();
