@@ -233,8 +233,8 @@ const LIMITS: [(&str, &str); 6] = [
     ),
     (
         "Citus claim + complete",
-        "Each call is a statement for one node, as a plain one is. A batch for records of several \
-         nodes is committed in two phases: it reached 0.1 ×.",
+        "One call in flight is a statement for one node, as a plain one is. More share a statement \
+         with a row for each, which is committed in two phases.",
     ),
     (
         "PostgreSQL claim + complete, 256 in flight",

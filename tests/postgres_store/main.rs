@@ -10,6 +10,7 @@ mod fences;
 mod guards;
 mod indexes;
 mod rollbacks;
+mod rows;
 mod settings;
 mod sweeps;
 mod tables;

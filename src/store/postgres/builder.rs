@@ -15,6 +15,7 @@ use super::{
     fenced::Fenced,
     pool::Pool,
     reads::RecordReads,
+    rows::MAX_ROWS,
     schema::Schema,
     server,
     session::{SessionSettings, Timeouts},
@@ -262,15 +263,14 @@ impl PostgresStoreBuilder {
         let shared = limits(ATTEMPTS, self.max_waiting_calls);
         let alone = (max as usize).saturating_sub(BATCH_CONNECTIONS);
         let alone = Arc::new(Semaphore::new(alone.min(MAX_ALONE)));
-        let shares_statements = schema.engine == PostgresEngine::Postgres;
-        let concurrent = |is_large| match is_large {
-            // On other engines a statement for records of several nodes costs more than
-            // one for each record.
-            _ if !shares_statements => ConcurrentBatches {
+        let is_plain = schema.engine == PostgresEngine::Postgres;
+        let concurrent = |is_large, most_elsewhere| match is_large {
+            // On other engines a batch costs more than its calls, unless it is one of rows.
+            _ if !is_plain => ConcurrentBatches {
                 alone: Arc::new(Semaphore::new(0)),
                 usual: max as usize,
                 max: max as usize,
-                max_calls: 1,
+                max_calls: most_elsewhere,
             },
             true => ConcurrentBatches {
                 alone: Arc::new(Semaphore::new(0)),
@@ -289,17 +289,17 @@ impl PostgresStoreBuilder {
         };
         let reads = |is_large| {
             let reads = RecordReads::new(Arc::clone(&requests), &schema, is_large);
-            Batcher::new(reads, concurrent(is_large), shared.clone())
+            Batcher::new(reads, concurrent(is_large, 1), shared.clone())
         };
         let transitions = |is_large| {
             let transitions = Transitions::new(Arc::clone(&requests), &schema, is_large);
-            Batcher::new(transitions, concurrent(is_large), shared.clone())
+            Batcher::new(transitions, concurrent(is_large, MAX_ROWS), shared.clone())
         };
         let claims = Claims::new(Arc::clone(&requests), &schema);
         let fenced = Arc::new(Fenced::new(Arc::clone(&requests), &schema));
         Ok(PostgresStore {
             inner: Arc::new(Inner {
-                claims: Batcher::new(claims, concurrent(false), shared.clone()),
+                claims: Batcher::new(claims, concurrent(false, MAX_ROWS), shared.clone()),
                 transitions: transitions(false),
                 large_transitions: transitions(true),
                 reads: Reads {

@@ -9,10 +9,12 @@ use sqlx::SqlStr;
 
 use super::{
     answers::AnswersByToken,
+    engine::PostgresEngine,
     error::{failure, is_lock_timeout},
     parameters::micros,
     pool::Pool,
     reads,
+    rows::ClaimRows,
     schema::{Schema, statements},
     session::{Session, column},
 };
@@ -29,6 +31,8 @@ pub(super) struct Claims {
     pool: Arc<Pool>,
     sql: Statements,
     reads: reads::Statements,
+    /// On Citus.
+    rows: Option<ClaimRows>,
 }
 
 impl Batch for Claims {
@@ -57,6 +61,7 @@ impl Claims {
             pool,
             sql: Statements::new(schema),
             reads: reads::Statements::new(schema),
+            rows: (schema.engine == PostgresEngine::Citus).then(|| ClaimRows::new(schema)),
         }
     }
 
@@ -112,6 +117,16 @@ impl Claims {
                 Attempt::Locked => None,
             }]);
         }
+        let mut answers =
+            AnswersByToken::new(calls.iter().map(|call| *call.claim.token.as_bytes()));
+        if let Some(rows) = &self.rows {
+            let granted = rows.query(session, calls);
+            for row in &session.rows(granted).await? {
+                answers.set(column(row, "token")?, grant(row).map(acquired));
+            }
+            // The others have a record. They are made singly.
+            return Ok(answers.into_answers());
+        }
         let bytes = |value: fn(&Claim) -> &[u8]| -> Vec<&[u8]> {
             calls.iter().map(|call| value(&call.claim)).collect()
         };
@@ -128,8 +143,6 @@ impl Claims {
             .bind(durations(|claim| claim.retention))
             .bind(SMALL_RESPONSE as i64);
         let rows = session.rows(query).await?;
-        let mut answers =
-            AnswersByToken::new(calls.iter().map(|call| *call.claim.token.as_bytes()));
         for row in &rows {
             let token = column(row, "asked")?;
             match column::<Option<i64>>(row, "state")? {

@@ -18,6 +18,7 @@ mod migrations;
 mod parameters;
 mod pool;
 mod reads;
+mod rows;
 mod schema;
 mod server;
 mod session;
@@ -101,7 +102,8 @@ use crate::{Fence, scope::RecordName, store::Token};
 /// connections are left to batches. Beyond that, concurrent claims share a statement, and
 /// so do concurrent completions, releases and heartbeats, and concurrent reads. No timer
 /// is involved. Each caller gets its own answer, and a call that the database refuses fails
-/// alone. On Citus, each call has a statement of its own. Beyond a limit of
+/// alone. On Citus, a statement carries up to 16 claims or 16 completions, and every other
+/// call has one of its own. Beyond a limit of
 /// [waiting calls](crate::store::PostgresStoreBuilder::max_waiting_calls), a call is
 /// refused without being sent.
 ///

@@ -7,9 +7,11 @@ use std::{sync::Arc, time::Duration};
 
 use super::{
     answers::AnswersByToken,
+    engine::PostgresEngine,
     parameters::micros,
     pool::Pool,
     reads,
+    rows::{CompletionCall, CompletionRows},
     schema::{Schema, statements},
     session::{Session, column},
 };
@@ -26,6 +28,8 @@ pub(super) struct Transitions {
     pool: Arc<Pool>,
     sql: Statements,
     reads: reads::Statements,
+    /// On Citus.
+    rows: Option<CompletionRows>,
     /// Whether the batches carry large responses.
     is_large: bool,
 }
@@ -62,6 +66,7 @@ impl Transitions {
             pool,
             sql: Statements::new(schema),
             reads: reads::Statements::new(schema),
+            rows: (schema.engine == PostgresEngine::Citus).then(|| CompletionRows::new(schema)),
             is_large,
         }
     }
@@ -74,6 +79,9 @@ impl Transitions {
         if let [call] = calls {
             let is_applied = self.apply(session, call).await?;
             return Ok(vec![is_applied.then_some(Ok(Transitioned::Applied))]);
+        }
+        if let Some(rows) = &self.rows {
+            return self.apply_rows(session, rows, calls).await;
         }
         let tokens = || calls.iter().map(|call| call.token.as_bytes());
         let parameters = || calls.iter().map(|call| Parameters::of(&call.transition));
@@ -89,6 +97,41 @@ impl Transitions {
             answers.set(column(row, "token")?, Ok(Transitioned::Applied));
         }
         // The others are made singly.
+        Ok(answers.into_answers())
+    }
+
+    /// Makes the completions with one statement. The other transitions are made singly.
+    async fn apply_rows(
+        &self,
+        session: &mut Session<'_>,
+        rows: &CompletionRows,
+        calls: &[TransitionCall],
+    ) -> Result<Answers<Transitioned>, StoreError> {
+        let mut answers = AnswersByToken::new(calls.iter().map(|call| *call.token.as_bytes()));
+        let completions: Vec<CompletionCall<'_>> = calls
+            .iter()
+            .filter_map(|call| match &call.transition {
+                OwnerTransition::Complete(completion) => Some((&call.name, call.token, completion)),
+                _ => None,
+            })
+            .collect();
+        if completions.is_empty() {
+            return Ok(answers.into_answers());
+        }
+        let complete = rows.query(session, &completions);
+        for row in &session.rows(complete).await? {
+            let token: &[u8] = column(row, "token")?;
+            if column(row, "is_applied")? {
+                answers.set(token, Ok(Transitioned::Applied));
+                continue;
+            }
+            let removed = completions.iter();
+            let removed = removed.filter(|(_, own, _)| own.as_bytes() == token);
+            for (name, token, _) in removed {
+                let remove = rows.remove(session, name, *token);
+                session.changes(remove).await?;
+            }
+        }
         Ok(answers.into_answers())
     }
 
@@ -119,6 +162,10 @@ impl Transitions {
             transition,
         }: &TransitionCall,
     ) -> Result<bool, StoreError> {
+        if let (Some(rows), OwnerTransition::Complete(completion)) = (&self.rows, transition) {
+            let complete = rows.alone(session, (name, *token, completion));
+            return session.changes(complete).await;
+        }
         let of = Parameters::of(transition);
         let query = session
             .query_record(&self.sql.apply, name)
