@@ -59,7 +59,7 @@ pin_project! {
 /// A request whose body is read.
 pub(super) struct Reading<N> {
     pub(super) read: ReadBody,
-    /// Called with what was read, and with the body.
+    /// Called with the part of the body that was read, and with the body.
     pub(super) answer: N,
 }
 

@@ -84,7 +84,7 @@ impl RequestHead {
         self.kept.as_deref().map(|kept| &kept.parts)
     }
 
-    /// Returns what is kept with the response.
+    /// Returns the attributes to keep with the response.
     pub(crate) fn attributes(&self) -> &Attributes {
         const NONE: &Attributes = &Attributes::NONE;
         self.kept.as_deref().map_or(NONE, |kept| &kept.attributes)

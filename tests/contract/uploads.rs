@@ -739,7 +739,7 @@ async fn rule_39_a_replayed_upload_is_answered_before_its_body() {
     // Not a byte of its body was sent.
     let retry = wire.ask(&head).await;
     assert!(retry.is_replay(), "{retry:?}");
-    // A client that sends it all the same keeps its connection.
+    // A client that sends its body nevertheless keeps its connection.
     wire.write(&body).await;
     let next = wire.ask(format!("{head}{body}")).await;
     assert!(next.is_replay(), "{next:?}");

@@ -297,7 +297,7 @@ impl<B> VerifiedStream<B> {
         self.held.is_empty() && self.trailers.is_none()
     }
 
-    /// Returns what was not read from the body.
+    /// Returns the unread rest of the body.
     pub(crate) fn into_rest(self) -> Pin<Box<B>> {
         self.rest
     }
