@@ -13,7 +13,7 @@ use http::{Request, Response as HttpResponse, StatusCode};
 use tokio::{
     runtime::Builder,
     task::JoinHandle,
-    time::{Instant, sleep},
+    time::{Instant, sleep, timeout},
 };
 use tower_idempotency::{
     IdempotencyLayer, Key, MemoryStore, Operation, Recovery, Scope, Store,
@@ -213,7 +213,11 @@ impl World {
     }
 
     async fn ask(&self, name: Name, request: u8, plan: &Plan) -> Received {
-        received(self.service.clone(), asked(name, request, plan)).await
+        let received = received(self.service.clone(), asked(name, request, plan));
+        let Ok(received) = timeout(LONGEST_RUN, received).await else {
+            panic!("a request that must not run hangs {self}");
+        };
+        received
     }
 
     /// Lets time pass. Slow handlers end.
