@@ -58,6 +58,49 @@ fn a_record_expires_after_its_last_moment() {
 }
 
 #[test]
+fn an_expired_claim_with_a_live_lease_is_not_claimed_again() {
+    let claim = claim(2 * DAY, DAY);
+    let reclaimed = |at| {
+        let mut record = StoredRecord::claimed(&claim, NOW);
+        let seen = record.grant().fence;
+        let other = self::claim(LEASE, DAY);
+        record
+            .reclaim(seen, ReclaimAs::Expired, &other, at)
+            .is_some()
+    };
+    assert!(!reclaimed(NOW + DAY + MICRO));
+    assert!(!reclaimed(NOW + 2 * DAY));
+    assert!(reclaimed(NOW + 2 * DAY + MICRO));
+}
+
+#[test]
+fn a_retry_counts_attempts_and_keeps_one_takeover() {
+    let mut claim = claim(Duration::ZERO, DAY);
+    let mut record = StoredRecord::claimed(&claim, NOW);
+    for (number, reclaim_as, takeovers) in [
+        (2, ReclaimAs::Takeover, 1),
+        (3, ReclaimAs::Takeover, 2),
+        (4, ReclaimAs::Retry, 1),
+        (5, ReclaimAs::Retry, 1),
+    ] {
+        if reclaim_as == ReclaimAs::Retry {
+            let release = OwnerTransition::Release(Release::AnyRequest);
+            let released = record.apply(&Transition::Owner(claim.token, release), NOW);
+            assert_eq!(released, Transitioned::Applied);
+            let same = RecordState::Released(Release::SameRequest);
+            assert_eq!(format!("{:?}", record.read(NOW).state), format!("{same:?}"));
+        }
+        let seen = record.grant();
+        claim = self::claim(Duration::ZERO, DAY);
+        let at = NOW + MICRO * number;
+        let grant = record.reclaim(seen.fence, reclaim_as, &claim, at);
+        let grant = grant.unwrap();
+        assert_eq!((grant.attempt, grant.operation), (number, seen.operation));
+        assert_eq!(record.read(NOW).takeovers, takeovers);
+    }
+}
+
+#[test]
 fn a_sweep_waits_for_expiry_lease_and_fence() {
     let claim = claim(2 * DAY, DAY);
     let record = StoredRecord::claimed(&claim, NOW);
