@@ -5,6 +5,10 @@ use std::{fmt, sync::Arc, time::Duration};
 use http::{HeaderName, HeaderValue, Method, Response, StatusCode, request};
 use thiserror::Error;
 
+#[cfg(all(feature = "sealing", feature = "tracing"))]
+use crate::sealing::log_ids::LogIds;
+#[cfg(feature = "sealing")]
+use crate::sealing::{names::NameDigests, settings::Sealing};
 use crate::{
     ContentDigest, Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders,
     KeySyntax, OversizedBody, Recovery, Rejection, ReplayAuthorizer, Scope, Store, StoreFailure,
@@ -126,6 +130,10 @@ impl<S: Store> IdempotencyBuilder<S> {
                 max_run_time: Duration::from_secs(15 * 60),
                 late_recording_timeout: Duration::from_secs(15 * 60),
                 max_late_recording_bytes: 64 * MIB,
+                #[cfg(feature = "sealing")]
+                names: None,
+                #[cfg(all(feature = "sealing", feature = "tracing"))]
+                log_ids: None,
                 responses: Arc::default(),
             },
         }
@@ -177,7 +185,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// it can be compared.
     ///
     /// Without it, their retries receive 503 until they expire. The plain forms of
-    /// [`Fingerprinting`] are always understood. Defaults to none.
+    /// [`Fingerprinting`] are understood in any case, unless the current form is
+    /// keyed. Defaults to none.
     pub fn earlier_fingerprint(mut self, fingerprinting: Fingerprinting) -> Self {
         self.earlier.push(fingerprinting);
         self
@@ -482,6 +491,37 @@ impl<S: Store> IdempotencyBuilder<S> {
         self
     }
 
+    /// Encrypts the responses in the store, and refuses those that do not open with 503.
+    /// Defaults to none, which stores them readable.
+    ///
+    /// Every process that shares the store needs the same keys; see the guide on
+    /// [sealing](crate::guide::sealing).
+    #[cfg(feature = "sealing")]
+    pub fn sealing(mut self, sealing: Sealing) -> Self {
+        self.responses().sealing = Some(sealing);
+        self
+    }
+
+    /// Replaces the scope and the key of each record with digests. Defaults to none, which
+    /// stores them readable.
+    ///
+    /// [`Operation::scope`](crate::Operation::scope) and [`key`](crate::Operation::key)
+    /// return the readable ones. Every process that shares the store needs the same secret, for
+    /// as long as records are kept: under another one, retries run again.
+    #[cfg(feature = "sealing")]
+    pub fn name_digests(mut self, digests: NameDigests) -> Self {
+        self.config.names = Some(digests);
+        self
+    }
+
+    /// Gives the event of each outcome the field `key_id`, an id of the key that may be
+    /// logged. Defaults to none.
+    #[cfg(all(feature = "sealing", feature = "tracing"))]
+    pub fn log_ids(mut self, ids: LogIds) -> Self {
+        self.config.log_ids = Some(ids);
+        self
+    }
+
     /// Returns the layer.
     ///
     /// With the feature `metrics`, it describes the crate's metrics to the recorder. One
@@ -497,7 +537,8 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// - bodies that stream, where a function needs them;
     /// - a required key, and bodies that run unguarded;
     /// - a lease shorter than three heartbeats;
-    /// - a window of UUIDv7 keys longer than a retention.
+    /// - a window of UUIDv7 keys longer than a retention;
+    /// - a `Sealing` without the name of a table, or with two keys of one id.
     pub fn build(self) -> Result<IdempotencyLayer<S>, BuildError> {
         let mut config = self.config;
         let documentation = self.documentation.as_deref().map(link).transpose()?;
@@ -518,6 +559,10 @@ impl<S: Store> IdempotencyBuilder<S> {
         let streams = matches!(config.content_digest, ContentDigest::Stream { .. });
         if streams && self.fingerprinting.is_custom() {
             return Err(BuildError::new("content_digest", CUSTOM));
+        }
+        #[cfg(feature = "sealing")]
+        if let Some(fault) = responses.sealing.as_ref().and_then(Sealing::fault) {
+            return Err(BuildError::new("sealing", fault));
         }
         config.fingerprinter = Fingerprinter::new(self.fingerprinting, self.earlier);
         check(&config)?;

@@ -35,6 +35,10 @@ pub mod operating {}
 #[doc = include_str!("../docs/threat-model.md")]
 pub mod threat_model {}
 
+#[cfg(any(feature = "sealing", all(doc, not(doctest))))]
+#[doc = include_str!("../docs/sealing.md")]
+pub mod sealing {}
+
 #[cfg(any(feature = "test-support", all(doc, not(doctest))))]
 #[doc = include_str!("../docs/testing.md")]
 pub mod testing_your_handler {}

@@ -265,7 +265,9 @@
 //! metric shows a key, a scope, a token or a body. The field `operation` is the
 //! operation's id, the same for all of its attempts.
 //!
-//! - **Each guarded request** is one event at DEBUG, with the field `outcome`.
+//! - **Each guarded request** is one event at DEBUG, with the field `outcome`. With the
+//!   setting `log_ids` of the feature `sealing`, `key_id` names its key to those who know
+//!   the secret.
 //! - **Each failure** is a warning (WARN) that says what failed and what follows
 //!   from it. `kind` and `error` are the cause with its sources, `hint` is a remedy.
 //!   A layer logs at most one warning of a kind in 5 seconds. `suppressed` is the
@@ -333,6 +335,7 @@
 //! | `redis` | `RedisStore`: a server, Sentinel or a cluster of Redis or Valkey | |
 //! | `inbox` | `messages::Inbox`: each message of a broker is processed once, on PostgreSQL and SQLite | |
 //! | `outbox` | `messages::{Outbox, Relay}`: events are published if and only if their transaction commits, on PostgreSQL and SQLite | |
+//! | `sealing` | `sealing`: encrypted responses, keyed fingerprints, digests of names, and ids of keys for logs | |
 //! | `cache` | `store::CachedStore`: replays from this process's memory, in front of any store | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
 //! | `test-support` | `test_support`: faulty stores, gates, and operations without a layer, for tests of handlers | |
@@ -349,6 +352,7 @@ mod flow;
 
 mod key;
 mod scope;
+mod request_name;
 mod fingerprint;
 mod operation;
 mod disposition;
@@ -380,6 +384,8 @@ pub mod client;
 pub mod messages;
 #[cfg(feature = "guard")]
 mod guard;
+#[cfg(feature = "sealing")]
+pub mod sealing;
 #[cfg(feature = "schedules")]
 pub mod schedule;
 #[cfg(feature = "conformance")]

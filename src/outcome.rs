@@ -60,17 +60,19 @@ impl Outcome {
     }
 
     /// The one event and the one count of a guarded request.
-    pub(crate) fn tell(self, operation: Option<OperationId>) {
+    /// `key_id` is the id that `LogIds` give the key.
+    pub(crate) fn tell(self, operation: Option<OperationId>, key_id: Option<&str>) {
         #[cfg(feature = "tracing")]
         tracing::debug!(
             target: "tower_idempotency",
             outcome = self.name(),
             operation = operation.map(tracing::field::display),
+            key_id,
             "idempotent request"
         );
         #[cfg(feature = "metrics")]
         metrics::counter!(crate::metrics::REQUESTS, "outcome" => self.name()).increment(1);
-        let _ = operation;
+        let _ = (operation, key_id);
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::{fmt, ops::Range};
 
+#[cfg(feature = "sealing")]
+use super::key::FingerprintKey;
 use super::{
     digest::{Digest, Framed},
     target::Source,
@@ -10,8 +12,9 @@ use super::{
 /// Identifies a request, to tell a retry from another request with the same key.
 ///
 /// It holds the id of the scheme that made it, a SHA-256 digest of the request, and
-/// four bytes for each part of the request. Two requests are the same if their
-/// digests under one scheme are. The four bytes only name the parts that differ.
+/// four bytes for each part of the request. A keyed one has an HMAC in the place of the
+/// digest. Two requests are the same if their digests under one scheme are. The four bytes
+/// only name the parts that differ.
 ///
 /// Stores keep the bytes and never look into them:
 ///
@@ -59,6 +62,26 @@ impl Fingerprint {
 
     pub(super) fn print(&self, place: Place) -> Print {
         first(&self.0[place.bytes()])
+    }
+
+    /// Replaces the digest with its MAC, and hides the prints of the parts.
+    #[cfg(feature = "sealing")]
+    pub(super) fn keyed(mut self, key: &FingerprintKey) -> Self {
+        let digest = key.digest(&self.0[..PRINTS_START]);
+        self.0[DIGEST_START..PRINTS_START].copy_from_slice(&digest);
+        self.masked(key)
+    }
+
+    /// Hides the prints of a keyed fingerprint, or shows them again.
+    #[cfg(feature = "sealing")]
+    pub(super) fn masked(mut self, key: &FingerprintKey) -> Self {
+        let (made, prints) = self.0.split_at_mut(PRINTS_START);
+        let mask = key.mask(&made[DIGEST_START..]);
+        prints
+            .iter_mut()
+            .zip(mask)
+            .for_each(|(byte, mask)| *byte ^= mask);
+        self
     }
 }
 

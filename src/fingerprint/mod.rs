@@ -6,6 +6,8 @@ mod form;
 #[cfg(feature = "guard")]
 mod input;
 mod json;
+#[cfg(feature = "sealing")]
+mod key;
 mod layout;
 mod media_type;
 #[cfg(feature = "multipart")]
@@ -17,7 +19,7 @@ mod target;
 use http::request;
 
 #[cfg(feature = "guard")]
-pub(crate) use self::input::InputKind;
+pub(crate) use self::input::InputFingerprints;
 pub(crate) use self::{content::Content, digest::BodyFault, parts::Mismatch};
 pub use self::{layout::Fingerprint, parts::RequestPart, settings::Fingerprinting};
 use self::{layout::Scheme, target::Target};
@@ -47,8 +49,9 @@ pub(crate) enum Comparison {
 
 impl Fingerprinter {
     pub(crate) fn new(current: Fingerprinting, earlier: Vec<Fingerprinting>) -> Self {
-        // The plain forms are always understood, so that a change between them
-        // does not turn the retries of the last day into errors.
+        // The plain forms are understood, so that a change between them does not turn the
+        // retries of the last day into errors. Beside a keyed form they are not: a plain
+        // fingerprint can be made without the secret.
         let plain = [
             Fingerprinting::bytes(),
             Fingerprinting::json(),
@@ -69,6 +72,8 @@ impl Fingerprinter {
                 schemes.push(each);
             }
         };
+        let is_keyed = current.is_keyed();
+        let plain = plain.into_iter().filter(|_| !is_keyed);
         let all = std::iter::once(current).chain(earlier).chain(plain);
         let all: Vec<_> = all.map(with_scheme).collect();
         all.iter().cloned().for_each(&mut add);
@@ -80,6 +85,18 @@ impl Fingerprinter {
             schemes,
             by_digest: current_by_digest,
         }
+    }
+
+    /// Returns the fingerprints of a guard's input in JSON: under the key in force, and
+    /// under each other one.
+    #[cfg(feature = "guard")]
+    pub(crate) fn of_input(&self, json: &[u8]) -> Result<InputFingerprints, BodyFault> {
+        #[cfg(feature = "sealing")]
+        if self.schemes.iter().any(|(_, form)| form.is_keyed()) {
+            let keys = self.schemes.iter().map(|(_, form)| form.key());
+            return InputFingerprints::keyed(json, keys);
+        }
+        InputFingerprints::plain(json)
     }
 
     /// The request's fingerprint under the scheme in force, and the fault of a

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{HeaderName, header, request, uri::PathAndQuery};
 
+#[cfg(feature = "sealing")]
+use super::key::FingerprintKey;
 use super::{
     content::Content,
     digest::{BodyFault, Framed},
@@ -16,6 +18,8 @@ use super::{
     target::{Source, Target, authority},
 };
 use crate::body::digests::DigestAlgorithm;
+#[cfg(feature = "sealing")]
+use crate::sealing::secret::Secret;
 
 /// Decides which requests with the same key are the same request.
 ///
@@ -30,7 +34,7 @@ use crate::body::digests::DigestAlgorithm;
 /// Every form but [`custom`](Self::custom) covers the method, the path and query,
 /// the media type, the content encoding and the body. Other headers count only if
 /// [`header`](Self::header) adds them. All parts are hashed with SHA-256, each with
-/// its length in front. A mismatch names the parts that were compared and those
+/// its length in front. `keyed` (feature `sealing`) makes an HMAC of it. A mismatch names the parts that were compared and those
 /// that differ; see [`Rejection::differs`](crate::Rejection::differs).
 ///
 /// ```
@@ -128,6 +132,8 @@ pub struct Fingerprinting {
     form: Form,
     headers: Vec<HeaderName>,
     authority: bool,
+    #[cfg(feature = "sealing")]
+    key: Option<Arc<FingerprintKey>>,
 }
 
 /// [`bytes`](Self::bytes).
@@ -257,11 +263,58 @@ impl Fingerprinting {
         self
     }
 
+    /// Makes the fingerprints with HMAC-SHA-256 under this secret, in place of SHA-256.
+    /// Defaults to none.
+    ///
+    /// A reader of the store can then not guess a short body by trying. A record only shows
+    /// whether its request equals another one in all parts.
+    ///
+    /// The secret is part of the form. To change it, or to begin with one, name the form of
+    /// before with [`earlier_fingerprint`](crate::IdempotencyBuilder::earlier_fingerprint),
+    /// also if it is a plain one. First let every process know the new form as an earlier
+    /// one; see the guide on [sealing](crate::guide::sealing).
+    ///
+    /// ```
+    /// use tower_idempotency::{
+    ///     Fingerprinting, IdempotencyLayer, MemoryStore, Scope, sealing::Secret,
+    /// };
+    ///
+    /// # fn main() -> Result<(), tower_idempotency::BuildError> {
+    /// # let secret = Secret::random();
+    /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
+    ///     .fingerprint(Fingerprinting::json().keyed(&secret))
+    ///     .earlier_fingerprint(Fingerprinting::json()) // until its records have expired
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[cfg(feature = "sealing")]
+    #[must_use]
+    pub fn keyed(mut self, secret: &Secret) -> Self {
+        self.key = Some(Arc::new(FingerprintKey::new(secret)));
+        self
+    }
+
+    #[cfg(all(feature = "guard", feature = "sealing"))]
+    pub(super) fn key(&self) -> Option<&FingerprintKey> {
+        self.key.as_deref()
+    }
+
+    /// Whether only the service can make these fingerprints.
+    pub(super) fn is_keyed(&self) -> bool {
+        #[cfg(feature = "sealing")]
+        return self.key.is_some();
+        #[cfg(not(feature = "sealing"))]
+        false
+    }
+
     fn of(form: Form) -> Self {
         Self {
             form,
             headers: Vec::new(),
             authority: false,
+            #[cfg(feature = "sealing")]
+            key: None,
         }
     }
 
@@ -304,12 +357,34 @@ impl Fingerprinting {
             framed.field(name.as_str().as_bytes());
         }
         framed.count(usize::from(self.authority));
+        #[cfg(feature = "sealing")]
+        if let Some(key) = &self.key {
+            framed.field(b"keyed/1");
+            framed.field(key.id());
+        }
         Scheme::new(framed.digest())
     }
 
     /// Returns the fingerprint of a request. That of a body with a fault equals none
     /// that was recorded.
     pub(super) fn identify(
+        &self,
+        scheme: Scheme,
+        target: Target<'_>,
+        parts: &request::Parts,
+        body: Content<'_>,
+    ) -> (Fingerprint, Option<BodyFault>) {
+        let identified = self.plain(scheme, target, parts, body);
+        #[cfg(feature = "sealing")]
+        if let Some(key) = &self.key {
+            let (fingerprint, fault) = identified;
+            return (fingerprint.keyed(key), fault);
+        }
+        identified
+    }
+
+    /// As [`identify`](Self::identify), without a key.
+    fn plain(
         &self,
         scheme: Scheme,
         target: Target<'_>,
@@ -356,6 +431,11 @@ impl Fingerprinting {
         current: &Fingerprint,
         body: Content<'_>,
     ) -> Mismatch {
+        #[cfg(feature = "sealing")]
+        let (recorded, current) = match &self.key {
+            Some(key) => (&recorded.masked(key), &current.masked(key)),
+            None => (recorded, current),
+        };
         let mut mismatch = Mismatch::default();
         for (place, part) in self.compared() {
             let print = recorded.print(place);

@@ -17,6 +17,8 @@ use super::{
     shared::Shared,
     store_call::catch_panic,
 };
+#[cfg(feature = "sealing")]
+use crate::scope::RecordName;
 use crate::{
     Recovery, Rejection, Store, StoreErrorKind, StoreFailure, backoff::Backoff, outcome::Notice,
 };
@@ -37,6 +39,17 @@ pub(super) enum NotRun<E> {
     NotReady(E),
     /// The client left while it waited.
     ClientLeft,
+}
+
+impl<E> NotRun<E> {
+    /// Opens the response of the record with this name, if there is one.
+    #[cfg(feature = "sealing")]
+    pub(super) async fn opened(self, config: &Config, name: &RecordName) -> Self {
+        match self {
+            Self::Answered(answered) => Self::Answered(answered.opened(config, name).await),
+            not_run => not_run,
+        }
+    }
 }
 
 /// Acquires the key. A request that does not run holds nothing of the inner service when

@@ -12,6 +12,7 @@ use crate::{
     Attributes, ContentDigest, Rejection,
     body::digests::{DeclaredDigests, DigestInvalid},
     policy::Requirement,
+    request_name::RequestName,
     scope::RecordName,
 };
 
@@ -24,7 +25,7 @@ pub(crate) enum Admission {
 
 /// A request that is guarded.
 pub(crate) struct Admitted {
-    pub(super) name: RecordName,
+    pub(super) name: RequestName,
     /// From this moment on its key may start no run, if that is limited.
     pub(super) stale_from: Option<Instant>,
     pub(super) runtime: Handle,
@@ -86,7 +87,7 @@ pub(crate) fn admit<B: Body>(
         return Admission::Refuse(Rejection::runtime_missing());
     };
     Admission::Guard(Admitted {
-        name: RecordName::new(scope, parsed.key),
+        name: config.name(RecordName::new(scope, parsed.key)),
         stale_from: parsed.stale_from,
         runtime,
         attributes: attributes_of(config, parts),

@@ -51,7 +51,10 @@ pub(super) async fn answer<R: Body<Data = Bytes>, E>(
 /// Returns the record for the hook, or `None` if the answer shows nothing of a response. One
 /// that is not readable is refused without the hook.
 fn replayed(answered: &Answered) -> Option<ReplayedRecord> {
-    let Answer::Completed { response, record } = &answered.answer else {
+    let Answer::Completed {
+        response, record, ..
+    } = &answered.answer
+    else {
         return None;
     };
     let record = record.as_deref().cloned()?;

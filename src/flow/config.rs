@@ -10,9 +10,16 @@ use crate::{
     fingerprint::Fingerprinter,
     log::Warnings,
     policy::Requirement,
+    request_name::RequestName,
     response::ResponseSettings,
+    scope::RecordName,
     store::{OwnerTransition, Record},
 };
+
+#[cfg(all(feature = "sealing", feature = "tracing"))]
+use crate::sealing::log_ids::LogIds;
+#[cfg(feature = "sealing")]
+use crate::{Rejection, sealing::names::NameDigests};
 
 pub(crate) type ScopeFn = Arc<dyn Fn(&request::Parts) -> Option<Scope> + Send + Sync>;
 pub(crate) type GuardFn = Arc<dyn Fn(&request::Parts) -> bool + Send + Sync>;
@@ -46,6 +53,11 @@ pub(crate) struct Config {
     pub(crate) max_run_time: Duration,
     pub(crate) late_recording_timeout: Duration,
     pub(crate) max_late_recording_bytes: usize,
+    /// What replaces scopes and keys in the store, if anything does.
+    #[cfg(feature = "sealing")]
+    pub(crate) names: Option<NameDigests>,
+    #[cfg(all(feature = "sealing", feature = "tracing"))]
+    pub(crate) log_ids: Option<LogIds>,
     pub(crate) responses: Arc<ResponseSettings>,
 }
 
@@ -90,6 +102,28 @@ impl Config {
 
     pub(crate) fn warnings(&self) -> &Warnings {
         &self.responses.warnings
+    }
+
+    /// Returns the name of the record of the scope and the key that were sent.
+    pub(crate) fn name(&self, sent: RecordName) -> RequestName {
+        #[cfg(feature = "sealing")]
+        if let Some(digests) = &self.names {
+            return RequestName::digested(digests, sent);
+        }
+        RequestName::readable(sent)
+    }
+
+    /// Loads the key that seals responses. It is there before anything is claimed, so that
+    /// no response of a run waits for it.
+    #[cfg(feature = "sealing")]
+    pub(super) async fn load_key(&self) -> Result<(), Rejection> {
+        match &self.responses.sealing {
+            Some(sealing) if sealing.seals() && sealing.current_if_loaded().is_none() => {
+                let loaded = Box::pin(sealing.load()).await;
+                loaded.map_err(|error| Rejection::sealing_key_missing(&error))
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) fn mark_unknown(&self) -> OwnerTransition {

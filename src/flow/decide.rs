@@ -17,6 +17,8 @@ use crate::{
     fingerprint::{Comparison, Mismatch},
     store::{Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
 };
+#[cfg(feature = "sealing")]
+use crate::{StoreError, fingerprint::Fingerprint, scope::RecordName};
 
 /// What a request may do about a record.
 pub(super) enum Decision {
@@ -39,7 +41,13 @@ pub(super) enum Answer {
         response: Bytes,
         /// For a `ReplayAuthorizer` only.
         record: Option<Box<ReplayedRecord>>,
+        /// The fingerprint of the record, for which the response is to be opened.
+        #[cfg(feature = "sealing")]
+        sealed_for: Option<Box<Fingerprint>>,
     },
+    /// The sealed response does not open.
+    #[cfg(feature = "sealing")]
+    Unreadable(StoreError),
     Unknown,
     /// The record is another request's.
     Mismatch(Box<Mismatch>),
@@ -50,11 +58,16 @@ pub(super) enum Answer {
 }
 
 impl Answer {
+    /// What a completed record answers.
     pub(super) fn completed(config: &Config, record: &Record, response: &Bytes) -> Self {
-        let record = || Box::new(ReplayedRecord::new(record));
+        #[cfg(feature = "sealing")]
+        let fingerprint = || Box::new(record.fingerprint);
+        let replayed = || Box::new(ReplayedRecord::new(record));
         Self::Completed {
             response: response.clone(),
-            record: config.authorizer.is_some().then(record),
+            record: config.authorizer.is_some().then(replayed),
+            #[cfg(feature = "sealing")]
+            sealed_for: config.responses.sealing.is_some().then(fingerprint),
         }
     }
 }
@@ -73,6 +86,30 @@ impl Answered {
             fence: record.fence,
             answer,
         }
+    }
+
+    /// Opens the response of the record with this name, if it is to be opened.
+    #[cfg(feature = "sealing")]
+    pub(super) async fn opened(mut self, config: &Config, name: &RecordName) -> Self {
+        let Answer::Completed {
+            response,
+            sealed_for,
+            ..
+        } = &mut self.answer
+        else {
+            return self;
+        };
+        let (Some(sealing), Some(fingerprint)) = (&config.responses.sealing, sealed_for.take())
+        else {
+            return self;
+        };
+        let bytes = response.clone();
+        let opened = sealing.open_bytes(name, &fingerprint, self.operation, bytes);
+        match Box::pin(opened).await {
+            Ok(opened) => *response = opened,
+            Err(error) => self.answer = Answer::Unreadable(error),
+        }
+        self
     }
 
     pub(super) fn is_in_progress(&self) -> bool {

@@ -245,7 +245,7 @@ fn record<S: Store, R: SentBody, E>(
     let completion = settings.completion(&parts, &data, trailers_kept, attributes, choice.keep_for);
     correct_length(&mut parts, Some(data.len() as u64));
     let response = Response::from_parts(parts, ResponseBody::whole(data, trailers));
-    Finished::completed(completion, Ok(response))
+    Finished::completed(&run.claim.operation, completion, Ok(response))
 }
 
 /// Streams the response. Once it has ended, a tombstone is recorded for it.
@@ -275,7 +275,8 @@ fn stream<S: Store, R: SentBody, E>(run: Run<S>, streamed: Streamed<R>) -> HttpR
             (Ok(()), Ok(())) => {
                 let attributes = run.claim.operation.head().attributes();
                 let tombstone = run.settings().tombstone(status, attributes, keep_for);
-                (OwnerTransition::Complete(tombstone), Notice::Tombstone)
+                let kept = run.claim.operation.kept(tombstone);
+                (OwnerTransition::Complete(kept), Notice::Tombstone)
             }
             (Err(_), _) => (run.claim.shared.config.mark_unknown(), Notice::StreamBroken),
         };
@@ -351,6 +352,8 @@ async fn answer_superseded<S: Store, R: SentBody, E>(
     Notice::Superseded.tell(config.warnings(), run.claim.id());
     let rejection = match run.claim.superseding().await {
         Ok(Some(answered)) => {
+            #[cfg(feature = "sealing")]
+            let answered = answered.opened(config, operation.name()).await;
             return authorize::answer(config, client, operation.head(), answered).await;
         }
         Ok(None) => Rejection::outcome_unknown(),

@@ -46,7 +46,7 @@ use tower::Service;
 use self::{
     acquire::{Acquired, NotRun, acquire},
     admission::Admitted,
-    config::Oversized,
+    config::{Config, Oversized},
     guarded::{GuardedFuture, Reading},
     limits::Permit,
     owned::OwnedClaim,
@@ -62,7 +62,7 @@ use crate::{
     Rejection, RequestBody, Store,
     body::{ReceivedBody, SentBody, upload::Upload},
     rejection::RequestHead,
-    scope::RecordName,
+    request_name::RequestName,
 };
 
 /// Marks a request that a layer guards. A second layer on the same request lets it pass.
@@ -101,7 +101,7 @@ enum Next<B> {
     Acquire(KeyedRequest),
     Refuse(Rejection),
     /// Its body is too large.
-    RunUnguarded(Box<(RecordName, Box<ReadRequest>, RequestBody<B>)>),
+    RunUnguarded(Box<(RequestName, Box<ReadRequest>, RequestBody<B>)>),
 }
 
 /// `detach` takes a body out that was read in part.
@@ -122,7 +122,7 @@ where
     R: SentBody,
     T: ReceivedBody + Send + 'static,
 {
-    let client = Client::default();
+    let client = Client::of(&shared.config, &admitted.name);
     let head = match shared.config.authorizer {
         None => RequestHead::new(&parts, &shared.config.responses.renderer),
         Some(_) => RequestHead::with_attributes(&parts, admitted.attributes),
@@ -222,6 +222,11 @@ where
             return Reply::refuse(settings, head, &rejection);
         }
     };
+    #[cfg(feature = "sealing")]
+    if let Err(rejection) = shared.config.load_key().await {
+        discard_upload(shared, uploaded, request.what.headers());
+        return Reply::refuse(settings, head, &rejection);
+    }
     match acquire(shared, client, inner, &mut request).await {
         Ok(Acquired::Run { inner, granted }) => {
             let claim = OwnedClaim::new(Arc::clone(shared), &request, granted, head.clone());
@@ -239,6 +244,11 @@ where
             reply
         }
         Err(not_run) => {
+            #[cfg(feature = "sealing")]
+            let not_run = match &settings.sealing {
+                Some(_) => Box::pin(not_run.opened(&shared.config, &request.name)).await,
+                None => not_run,
+            };
             let withdrawal = request.withdrawal(shared);
             discard_upload(shared, uploaded, request.what.headers());
             // What the request holds is free before its client is answered.
@@ -257,18 +267,49 @@ where
     }
 }
 
-/// Whether the client of a request is still there.
+/// The client of a request.
 #[derive(Clone, Default)]
-struct Client(Arc<AtomicBool>);
+struct Client(Arc<ClientState>);
+
+#[derive(Default)]
+struct ClientState {
+    has_left: AtomicBool,
+    /// The id of its key in logs.
+    #[cfg(all(feature = "sealing", feature = "tracing"))]
+    key_id: Option<String>,
+}
 
 impl Client {
+    /// The client that sent this scope and key.
+    fn of(config: &Config, name: &RequestName) -> Self {
+        #[cfg(all(feature = "sealing", feature = "tracing"))]
+        if let Some(log_ids) = &config.log_ids
+            && tracing::enabled!(target: "tower_idempotency", tracing::Level::DEBUG)
+        {
+            return Self(Arc::new(ClientState {
+                has_left: AtomicBool::new(false),
+                key_id: Some(log_ids.of(name.sent())),
+            }));
+        }
+        let _ = (config, name);
+        Self::default()
+    }
+
+    /// Returns the id of its key in logs.
+    fn key_id(&self) -> Option<&str> {
+        #[cfg(all(feature = "sealing", feature = "tracing"))]
+        return self.0.key_id.as_deref();
+        #[cfg(not(all(feature = "sealing", feature = "tracing")))]
+        None
+    }
+
     /// The request is polled again after this: nothing has to be woken.
     fn leave(&self) {
-        self.0.store(true, Ordering::Release);
+        self.0.has_left.store(true, Ordering::Release);
     }
 
     fn has_left(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.0.has_left.load(Ordering::Acquire)
     }
 
     /// Resolves when the client has left.

@@ -37,7 +37,7 @@ impl<S: Store> OwnedClaim<S> {
             Arc::clone(&shared.config.responses),
             head,
             request.name.clone(),
-            request.claim.token,
+            &request.claim,
             granted.grant,
             granted.since,
         );

@@ -37,7 +37,9 @@ pub(super) async fn reconcile<S: Store, W>(
     let heartbeat = shared.heartbeats.start(&owned.operation).await;
     let answer = ask(shared, reconciler, &owned.operation).await;
     if let Some(Resolution::Happened(response)) = answer {
-        let completion = config.responses.completion_of(response);
+        let completion = owned
+            .operation
+            .kept(config.responses.completion_of(response));
         return Ok(
             match owned.end(&OwnerTransition::Complete(completion)).await? {
                 Transitioned::Applied => Reconciliation::Happened,

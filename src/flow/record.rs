@@ -13,7 +13,7 @@ use super::{
     spawn,
 };
 use crate::{
-    Outcome, Rejection, Store, StoreError,
+    Operation, Outcome, Rejection, Store, StoreError,
     operation::Transacted,
     outcome::Notice,
     response::ResponseSettings,
@@ -173,9 +173,13 @@ impl<A, E> Finished<A, E> {
         }
     }
 
-    pub(super) fn completed(completion: Completion, result: Result<A, E>) -> Self {
+    pub(super) fn completed(
+        operation: &Operation,
+        completion: Completion,
+        result: Result<A, E>,
+    ) -> Self {
         Self {
-            transition: OwnerTransition::Complete(completion),
+            transition: OwnerTransition::Complete(operation.kept(completion)),
             result,
             outcome: Outcome::Recorded,
             warning: None,

@@ -10,6 +10,8 @@ use super::{
     config::Config,
     decide::{Answer, Answered},
 };
+#[cfg(feature = "sealing")]
+use crate::StoreErrorKind;
 use crate::{
     OperationId, Outcome, Rejection, ResponseBody,
     log::Warnings,
@@ -75,7 +77,7 @@ impl<A, E> Reply<A, E> {
             outcome,
             operation,
         } = self;
-        outcome.tell(operation);
+        outcome.tell(operation, client.key_id());
         if client.has_left() && outcome != Outcome::Left {
             Notice::ClientGone.tell(warnings, operation);
         }
@@ -186,6 +188,13 @@ impl Answered {
     pub(super) fn recorded(self, config: &Config) -> Result<Bytes, Rejection> {
         let rejection = match self.answer {
             Answer::Completed { response, .. } => return Ok(response),
+            #[cfg(feature = "sealing")]
+            Answer::Unreadable(error) => {
+                if error.kind() == StoreErrorKind::Corrupt {
+                    Notice::Corrupt.tell(config.warnings(), Some(self.operation));
+                }
+                Rejection::record_unreadable(&error)
+            }
             Answer::InProgress { age, lease_left } => Rejection::in_progress(age, lease_left),
             Answer::Unknown => Rejection::outcome_unknown(),
             // The operation is not named: nothing of another request is shown.

@@ -24,12 +24,12 @@ use crate::{
     },
     fingerprint::{BodyFault, Comparison, Content, Fingerprint, Fingerprinter},
     rejection::Callback,
-    scope::RecordName,
+    request_name::RequestName,
     store::Claim,
 };
 
 pub(super) struct Keyed<W> {
-    pub(super) name: RecordName,
+    pub(super) name: RequestName,
     pub(super) claim: Claim,
     /// From this moment on the key may start no run, if that is limited.
     pub(super) stale_from: Option<Instant>,
@@ -145,7 +145,7 @@ impl KeyedRequest {
     /// its body has another digest than its client declares.
     pub(super) fn new(
         config: &Config,
-        name: RecordName,
+        name: RequestName,
         stale_from: Option<Instant>,
         request: Box<ReadRequest>,
     ) -> Result<Self, Rejection> {
@@ -191,7 +191,7 @@ impl<W> Keyed<W> {
     pub(super) fn withdrawal<S>(&self, shared: &Arc<Shared<S>>) -> Option<Withdrawal<S>> {
         self.hold.map(|hold| Withdrawal {
             shared: Arc::clone(shared),
-            name: self.name.clone(),
+            name: self.name.clone().into_kept(),
             claim: Claim {
                 reads_response: false,
                 ..self.claim

@@ -36,6 +36,7 @@ use crate::{
     grpc,
     outcome::Notice,
     rejection::{MIN_BYTES_PER_SECOND, RequestHead},
+    request_name::RequestName,
     scope::RecordName,
     store::{OwnerTransition, RecordState, Release},
 };
@@ -120,7 +121,7 @@ pub(super) async fn run_oversized<I, S, B, R>(
     shared: &Arc<Shared<S>>,
     head: &RequestHead,
     inner: I,
-    (name, request, body): (RecordName, Box<ReadRequest>, RequestBody<B>),
+    (name, request, body): (RequestName, Box<ReadRequest>, RequestBody<B>),
 ) -> HttpReply<R, I::Error>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,

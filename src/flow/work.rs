@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     Attributes, Operation, OperationId, Outcome, Rejection, RejectionKind, Store,
-    fingerprint::{Comparison, Fingerprint, Fingerprinter, InputKind},
+    fingerprint::{Comparison, Fingerprint, Fingerprinter, InputFingerprints},
     guard::{error::RunError, ran::Ran},
     outcome::Notice,
     rejection::RequestHead,
@@ -42,12 +42,10 @@ use crate::{
 
 type WorkReply<T, E> = Reply<Ran<T>, RunError<E>>;
 
-/// An input, whose fingerprint says all of it.
-struct Input;
-
-impl Comparable for Input {
-    fn compare(&self, _: &Fingerprinter, recorded: &Fingerprint, own: &Fingerprint) -> Comparison {
-        InputKind::compare(recorded, own)
+/// The fingerprints of an input say all of it.
+impl Comparable for InputFingerprints {
+    fn compare(&self, _: &Fingerprinter, recorded: &Fingerprint, _: &Fingerprint) -> Comparison {
+        self.compare(recorded)
     }
 }
 
@@ -70,7 +68,7 @@ pub(crate) struct WorkFuture<A: 'static> {
 pub(crate) fn work<S, T, E, F>(
     shared: &Arc<Shared<S>>,
     name: &RecordName,
-    fingerprint: Fingerprint,
+    input: InputFingerprints,
     work: impl FnOnce(Operation) -> F + Send + 'static,
 ) -> WorkFuture<Result<Ran<T>, RunError<E>>>
 where
@@ -79,15 +77,17 @@ where
     E: Send + 'static,
     F: Future<Output = Result<T, E>> + Send + 'static,
 {
-    let (shared, client) = (Arc::clone(shared), Client::default());
+    let shared = Arc::clone(shared);
     let config = &shared.config;
+    let name = config.name(name.clone());
+    let client = Client::of(config, &name);
     let keyed = Keyed {
-        name: name.clone(),
-        claim: Claim::new(fingerprint, config.lease(), config.responses.retention),
+        name,
+        claim: Claim::new(input.current, config.lease(), config.responses.retention),
         stale_from: None,
         body_fault: None,
         hold: None,
-        what: Input,
+        what: input,
     };
     WorkFuture {
         client: client.clone(),
@@ -131,7 +131,7 @@ impl<A: 'static> Drop for WorkFuture<A> {
 async fn process<S, T, E, F>(
     shared: &Arc<Shared<S>>,
     client: &Client,
-    mut keyed: Keyed<Input>,
+    mut keyed: Keyed<InputFingerprints>,
     work: impl FnOnce(Operation) -> F,
 ) -> WorkReply<T, E>
 where
@@ -144,6 +144,10 @@ where
         Ok(permit) => permit,
         Err(rejection) => return Reply::refuse_work(settings, &rejection),
     };
+    #[cfg(feature = "sealing")]
+    if let Err(rejection) = shared.config.load_key().await {
+        return Reply::refuse_work(settings, &rejection);
+    }
     match acquire(shared, client, service_fn(always_ready), &mut keyed).await {
         Ok(Acquired::Run { granted, .. }) => {
             let head = RequestHead::default();
@@ -154,6 +158,8 @@ where
             unreachable!("a guard has no `StoreFailure::RunUnguarded`")
         }
         Err(not_run) => {
+            #[cfg(feature = "sealing")]
+            let not_run = not_run.opened(&shared.config, &keyed.name).await;
             let withdrawal = keyed.withdrawal(shared);
             let reply = match not_run {
                 NotRun::Answered(answered) => Reply::answer_work(shared, answered),
@@ -247,6 +253,7 @@ impl<S: Store> Run<S> {
         };
         let unrecorded = self.claim.judge(&judged, status);
         let keep_for = judged.choice.keep_for;
+        let operation = &self.claim.operation;
         match (unrecorded, result) {
             (None, Ok(value)) => {
                 let completion = self.settings().completion_of_value(&value, keep_for);
@@ -256,14 +263,14 @@ impl<S: Store> Run<S> {
                     self.settings()
                         .tombstone(status, &Attributes::new(), keep_for)
                 });
-                Finished::completed(completion, Ok(Ran::Now(value)))
+                Finished::completed(operation, completion, Ok(Ran::Now(value)))
             }
             // The work says that it is done, and its error cannot be replayed.
             (None, Err(error)) => {
                 let tombstone = self
                     .settings()
                     .tombstone(status, &Attributes::new(), keep_for);
-                Finished::completed(tombstone, Err(RunError::Failed(error)))
+                Finished::completed(operation, tombstone, Err(RunError::Failed(error)))
             }
             (Some(Unrecorded::Release(release)), result) => {
                 Finished::released(release, unrecorded_result(result))
@@ -302,7 +309,13 @@ where
     let shared = &run.claim.shared;
     Notice::Superseded.tell(shared.config.warnings(), run.claim.id());
     let rejection = match run.claim.superseding().await {
-        Ok(Some(answered)) => return Reply::answer_work(shared, answered),
+        Ok(Some(answered)) => {
+            #[cfg(feature = "sealing")]
+            let answered = answered
+                .opened(&shared.config, run.claim.operation.name())
+                .await;
+            return Reply::answer_work(shared, answered);
+        }
         Ok(None) => Rejection::outcome_unknown(),
         Err(error) => Rejection::answer_unreadable(&error),
     };

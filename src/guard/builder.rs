@@ -3,7 +3,14 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use super::Guard;
+#[cfg(all(feature = "sealing", feature = "tracing"))]
+use crate::sealing::log_ids::LogIds;
 use crate::{BuildError, IdempotencyBuilder, IdempotencyLayer, Recovery, Store};
+#[cfg(feature = "sealing")]
+use crate::{
+    Fingerprinting,
+    sealing::{names::NameDigests, secret::Secret, settings::Sealing},
+};
 
 /// Builds a [`Guard`]. Made by [`Guard::builder`].
 ///
@@ -116,6 +123,60 @@ impl<S: Store> GuardBuilder<S> {
         self
     }
 
+    /// Encrypts the values in the store. A value that does not open is
+    /// [`Unreadable`](super::RunError::Unreadable). Defaults to none; see
+    /// [`IdempotencyBuilder::sealing`](crate::IdempotencyBuilder::sealing).
+    #[cfg(feature = "sealing")]
+    pub fn sealing(mut self, sealing: Sealing) -> Self {
+        self.engine = self.engine.sealing(sealing);
+        self
+    }
+
+    /// Replaces the scope and the key of each name with digests in the store. Defaults to
+    /// none; see
+    /// [`IdempotencyBuilder::name_digests`](crate::IdempotencyBuilder::name_digests).
+    #[cfg(feature = "sealing")]
+    pub fn name_digests(mut self, digests: NameDigests) -> Self {
+        self.engine = self.engine.name_digests(digests);
+        self
+    }
+
+    /// Gives the event of each outcome the field `key_id`. Defaults to none; see
+    /// [`LogIds`].
+    #[cfg(all(feature = "sealing", feature = "tracing"))]
+    pub fn log_ids(mut self, ids: LogIds) -> Self {
+        self.engine = self.engine.log_ids(ids);
+        self
+    }
+
+    /// Makes the fingerprints of inputs with HMAC-SHA-256 under this secret. A reader of the
+    /// store can then not guess an input by trying. Defaults to SHA-256.
+    ///
+    /// Calls with names that were recorded under another secret or under none receive
+    /// [`OtherKind`](super::RunError::OtherKind), unless that is an earlier one.
+    #[cfg(feature = "sealing")]
+    pub fn fingerprint_secret(mut self, secret: &Secret) -> Self {
+        self.engine = self.engine.fingerprint(keyed(secret));
+        self
+    }
+
+    /// Adds a secret that made fingerprints before, or that will make them next. Defaults
+    /// to none.
+    #[cfg(feature = "sealing")]
+    pub fn earlier_fingerprint_secret(mut self, secret: &Secret) -> Self {
+        self.engine = self.engine.earlier_fingerprint(keyed(secret));
+        self
+    }
+
+    /// Compares with fingerprints that were made without a secret, beside those of
+    /// [`fingerprint_secret`](Self::fingerprint_secret). Set it when you begin to use one,
+    /// until the records of before have expired.
+    #[cfg(feature = "sealing")]
+    pub fn accept_unkeyed(mut self) -> Self {
+        self.engine = self.engine.earlier_fingerprint(Fingerprinting::bytes());
+        self
+    }
+
     /// Returns the guard.
     ///
     /// # Errors
@@ -133,4 +194,10 @@ impl<S> fmt::Debug for GuardBuilder<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GuardBuilder").finish_non_exhaustive()
     }
+}
+
+/// The form stands for its secret alone: an input has one form.
+#[cfg(feature = "sealing")]
+fn keyed(secret: &Secret) -> Fingerprinting {
+    Fingerprinting::bytes().keyed(secret)
 }

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{Rejection, RejectionKind, StoreError};
+use crate::{Rejection, RejectionKind, StoreError, StoreErrorKind};
 
 /// Why [`Guard::run`](crate::Guard::run) returned no value.
 ///
@@ -40,8 +40,8 @@ pub enum RunError<E> {
     #[error("the work is done, but its value was not kept: look up its result")]
     NotReplayable,
     /// The work is done, under this call or an earlier one, and its value cannot be read
-    /// here: it was recorded as another type or [`schema`](crate::GuardBuilder::schema), or
-    /// is damaged.
+    /// here: it was recorded as another type or [`schema`](crate::GuardBuilder::schema), is
+    /// sealed with a key that is not known here, or is damaged.
     #[error("the work is done, but its value cannot be read here")]
     Unreadable(#[source] StoreError),
     /// The input has no fingerprint, for this reason.
@@ -70,10 +70,19 @@ impl<E> RunError<E> {
             RejectionKind::RolledBack if rejection.retry_after_seconds().is_some() => {
                 Self::RolledBack
             }
-            RejectionKind::StoreUnavailable => Self::Store(match rejection.cause() {
-                Some(cause) => cause.clone(),
-                None => StoreError::unavailable("the record changed during each attempt"),
-            }),
+            RejectionKind::StoreUnavailable => match rejection.cause() {
+                // Of an operation that has a record.
+                Some(cause)
+                    if cause.kind() == StoreErrorKind::Corrupt
+                        && rejection.operation().is_some() =>
+                {
+                    Self::Unreadable(cause.clone())
+                }
+                Some(cause) => Self::Store(cause.clone()),
+                None => Self::Store(StoreError::unavailable(
+                    "the record changed during each attempt",
+                )),
+            },
             // All others are refusals after a run.
             _ => Self::OutcomeUnknown,
         }

@@ -11,7 +11,6 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use self::{builder::GuardBuilder, error::RunError, ran::Ran};
 use crate::{
     Drained, Operation, Store,
-    fingerprint::InputKind,
     flow::{self, shared::Shared},
     scope::RecordName,
 };
@@ -117,9 +116,10 @@ impl<S: Store> Guard<S> {
         let running = serde_json::to_vec(input)
             .map_err(|_| RunError::InputInvalid("it cannot be written as JSON"))
             .and_then(|json| {
-                InputKind::fingerprint(&json).map_err(|fault| RunError::InputInvalid(fault.0))
+                let fingerprints = self.shared.config.fingerprinter.of_input(&json);
+                fingerprints.map_err(|fault| RunError::InputInvalid(fault.0))
             })
-            .map(|fingerprint| flow::work::work(&self.shared, name, fingerprint, work));
+            .map(|input| flow::work::work(&self.shared, name, input, work));
         async move { running?.await }
     }
 

@@ -27,9 +27,10 @@ use crate::{
     body::upload::UploadState,
     disposition::HandlerChoice,
     rejection::RequestHead,
+    request_name::RequestName,
     response::ResponseSettings,
     scope::RecordName,
-    store::{Grant, Token},
+    store::{Claim, Completion, Grant, Token},
 };
 
 /// The guarded operation that a handler is running.
@@ -90,7 +91,7 @@ impl WeakOperation {
 }
 
 struct Shared {
-    name: RecordName,
+    name: RequestName,
     grant: Grant,
     token: Token,
     lease: Lease,
@@ -105,6 +106,8 @@ struct Shared {
     settings: Arc<ResponseSettings>,
     /// The upload that has to be verified before a response is recorded.
     upload: OnceLock<Arc<UploadState>>,
+    #[cfg(feature = "sealing")]
+    sealer: Option<crate::sealing::settings::Sealer>,
     /// Made by the first `begin` or `commit`: most operations have none.
     transactions: OnceLock<Box<Transactions>>,
 }
@@ -114,22 +117,32 @@ impl Operation {
     pub(crate) fn new(
         settings: Arc<ResponseSettings>,
         head: RequestHead,
-        name: RecordName,
-        token: Token,
+        name: RequestName,
+        claim: &Claim,
         grant: Grant,
         since: Instant,
     ) -> Self {
+        #[cfg(feature = "sealing")]
+        let sealing = settings.sealing.as_ref().filter(|sealing| sealing.seals());
+        #[cfg(feature = "sealing")]
+        let sealer = sealing.map(|sealing| {
+            let key = sealing.current_if_loaded();
+            let key = key.expect("no request claims before the key is loaded");
+            sealing.sealer(key, &name, &claim.fingerprint, grant.operation)
+        });
         Self {
             shared: Arc::new(Shared {
                 name,
                 grant,
-                token,
+                token: claim.token,
                 lease: Lease::new(since),
                 have_effects_started: AtomicBool::new(false),
                 choice: Mutex::default(),
                 head,
                 settings,
                 upload: OnceLock::new(),
+                #[cfg(feature = "sealing")]
+                sealer,
                 transactions: OnceLock::new(),
             }),
         }
@@ -158,13 +171,13 @@ impl Operation {
     /// Returns the key that the client sent, decoded.
     #[must_use]
     pub fn key(&self) -> &Key {
-        self.shared.name.key()
+        self.shared.name.sent().key()
     }
 
     /// Returns the scope of the key.
     #[must_use]
     pub fn scope(&self) -> &Scope {
-        self.shared.name.scope()
+        self.shared.name.sent().scope()
     }
 
     /// Returns a stable idempotency key for one downstream system or step, as a UUID;
@@ -236,6 +249,15 @@ impl Operation {
 
     pub(crate) fn name(&self) -> &RecordName {
         &self.shared.name
+    }
+
+    /// Returns what a store keeps of a completion: the same, or with a sealed response.
+    pub(crate) fn kept(&self, completion: Completion) -> Completion {
+        #[cfg(feature = "sealing")]
+        if let Some(sealer) = &self.shared.sealer {
+            return sealer.completion(completion);
+        }
+        completion
     }
 
     pub(crate) fn token(&self) -> Token {

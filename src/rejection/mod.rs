@@ -333,6 +333,12 @@ impl Rejection {
         Self::store_unavailable(error, "claim failed, request refused with 503")
     }
 
+    /// Nothing ran: its response could not have been sealed.
+    #[cfg(feature = "sealing")]
+    pub(crate) fn sealing_key_missing(error: &StoreError) -> Self {
+        Self::store_unavailable(error, "sealing key not available, request refused with 503")
+    }
+
     /// Nothing ran, and the record of the first request cannot be read.
     pub(crate) fn record_unreadable(error: &StoreError) -> Self {
         Self::store_unavailable(error, "record not readable, request refused with 503")

@@ -42,6 +42,9 @@ pub(crate) struct ResponseSettings {
     /// The schema of the values of a guard. `None` in a layer.
     #[cfg(feature = "guard")]
     pub(crate) schema: Option<String>,
+    /// What encrypts the responses, if anything does.
+    #[cfg(feature = "sealing")]
+    pub(crate) sealing: Option<crate::sealing::settings::Sealing>,
     pub(crate) renderer: Renderer,
     pub(crate) warnings: Warnings,
 }
@@ -60,6 +63,8 @@ impl Default for ResponseSettings {
             store_timeout: Duration::from_secs(5),
             #[cfg(feature = "guard")]
             schema: None,
+            #[cfg(feature = "sealing")]
+            sealing: None,
             renderer: Renderer::standard(),
             warnings: Warnings::default(),
         }
@@ -139,6 +144,11 @@ impl ResponseSettings {
             }
             let retention = self.retention_of(|| StatusCode::OK, None);
             return Completion::new(response.encode(), retention, self.lease);
+        }
+        #[cfg(feature = "sealing")]
+        if let Some(sealed) = response.as_sealed() {
+            let retention = self.retention_of(|| StatusCode::OK, None);
+            return Completion::new(sealed.clone(), retention, self.lease);
         }
         let attributes = response.attributes().clone();
         let Some(whole) = response.into_whole() else {

@@ -11,6 +11,8 @@
 //!   kind 3, one of the others with attributes: see `attributes`, then its kind,
 //!     and what that kind has
 //! ```
+//! Version 2 is a sealed response: see `sealing::sealed`.
+//!
 //! Numbers are little-endian. Bytes of another version, or whose checksum is
 //! wrong, are an error and never "absent".
 
@@ -54,6 +56,9 @@ enum Kept {
     Tombstone,
     /// What `value` makes and reads.
     Value(Bytes),
+    /// What `Sealing` has made.
+    #[cfg(feature = "sealing")]
+    Sealed(Bytes),
 }
 
 /// Why a response cannot be a [`RecordedResponse`].
@@ -142,6 +147,12 @@ impl RecordedResponse {
         Self::of(Kept::Value(value))
     }
 
+    /// A sealed response, which only `Sealing` reads.
+    #[cfg(feature = "sealing")]
+    pub(crate) fn sealed(bytes: Bytes) -> Self {
+        Self::of(Kept::Sealed(bytes))
+    }
+
     pub(crate) fn whole(response: WholeResponse) -> Self {
         Self::of(Kept::Response(response))
     }
@@ -153,12 +164,14 @@ impl RecordedResponse {
         }
     }
 
-    /// The status; `None` for a tombstone and for a value.
+    /// The status; `None` for a tombstone, a value, and a sealed response.
     #[must_use]
     pub fn status(&self) -> Option<StatusCode> {
         match &self.kept {
             Kept::Response(response) => Some(response.status),
             Kept::Tombstone | Kept::Value(_) => None,
+            #[cfg(feature = "sealing")]
+            Kept::Sealed(_) => None,
         }
     }
 
@@ -169,6 +182,8 @@ impl RecordedResponse {
             Kept::Response(response) => response.body.len(),
             Kept::Tombstone => 0,
             Kept::Value(value) => value.len(),
+            #[cfg(feature = "sealing")]
+            Kept::Sealed(sealed) => sealed.len(),
         }
     }
 
@@ -177,6 +192,8 @@ impl RecordedResponse {
         match self.kept {
             Kept::Response(response) => Some(response),
             Kept::Tombstone | Kept::Value(_) => None,
+            #[cfg(feature = "sealing")]
+            Kept::Sealed(_) => None,
         }
     }
 
@@ -185,6 +202,17 @@ impl RecordedResponse {
         match &self.kept {
             Kept::Value(value) => Some(value),
             Kept::Response(_) | Kept::Tombstone => None,
+            #[cfg(feature = "sealing")]
+            Kept::Sealed(_) => None,
+        }
+    }
+
+    /// Returns the bytes of a sealed response; `None` if it is not sealed.
+    #[cfg(feature = "sealing")]
+    pub(crate) fn as_sealed(&self) -> Option<&Bytes> {
+        match &self.kept {
+            Kept::Sealed(sealed) => Some(sealed),
+            Kept::Response(_) | Kept::Tombstone | Kept::Value(_) => None,
         }
     }
 
@@ -200,12 +228,14 @@ impl RecordedResponse {
                 &response.body,
                 (response.trailers.as_deref(), |_| true),
             ),
-            Kept::Tombstone => Encoder::new(TOMBSTONE, attributes, 0).seal(),
+            Kept::Tombstone => Encoder::new(TOMBSTONE, attributes, 0).finish(),
             Kept::Value(value) => {
                 let mut encoder = Encoder::new(VALUE, attributes, value.len());
                 encoder.bytes.put_slice(value);
-                encoder.seal()
+                encoder.finish()
             }
+            #[cfg(feature = "sealing")]
+            Kept::Sealed(sealed) => sealed.clone(),
         }
     }
 
@@ -222,6 +252,11 @@ impl RecordedResponse {
             return Err(StoreError::corrupt("response: not a recorded response"));
         }
         let [version, kind] = rest.array()?;
+        if version == SEALED {
+            return Err(StoreError::corrupt(
+                "response: it is sealed: give its keys to `sealing` of the builder, or `open` it",
+            ));
+        }
         if version != VERSION {
             return Err(StoreError::corrupt(
                 "response: its version is not known here",
@@ -279,7 +314,7 @@ pub(crate) fn encode(
     put_lines(bytes, headers().count(), headers());
     put_lines(bytes, trailers().count(), trailers());
     bytes.put_slice(body);
-    encoder.seal()
+    encoder.finish()
 }
 
 impl std::fmt::Debug for WholeResponse {
@@ -327,7 +362,7 @@ impl Encoder {
     }
 
     /// Fills in the prefix.
-    fn seal(self) -> Bytes {
+    fn finish(self) -> Bytes {
         let Self { kind, mut bytes } = self;
         let checksum = crc(kind, &bytes[PREFIX..]);
         bytes[..2].copy_from_slice(&MAGIC);
@@ -415,8 +450,9 @@ impl Reader {
     }
 }
 
-const MAGIC: [u8; 2] = *b"ti";
+pub(crate) const MAGIC: [u8; 2] = *b"ti";
 const VERSION: u8 = 1;
+pub(crate) const SEALED: u8 = 2;
 const PREFIX: usize = 8;
 /// The position of the kind.
 const KIND: usize = 3;
@@ -522,7 +558,7 @@ mod tests {
             damaged.truncate(rng.random_range(PREFIX..=damaged.len()));
             for kind in [RESPONSE, ATTRIBUTED] {
                 let bytes = damaged.as_slice().into();
-                let _ = RecordedResponse::decode(Encoder { kind, bytes }.seal());
+                let _ = RecordedResponse::decode(Encoder { kind, bytes }.finish());
             }
             let bytes: Vec<u8> = rng.random_iter().take(100).collect();
             assert!(

@@ -135,7 +135,7 @@ impl<S: Store> Job<S> {
         for period in self.due(self.store_time().await?) {
             let (work, this) = (Arc::clone(&work), period.clone());
             let work = move |operation| work(operation, this);
-            let result = self.guard.run(&self.record_of(&period), &input, work).await;
+            let result = self.guard.run(&self.name_of(&period), &input, work).await;
             let ends = matches!(
                 result,
                 Err(RunError::InProgress
@@ -154,6 +154,11 @@ impl<S: Store> Job<S> {
     /// Returns the name of a period's record, for an operator who resolves it.
     #[must_use]
     pub fn record_of(&self, period: &Period) -> RecordName {
+        let config = &self.guard.shared().config;
+        config.name(self.name_of(period)).into_kept()
+    }
+
+    fn name_of(&self, period: &Period) -> RecordName {
         let scope = Scope::single_tenant().with_endpoint("schedules");
         RecordName::new(scope, Key::new(format!("{}:{}", self.name, period.label())))
     }

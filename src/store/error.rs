@@ -131,7 +131,12 @@ impl StoreError {
     }
 
     /// As before, with another cause.
-    #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+    #[cfg(any(
+        feature = "postgres",
+        feature = "redis",
+        feature = "sealing",
+        feature = "sqlite"
+    ))]
     pub(crate) fn because(mut self, source: impl Into<Source>) -> Self {
         self.source = Some(Arc::from(source.into()));
         self

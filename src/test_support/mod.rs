@@ -24,6 +24,7 @@ use crate::{
     Key, Operation, Scope, Store,
     fingerprint::Fingerprint,
     rejection::RequestHead,
+    request_name::RequestName,
     response::ResponseSettings,
     scope::RecordName,
     store::{Claim, Claimed},
@@ -67,8 +68,8 @@ impl Operation {
             Ok(Claimed::Acquired(grant)) => Self::new(
                 settings,
                 RequestHead::default(),
-                name,
-                claim.token,
+                RequestName::readable(name),
+                &claim,
                 grant,
                 since,
             ),

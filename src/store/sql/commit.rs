@@ -237,15 +237,15 @@ async fn run<D: CommitBackend, K>(
     let commit = async move {
         pending.fallback = Transacted::Unknown;
         let operation = &pending.operation;
+        let response = completion.response.clone();
+        let completion = operation.kept(completion);
         let committed = complete_and_commit(&backend, operation, transaction, &completion).await;
         let committed = committed.map_err(|error| error.of_operation(operation));
         if committed.is_ok() {
             backend.committed();
         }
         pending.end(match &committed {
-            Ok(()) => Transacted::Committed {
-                response: completion.response,
-            },
+            Ok(()) => Transacted::Committed { response },
             Err(error) => error.transacted(),
         });
         committed
