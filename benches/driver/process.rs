@@ -1,16 +1,22 @@
 //! The cost of the layer in the process: bare and layered service in turns, on one
 //! thread.
 
-use std::time::{Duration, Instant};
+use std::{
+    convert::Infallible,
+    fmt::Debug,
+    time::{Duration, Instant},
+};
 
+use bytes::Bytes;
+use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
-use tower::{Layer as _, service_fn};
+use tower::{Layer as _, Service, service_fn};
 use tower_idempotency::{IdempotencyLayer, Store, store::CachedStore};
 
 use crate::{
     Plan, postgres,
     report::Report,
-    services::{Body, answered, get, handle, layer, layer_on, post},
+    services::{Body, answered, get, handle, layer, layer_on, post, sealed_layer},
     target::{Bound, Target},
 };
 
@@ -28,6 +34,12 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         Bound::AtMost(5.0),
         "µs",
         (0..pairs).map(|_| first_run(&runtime)).collect(),
+    ));
+    report.add(Target::new(
+        "the same, sealed and with a keyed fingerprint, more than without",
+        Bound::AtMost(2.0),
+        "µs",
+        (0..pairs).map(|_| sealed_first_run(&runtime)).collect(),
     ));
     report.add(Target::new(
         "replay from the memory store",
@@ -74,32 +86,56 @@ fn ignored(runtime: &Runtime) -> f64 {
     (layered - bare) * 1e9
 }
 
-/// Measured in microseconds. Each chunk has a store of its own, whose records reuse the
-/// memory of the last one's, instead of memory that the system first has to clear.
+/// Measured in microseconds.
 fn first_run(runtime: &Runtime) -> f64 {
-    let mut bare = service_fn(handle::<Body>);
+    let bare = || service_fn(handle::<Body>);
+    more_for_fresh_keys(runtime, bare, || layer().1.layer(service_fn(handle)))
+}
+
+/// Measured in microseconds.
+fn sealed_first_run(runtime: &Runtime) -> f64 {
+    let plain = || layer().1.layer(service_fn(handle));
+    more_for_fresh_keys(runtime, plain, || sealed_layer().layer(service_fn(handle)))
+}
+
+/// Returns how much longer a request with a fresh key takes `with` than `without`, in
+/// microseconds. Each chunk has a store of its own, whose records reuse the memory of the
+/// last one's, instead of memory that the system first has to clear.
+fn more_for_fresh_keys<A, B, R, Q>(
+    runtime: &Runtime,
+    without: impl Fn() -> A,
+    with: impl Fn() -> B,
+) -> f64
+where
+    A: Service<Request<Body>, Response = Response<R>, Error = Infallible>,
+    B: Service<Request<Body>, Response = Response<Q>, Error = Infallible>,
+    R: http_body::Body<Data = Bytes, Error: Debug>,
+    Q: http_body::Body<Data = Bytes, Error: Debug>,
+{
     let keys: Vec<_> = (0..REQUESTS / 10)
         .map(|number| format!("key-{number:08x}"))
         .collect();
-    let (mut without, mut with) = (f64::INFINITY, f64::INFINITY);
+    let (mut shorter, mut longer) = (f64::INFINITY, f64::INFINITY);
     for _ in 0..12 {
-        let begun = Instant::now();
-        runtime.block_on(async {
-            for key in &keys {
-                answered(&mut bare, post(key)).await;
-            }
-        });
-        without = without.min(begun.elapsed().as_secs_f64());
-        let mut layered = layer().1.layer(service_fn(handle));
-        let begun = Instant::now();
-        runtime.block_on(async {
-            for key in &keys {
-                answered(&mut layered, post(key)).await;
-            }
-        });
-        with = with.min(begun.elapsed().as_secs_f64());
+        shorter = shorter.min(time_of_all(runtime, &keys, without()));
+        longer = longer.min(time_of_all(runtime, &keys, with()));
     }
-    (with - without) * 1e6 / keys.len() as f64
+    (longer - shorter) * 1e6 / keys.len() as f64
+}
+
+/// In seconds.
+fn time_of_all<S, R>(runtime: &Runtime, keys: &[String], mut service: S) -> f64
+where
+    S: Service<Request<Body>, Response = Response<R>, Error = Infallible>,
+    R: http_body::Body<Data = Bytes, Error: Debug>,
+{
+    let begun = Instant::now();
+    runtime.block_on(async {
+        for key in keys {
+            answered(&mut service, post(key)).await;
+        }
+    });
+    begun.elapsed().as_secs_f64()
 }
 
 /// Measured in microseconds, without the cost of the request.

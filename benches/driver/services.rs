@@ -6,7 +6,10 @@ use bytes::Bytes;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use tower::{Service, ServiceExt as _};
-use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope, Store};
+use tower_idempotency::{
+    Fingerprinting, IdempotencyLayer, MemoryStore, Scope, Store,
+    sealing::{Sealing, SealingKey, Secret},
+};
 
 pub(crate) type Body = Full<Bytes>;
 
@@ -29,6 +32,17 @@ pub(crate) fn layer() -> (MemoryStore, IdempotencyLayer<MemoryStore>) {
 pub(crate) fn layer_on<S: Store>(store: S) -> IdempotencyLayer<S> {
     let layer = IdempotencyLayer::required(store, |_| Some(Scope::single_tenant()));
     layer.build().unwrap()
+}
+
+/// A layer that seals its responses and has a secret for its fingerprints.
+pub(crate) fn sealed_layer() -> IdempotencyLayer<MemoryStore> {
+    let secret = Secret::random();
+    let key = SealingKey::new("2026-11", &secret).unwrap();
+    IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
+        .sealing(Sealing::new("payments", key))
+        .fingerprint(Fingerprinting::bytes().keyed(&secret))
+        .build()
+        .unwrap()
 }
 
 /// A request with a kibibyte.
