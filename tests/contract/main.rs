@@ -42,6 +42,7 @@ mod postgres_server;
 mod processes;
 mod redirects;
 mod retention;
+mod sealing;
 mod sameness;
 mod service;
 mod standby;

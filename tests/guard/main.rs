@@ -9,6 +9,7 @@ mod logs;
 mod processes;
 mod requests;
 mod runs;
+mod sealing;
 mod store_failures;
 mod stores;
 #[allow(dead_code, reason = "it serves other tests too")]

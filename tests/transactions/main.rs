@@ -21,6 +21,7 @@ mod proxy;
 mod readme;
 mod response;
 mod rollback;
+mod sealed;
 mod service;
 mod shop;
 mod tenants;
