@@ -19,7 +19,7 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt as _;
 use sha2::{Digest as _, Sha256, Sha512};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_idempotency::{
     ContentDigest, DynStore, Fingerprinting, IdempotencyBuilder, MemoryStore, Release, SqliteStore,
     Store, store::RecordState,
@@ -471,6 +471,23 @@ async fn rule_69_a_response_that_streams_its_upload_is_recorded_after_it() {
     retry.assert_problem(409, "response-not-replayable");
 }
 
+#[tokio::test(start_paused = true)]
+async fn rule_69_a_streamed_response_to_a_wrong_upload_is_unknown() {
+    let store = MemoryStore::new();
+    let probe = Probe::answering(|run| {
+        let mut response = run.created();
+        let events = HeaderValue::from_static("text/event-stream");
+        response.headers_mut().insert("content-type", events);
+        response
+    });
+    let api = Api::new(streaming(DynStore::new(store.clone())), &probe);
+    let ask = || upload(&large(), &sha256(b"other"));
+    api.send(ask()).await.assert_live(201);
+    settle().await;
+    assert!(matches!(state(&store).await, RecordState::Unknown));
+    api.send(ask()).await.assert_problem(409, "outcome-unknown");
+}
+
 // ---- limits ----
 
 #[tokio::test(start_paused = true)]
@@ -513,6 +530,49 @@ async fn rule_61_an_upload_that_stops_is_408_and_a_slow_handler_is_not() {
     });
     let api = Api::new(streaming(memory()), &slow);
     let answer = api.send(upload(&large(), &sha256(&large()))).await;
+    answer.assert_run(1);
+}
+
+/// Sends the body of an upload, with a pause before each part.
+fn dripping(part: usize, pause: Duration) -> Ask {
+    let (frames, body) = streamed();
+    send(&frames, &large()[..2_000]);
+    tokio::spawn(async move {
+        for part in large()[2_000..].chunks(part) {
+            sleep(pause).await;
+            if frames.send(Ok(Frame::data(part.to_vec().into()))).is_err() {
+                return;
+            }
+        }
+    });
+    keyed("K")
+        .header("content-digest", sha256(&large()))
+        .body(body)
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_61_an_upload_that_drips_is_408() {
+    let api = Api::new(streaming(memory()), &reading(500));
+    let start = Instant::now();
+    let refused = api.send(dripping(1, Duration::from_secs(5))).await;
+    refused.assert_problem(408, "body-timeout");
+    // 10 s, and a second for each kibibyte.
+    assert_eq!(start.elapsed().as_secs(), 11);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_61_the_time_of_the_handler_does_not_count() {
+    let slow = Probe::running(async |mut run: Run| {
+        let mut body = std::mem::take(run.request.body_mut());
+        while let Some(frame) = body.frame().await {
+            frame.unwrap();
+            sleep(Duration::from_secs(60)).await;
+        }
+        Ok(run.created())
+    });
+    let api = Api::new(streaming(memory()), &slow);
+    // It is waited for after each part, for a second.
+    let answer = api.send(dripping(500, Duration::from_secs(61))).await;
     answer.assert_run(1);
 }
 
