@@ -189,6 +189,17 @@ fn the_length_of_a_response_is_that_of_its_bytes() {
     assert_eq!(record.apply(&complete, NOW), Transitioned::Applied);
 }
 
+#[test]
+fn a_record_that_is_cut_short_is_corrupt() {
+    let bytes = StoredRecord::claimed(&claim(LEASE, DAY), NOW).to_bytes();
+    for end in 0..bytes.len() {
+        assert!(
+            StoredRecord::from_bytes(bytes.slice(..end)).is_err(),
+            "{end}"
+        );
+    }
+}
+
 fn claim(lease: Duration, retention: Duration) -> Claim {
     let fingerprint = Fingerprint::from_bytes([1; Fingerprint::LENGTH]);
     Claim::new(fingerprint, lease, retention)
