@@ -12,9 +12,10 @@ mod probe;
 mod problem;
 mod record;
 mod record_store;
+mod sealed;
 mod sequence;
 
 pub use self::{
     json::json, key::key, media_type::media_type, multipart::multipart, problem::problem,
-    record::record, sequence::sequence,
+    record::record, sealed::sealed, sequence::sequence,
 };

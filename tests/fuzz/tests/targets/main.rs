@@ -30,7 +30,7 @@ macro_rules! targets {
     };
 }
 
-targets! { json key media_type multipart problem record sequence }
+targets! { json key media_type multipart problem record sealed sequence }
 
 #[test]
 fn every_target_has_a_test_and_seeds() {
