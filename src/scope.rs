@@ -136,7 +136,6 @@ impl RecordName {
     }
 
     /// The length of both in bytes.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn bytes(&self) -> usize {
         self.scope.as_str().len() + self.key.as_str().len()
     }

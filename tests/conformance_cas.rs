@@ -196,6 +196,7 @@ macro_rules! subject {
 
         impl Subject for $name {
             type Store = CasStore<Engine<$revisions>>;
+            const ADDS_USAGE: bool = true;
             const TICK: Option<Duration> = $tick;
 
             async fn store(&self) -> Self::Store {

@@ -15,6 +15,7 @@ impl Citus {
 
 impl Subject for Citus {
     type Store = PostgresStore;
+    const ADDS_USAGE: bool = true;
 
     async fn store(&self) -> PostgresStore {
         self.0.create().await;

@@ -36,6 +36,7 @@ impl Hosts {
 
 impl Subject for Hosts {
     type Store = CasStore<Etcd>;
+    const ADDS_USAGE: bool = true;
     /// Each write is flushed to disk, and the suite makes many at once.
     const SHORT: Duration = Duration::from_millis(400);
 

@@ -16,6 +16,7 @@ mod paused {
 
     impl Subject for Memory {
         type Store = MemoryStore;
+        const ADDS_USAGE: bool = true;
         const TICK: Option<Duration> = Some(Duration::from_nanos(1));
 
         async fn store(&self) -> MemoryStore {
@@ -40,6 +41,7 @@ mod shared {
 
     impl Subject for Shared {
         type Store = DynStore;
+        const ADDS_USAGE: bool = true;
         const TICK: Option<Duration> = Some(Duration::from_nanos(1));
 
         async fn store(&self) -> DynStore {
@@ -64,6 +66,7 @@ mod racing {
 
     impl Subject for Memory {
         type Store = MemoryStore;
+        const ADDS_USAGE: bool = true;
 
         async fn store(&self) -> MemoryStore {
             MemoryStore::new()

@@ -18,6 +18,7 @@ impl Pooled {
 
 impl Subject for Pooled {
     type Store = PostgresStore;
+    const ADDS_USAGE: bool = true;
 
     async fn store(&self) -> PostgresStore {
         self.0.create().await;

@@ -10,6 +10,7 @@ struct Redis(Keys);
 
 impl Subject for Redis {
     type Store = RedisStore;
+    const ADDS_USAGE: bool = true;
     const REMOVES_BY_ITSELF: bool = true;
 
     async fn store(&self) -> RedisStore {

@@ -16,6 +16,7 @@ impl Sqlite {
 
 impl Subject for Sqlite {
     type Store = SqliteStore;
+    const ADDS_USAGE: bool = true;
 
     async fn store(&self) -> SqliteStore {
         SqliteStore::open(&self.0).await.unwrap()

@@ -128,6 +128,7 @@ mod times;
 mod sweeps;
 mod lists;
 mod names;
+mod usage;
 mod cancellation;
 
 use std::{fmt, future::ready, panic::resume_unwind, pin::Pin, sync::Arc, time::Duration};
@@ -170,6 +171,10 @@ pub trait Subject: Send + Sync + 'static {
     /// Records in progress and unknown ones are the sweep's in every store. Defaults to
     /// `false`.
     const REMOVES_BY_ITSELF: bool = false;
+
+    /// Whether the store adds up what scopes keep, for quotas. Otherwise
+    /// [`Store::add_usage`] must return `None`. Defaults to `false`.
+    const ADDS_USAGE: bool = false;
 
     /// Returns a fresh store without records. Called once for each trial.
     fn store(&self) -> impl Future<Output = Self::Store> + Send;
@@ -593,6 +598,8 @@ macro_rules! for_each_promise {
             i9_calls_in_one_scope_leave_the_others
             i9_similar_names_name_different_records
             unusual_names_are_kept_as_given
+            usage_is_added_up_over_all_processes
+            usage_ends_with_its_period
             i15_dropped_claim_happens_or_does_not
             i15_dropped_reclaim_happens_or_does_not
             i15_dropped_renew_happens_or_does_not

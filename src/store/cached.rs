@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::{
     Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, RecordState, Store, StoreError,
-    Transition, Transitioned,
+    Transition, Transitioned, Usage, UsageDelta,
     admin::{Count, Filter, Page},
 };
 use crate::Fence;
@@ -192,6 +192,10 @@ impl<S: Store> Store for CachedStore<S> {
 
     async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
         self.0.store.wait(name, seen).await
+    }
+
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        self.0.store.add_usage(deltas).await
     }
 
     async fn purge_expired(

@@ -4,6 +4,7 @@ use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use super::{
     Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
+    Usage, UsageDelta,
     admin::{Count, Filter, Page},
 };
 use crate::{Fence, scope::RecordName};
@@ -66,6 +67,7 @@ macro_rules! methods {
             fn purge_expired(limit: u32, unknown_retention: Duration) -> Purged;
             fn wait(name: &$life RecordName, seen: Fence) -> ();
             fn now() -> Duration;
+            fn add_usage(deltas: &$life [UsageDelta]) -> Option<Vec<Usage>>;
         }
     };
 }

@@ -13,7 +13,7 @@ use tokio::{task::yield_now, time::Instant};
 
 use super::{
     Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, RecordState, Store, StoreError,
-    Transition, Transitioned,
+    Transition, Transitioned, Usage, UsageDelta, UsageTable,
     admin::{Filter, Page},
     transition::{StoredRecord, Swept},
 };
@@ -59,6 +59,7 @@ struct Inner {
     emptied: AtomicUsize,
     warnings: Warnings,
     waiters: Waiters,
+    usage: Mutex<UsageTable>,
 }
 
 #[derive(Default)]
@@ -112,6 +113,7 @@ impl MemoryStore {
                 emptied: AtomicUsize::new(0),
                 warnings: Warnings::default(),
                 waiters: Waiters::new(usize::MAX),
+                usage: Mutex::default(),
             }),
         }
     }
@@ -205,6 +207,12 @@ impl Inner {
     fn give_back(&self, records: usize, bytes: usize) {
         self.records.fetch_sub(records, Ordering::Relaxed);
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl Inner {
+    fn usage(&self) -> MutexGuard<'_, UsageTable> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -370,6 +378,11 @@ impl Store for MemoryStore {
         }
     }
 
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        let now = self.inner.now();
+        Ok(Some(self.inner.usage().add(deltas, now)))
+    }
+
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         let inner = &*self.inner;
         let (shard, hash) = inner.shard(name);
@@ -428,6 +441,7 @@ impl Store for MemoryStore {
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
         let inner = &*self.inner;
+        inner.usage().sweep(inner.now());
         let mut purged = Purged::default();
         let mut has_swept = false;
         for shard in &inner.shards {

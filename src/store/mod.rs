@@ -7,6 +7,7 @@ mod types;
 mod error;
 mod dyn_store;
 mod sweep;
+mod usage;
 pub mod transition;
 pub mod admin;
 mod memory;
@@ -23,7 +24,7 @@ mod redis;
 mod sqlite;
 
 use std::{
-    future::pending,
+    future::{pending, ready},
     time::{Duration, SystemTime},
 };
 
@@ -39,6 +40,7 @@ pub use self::postgres::{
 pub use self::redis::{RedisStore, builder::RedisStoreBuilder};
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::{SqliteStore, SqliteTransaction};
+pub(crate) use self::usage::SHORTEST_PERIOD;
 pub use self::{
     dyn_store::DynStore,
     error::{StoreError, StoreErrorKind},
@@ -48,6 +50,7 @@ pub use self::{
         Claim, Claimed, Completion, Fence, FencedTransition, Grant, OwnerTransition, Purged,
         ReclaimAs, Record, RecordState, Release, Token, Transition, Transitioned,
     },
+    usage::{Usage, UsageDelta, UsageTable},
 };
 pub use crate::{fingerprint::Fingerprint, scope::RecordName};
 
@@ -196,6 +199,28 @@ pub trait Store: Send + Sync + 'static {
     fn now(&self) -> impl Future<Output = Result<Duration, StoreError>> + Send {
         let now = SystemTime::UNIX_EPOCH.elapsed();
         async move { now.map_err(|_| StoreError::unavailable("the clock shows a time before 1970")) }
+    }
+
+    /// Adds up what scopes keep, and returns the usage of all the scopes that `deltas` name.
+    ///
+    /// [Quotas](crate::Quota) need it. The layer counts what its process adds, and calls
+    /// this once a second for the scopes that had requests, never for a single request. A
+    /// scope keeps one sum for each [period](UsageDelta::period_end) in which its records
+    /// expire. So usage decays without a scan, also if a process or its sweeper dies. A
+    /// period that has ended is not returned, and [`purge_expired`](Self::purge_expired)
+    /// removes it. Several deltas may name one scope and period. The answer is in the order
+    /// of the periods for each scope.
+    ///
+    /// Simultaneous calls are all added. Adding need not be durable at once. The layer does
+    /// not repeat a call that may have been made, so that nothing is added twice.
+    ///
+    /// The default returns `None`: the store adds nothing up, and each process counts alone.
+    fn add_usage(
+        &self,
+        deltas: &[UsageDelta],
+    ) -> impl Future<Output = Result<Option<Vec<Usage>>, StoreError>> + Send {
+        let _ = deltas;
+        ready(Ok(None))
     }
 
     /// Extends the lease of the claim in progress with this token to `lease` from now,

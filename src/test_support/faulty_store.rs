@@ -16,7 +16,7 @@ use crate::{
     scope::RecordName,
     store::{
         Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
-        Transition, Transitioned,
+        Transition, Transitioned, Usage, UsageDelta,
         admin::{Count, Filter, Page},
     },
 };
@@ -85,6 +85,8 @@ pub enum StoreCall {
     Forget,
     /// [`Store::purge_expired`].
     PurgeExpired,
+    /// [`Store::add_usage`].
+    AddUsage,
 }
 
 /// What happens to a call.
@@ -352,6 +354,11 @@ impl<S: Store> Store for FaultyStore<S> {
 
     async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
         self.inner.wait(name, seen).await
+    }
+
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        let added = self.inner.add_usage(deltas);
+        self.call(StoreCall::AddUsage, added).await
     }
 
     async fn purge_expired(

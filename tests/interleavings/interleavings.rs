@@ -66,7 +66,7 @@ use self::{
     memory::MemoryStore,
     store::{
         Claim, Claimed, Completion, Grant, Purged, ReclaimAs, Record, RecordState, Release,
-        Transition, Transitioned,
+        Transition, Transitioned, Usage, UsageDelta, UsageTable,
         admin::{self, Filter},
         transition,
     },

@@ -8,7 +8,7 @@ use crate::{Fence, StoreError};
 /// DynamoDB. [`CasStore`](super::CasStore) stores records in it.
 ///
 /// A key is the text of a scope, a NUL, and the text of a key, so that different names
-/// have different keys. It has up to 1,537 bytes. An engine that allows fewer characters
+/// have different keys. For a quota, it is the text of a scope, two NULs, and `usage`. It has up to 1,537 bytes. An engine that allows fewer characters
 /// needs an encoding that keeps different keys apart, such as hexadecimal. One that
 /// allows fewer bytes can keep a digest, but then cannot list.
 ///

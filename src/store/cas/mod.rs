@@ -2,16 +2,17 @@
 
 mod backend;
 mod observed;
+mod usage;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 
 pub use self::backend::{CompareAndSwap, Listed, Swap, Versioned};
-use self::observed::Observed;
+use self::{observed::Observed, usage::is_usage};
 use super::{
     Claim, Claimed, Grant, Purged, ReclaimAs, Record, RecordName, Store, StoreError,
-    StoreErrorKind, Transition, Transitioned,
+    StoreErrorKind, Transition, Transitioned, Usage, UsageDelta,
     admin::{Filter, Page},
     transition::{State, StoredRecord, Swept},
 };
@@ -239,6 +240,12 @@ impl<B: CompareAndSwap> Store for CasStore<B> {
         })
     }
 
+    /// One value for each scope, which is read and swapped in. A call for several scopes is
+    /// not atomic.
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        self.add_usage_of_scopes(deltas).await.map(Some)
+    }
+
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
         let key = key_of(name);
         let Some(found) = self.0.backend.get(&key).await? else {
@@ -262,6 +269,10 @@ impl<B: CompareAndSwap> Store for CasStore<B> {
         let mut page = Page::default();
         for (key, found) in listed {
             let name = name_of(&key)?;
+            if is_usage(&key) {
+                page.next = Some(name);
+                continue;
+            }
             let (record, now) = self.load(&key, &found)?;
             let record = record.read(now);
             page.next = Some(name.clone());
@@ -289,7 +300,11 @@ impl<B: CompareAndSwap> Store for CasStore<B> {
                 if purged.touched() >= u64::from(limit) {
                     return Ok(purged);
                 }
-                match self.sweep(&key, &found, unknown_retention).await {
+                let swept = match is_usage(&key) {
+                    true => self.sweep_usage(&key, &found).await.map(|()| Swept::Kept),
+                    false => self.sweep(&key, &found, unknown_retention).await,
+                };
+                match swept {
                     Ok(swept) => purged.add(swept),
                     Err(error) if error.kind() == StoreErrorKind::Corrupt => {
                         unreadable = Some(error);

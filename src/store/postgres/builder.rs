@@ -315,6 +315,7 @@ impl PostgresStoreBuilder {
                     limits(LOOKUP_CONNECTIONS as usize, usize::MAX),
                 ),
                 admin: Admin::new(admin, &schema),
+                usage: super::usage::Statements::new(&schema),
                 wake_ups: Arc::new(WakeUps::new(Arc::clone(&connector))),
                 #[cfg(feature = "inbox")]
                 inbox: super::inbox::Statements::new(&schema),

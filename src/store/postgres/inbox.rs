@@ -54,7 +54,7 @@ impl Inbox<PostgresStore> {
     /// in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        self.store.grants(role, &INBOX)
+        self.store.grants(role, &[&INBOX])
     }
 }
 

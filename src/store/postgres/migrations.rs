@@ -13,7 +13,7 @@ use super::{
     schema::Schema,
     session::Timeouts,
     tables::{Tables, template},
-    units::{RECORDS, Unit, VERSIONS},
+    units::{STORE, Unit, VERSIONS},
 };
 use crate::store::{StoreError, sql::detached};
 
@@ -36,10 +36,14 @@ impl PostgresStore {
     ///   each difference.
     /// - The database was migrated by a later version of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        self.migrate_unit(&RECORDS).await
+        self.migrate_units(STORE.into()).await
     }
 
     pub(super) async fn migrate_unit(&self, unit: &'static Unit) -> Result<(), StoreError> {
+        self.migrate_units(vec![unit]).await
+    }
+
+    async fn migrate_units(&self, units: Vec<&'static Unit>) -> Result<(), StoreError> {
         let connector = Arc::clone(&self.inner.connector);
         detached(async move {
             // sqlx would log the wait for another process as a slow statement.
@@ -48,7 +52,9 @@ impl PostgresStore {
             let mut connection = connected.map_err(|error| connect_failure(error, &options))?;
             let begin = AssertSqlSafe(format!("{}; {QUIETLY}", TIMEOUTS.begin()));
             let mut transaction = connection.begin_with(begin).await.map_err(failure)?;
-            migrate(&mut transaction, &connector.schema, unit).await?;
+            for unit in units {
+                migrate(&mut transaction, &connector.schema, unit).await?;
+            }
             transaction.commit().await.map_err(failure)?;
             connection.close().await.map_err(failure)
         })
@@ -63,7 +69,8 @@ impl PostgresStore {
     /// called at all.
     #[must_use]
     pub fn schema_sql(&self) -> String {
-        self.inner.connector.schema.definitions(&RECORDS)
+        let schema = &self.inner.connector.schema;
+        STORE.map(|unit| schema.definitions(unit)).join("\n")
     }
 }
 

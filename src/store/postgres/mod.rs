@@ -25,6 +25,7 @@ mod session;
 mod tables;
 pub(super) mod transaction;
 mod transitions;
+mod usage;
 mod units;
 mod wake_ups;
 
@@ -37,13 +38,14 @@ use self::{
     fenced::{Fenced, FencedAnswer, FencedCall, FencedChange},
     pool::Pool,
     reads::RecordReads,
+    session::Session,
     transaction::HandlerTransactions,
     transitions::Transitions,
     wake_ups::WakeUps,
 };
 use super::{
     Claim, Claimed, Grant, OwnerTransition, Purged, ReclaimAs, Record, Store, StoreError,
-    Transition, Transitioned,
+    Transition, Transitioned, Usage, UsageDelta,
     admin::{Filter, Page},
     sql::batcher::Batcher,
     sql::calls::{ClaimCall, TransitionCall},
@@ -82,13 +84,13 @@ use crate::{Fence, scope::RecordName, store::Token};
 ///
 /// # Tables
 ///
-/// [`migrate`](Self::migrate) creates the table `idempotency_records`, with a
-/// ledger of its own, `_idempotency_migrations`. Connecting creates nothing: the
+/// [`migrate`](Self::migrate) creates the tables `idempotency_records` and
+/// `idempotency_usage`, with a ledger of its own, `_idempotency_migrations`. Connecting creates nothing: the
 /// application decides who may change a schema, and when. Applications with
 /// migrations of their own copy [`schema_sql`](Self::schema_sql) into them.
 /// [`check_schema`](Self::check_schema) names every difference.
 ///
-/// To serve requests, a role needs to read and write the table. [`grants_for`](Self::grants_for) returns its GRANT statements.
+/// To serve requests, a role needs to read and write the tables. [`grants_for`](Self::grants_for) returns its GRANT statements.
 ///
 /// # A server that is gone
 ///
@@ -168,6 +170,7 @@ struct Inner {
     fenced: SingleCalls<Fenced>,
     transactions: HandlerTransactions,
     admin: Admin,
+    usage: usage::Statements,
     wake_ups: Arc<WakeUps>,
     #[cfg(feature = "inbox")]
     inbox: inbox::Statements,
@@ -323,9 +326,21 @@ impl Store for PostgresStore {
         let inner = Arc::clone(&self.inner);
         detached(async move {
             let admin = &inner.admin;
-            admin
-                .run(async |session| admin.purge_expired(session, limit, unknown_retention).await)
-                .await
+            let purge = async |session: &mut Session<'_>| {
+                inner.usage.sweep(session, limit).await?;
+                admin.purge_expired(session, limit, unknown_retention).await
+            };
+            admin.run(purge).await
+        })
+        .await
+    }
+
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        let inner = Arc::clone(&self.inner);
+        let deltas = deltas.to_vec();
+        detached(async move {
+            let add = async |session: &mut Session<'_>| inner.usage.add(session, &deltas).await;
+            inner.admin.run(add).await.map(Some)
         })
         .await
     }

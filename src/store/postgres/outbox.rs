@@ -53,7 +53,7 @@ impl Outbox<PostgresStore> {
     /// table, one in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        self.store.grants(role, &OUTBOX)
+        self.store.grants(role, &[&OUTBOX])
     }
 }
 

@@ -80,6 +80,7 @@ impl Schema {
             "name" => schema,
             "schema" => literal(&self.name),
             "records" => object("idempotency_records"),
+            "usage" => object("idempotency_usage"),
             "ledger" => object(LEDGER),
             "messages" => object("idempotency_messages"),
             "streams" => object("idempotency_streams"),
@@ -138,13 +139,14 @@ impl Schema {
     }
 
     /// Returns the GRANT statements for a role that uses the tables.
-    pub(super) fn grants(&self, role: &str, unit: &Unit) -> Vec<String> {
+    pub(super) fn grants(&self, role: &str, units: &[&Unit]) -> Vec<String> {
         let role = identifier(role);
         let of_table = |table: &Table| {
             let name = table.name;
             format!("GRANT SELECT, INSERT, UPDATE, DELETE ON TABLE {{name}}.{name}")
         };
-        let of_tables = unit.tables.iter().map(of_table);
+        let tables = units.iter().flat_map(|unit| unit.tables);
+        let of_tables = tables.map(of_table);
         std::iter::once("GRANT USAGE ON SCHEMA {name}".to_owned())
             .chain(of_tables)
             .map(|grant| format!("{} TO {role};", self.expand(&grant)))
@@ -153,7 +155,7 @@ impl Schema {
 
     /// Returns the privileges that the store's role needs on the tables.
     pub(super) fn needed(&self, unit: &Unit) -> String {
-        format!("the role needs {}", self.grants(&self.role, unit).join(" "))
+        format!("the role needs {}", self.grants(&self.role, &[unit]).join(" "))
     }
 
     /// Adds the GRANT statements to an error about missing privileges. They are those of
@@ -254,6 +256,7 @@ const LONGEST_NAME: usize = 63;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::postgres::units::STORE;
 
     fn schema(name: &str) -> Result<Schema, StoreError> {
         Schema::new(name.to_owned(), "role".to_owned(), PostgresEngine::Postgres)
@@ -287,12 +290,12 @@ mod tests {
     #[test]
     fn definitions_name_the_schema_of_every_object() {
         let schema = schema("a\"b").unwrap();
-        let named = schema.definitions(&RECORDS);
+        let named = STORE.map(|unit| schema.definitions(unit)).concat();
         let statements: Vec<&str> = named
             .lines()
             .filter(|line| !line.starts_with("--") && line.contains("idempotency_"))
             .collect();
-        assert_eq!(statements.len(), 3, "{statements:?}");
+        assert_eq!(statements.len(), 5, "{statements:?}");
         for statement in statements {
             assert!(statement.contains("\"a\"\"b\".idempotency_"), "{statement}");
         }

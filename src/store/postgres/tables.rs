@@ -7,7 +7,7 @@ use super::{
     error::failure,
     schema::Schema,
     session::Session,
-    units::{RECORDS, Table, Unit},
+    units::{STORE, Table, Unit},
 };
 use crate::store::{StoreError, sql::detached};
 
@@ -20,27 +20,35 @@ impl PostgresStore {
     /// If the server cannot be reached. If a table, column, index or
     /// privilege is missing or differs; the error names each, with a remedy.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
-        self.check_unit(&RECORDS).await
+        self.check_units(STORE.into()).await
     }
 
     pub(super) async fn check_unit(&self, unit: &'static Unit) -> Result<(), StoreError> {
+        self.check_units(vec![unit]).await
+    }
+
+    async fn check_units(&self, units: Vec<&'static Unit>) -> Result<(), StoreError> {
         let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
         detached(async move {
             let check = async |session: &mut Session<'_>| {
                 let (on, schema) = (&mut *session.connection, &connector.schema);
-                let found = Tables::look(on, schema, unit).await.map_err(failure)?;
-                let differences = found.refuse_differences();
-                let missing = missing_privileges(on, schema, unit).await;
-                let missing = missing.map_err(failure)?;
-                if missing.is_empty() {
-                    return differences;
+                let mut faults = Vec::new();
+                for unit in units {
+                    let found = Tables::look(on, schema, unit).await.map_err(failure)?;
+                    if let Err(differences) = found.refuse_differences() {
+                        faults.push(differences.cause());
+                    }
+                    let missing = missing_privileges(on, schema, unit).await;
+                    let missing = missing.map_err(failure)?.join(", ");
+                    if !missing.is_empty() {
+                        let needed = schema.needed(unit);
+                        faults.push(format!("the store's role may not use {missing}: {needed}"));
+                    }
                 }
-                let mut error = format!("the store's role may not use {}", missing.join(", "));
-                if let Err(differences) = differences {
-                    error = format!("{}; {error}", differences.cause());
+                match faults.is_empty() {
+                    true => Ok(()),
+                    false => Err(StoreError::unavailable(faults.join("; "))),
                 }
-                let needed = schema.needed(unit);
-                Err(StoreError::unavailable(format!("{error}: {needed}")))
             };
             inner.admin.run(check).await
         })
@@ -51,11 +59,11 @@ impl PostgresStore {
     /// tables, one in each line. `role` is quoted as an identifier.
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
-        self.grants(role, &RECORDS)
+        self.grants(role, &STORE)
     }
 
-    pub(super) fn grants(&self, role: &str, unit: &Unit) -> String {
-        self.inner.connector.schema.grants(role, unit).join("\n")
+    pub(super) fn grants(&self, role: &str, units: &[&Unit]) -> String {
+        self.inner.connector.schema.grants(role, units).join("\n")
     }
 }
 

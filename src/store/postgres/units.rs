@@ -81,6 +81,27 @@ pub(super) const RECORDS: Unit = Unit {
     definitions: include_str!("../../../migrations/postgres/0001_records.sql"),
 };
 
+pub(super) const USAGE: Unit = Unit {
+    version: 4,
+    name: "usage",
+    owner: "PostgresStore",
+    tables: &[Table {
+        name: "idempotency_usage",
+        columns: &[
+            ("scope", "text", true),
+            ("expires_at", "bigint", true),
+            ("records", "bigint", true),
+            ("bytes", "bigint", true),
+        ],
+        primary_key: &["scope", "expires_at"],
+        indexes: &[(&["expires_at"], None)],
+    }],
+    definitions: include_str!("../../../migrations/postgres/0004_usage.sql"),
+};
+
+/// The units of a store, without those of its inboxes and outboxes.
+pub(super) const STORE: [&Unit; 2] = [&RECORDS, &USAGE];
+
 #[cfg(feature = "inbox")]
 pub(super) const INBOX: Unit = Unit {
     version: 2,
@@ -148,11 +169,12 @@ pub(super) const OUTBOX: Unit = Unit {
 
 const UNITS: &[&Unit] = &[
     &RECORDS,
+    &USAGE,
     #[cfg(feature = "inbox")]
     &INBOX,
     #[cfg(feature = "outbox")]
     &OUTBOX,
 ];
 
-/// The versions that the ledger may have: records, inbox and outbox.
-pub(super) const VERSIONS: i64 = 3;
+/// The versions that the ledger may have: records, inbox, outbox and usage.
+pub(super) const VERSIONS: i64 = 4;

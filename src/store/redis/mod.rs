@@ -10,6 +10,7 @@ mod link;
 mod place;
 mod scripts;
 mod servers;
+mod usage;
 mod wake_ups;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -27,7 +28,7 @@ use self::{
 };
 use super::{
     Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
-    RecordState, Release, Store, StoreError, Token, Transition, Transitioned,
+    RecordState, Release, Store, StoreError, Token, Transition, Transitioned, Usage, UsageDelta,
     admin::{Filter, Page, Resolution},
     transition::{FORGOTTEN_RETENTION, StoredRecord},
 };
@@ -88,6 +89,7 @@ use crate::{Fence, OperationId, scope::RecordName};
 /// |---|---|
 /// | `idempotency:{GROUP}:SCOPE`, a NUL, `KEY` | [`StoredRecord::to_bytes`], about 860 bytes with a response of 512 |
 /// | `idempotency:{GROUP}` | a sorted set of the group's claims whose outcome is open |
+/// | `idempotency:{GROUP}:SCOPE`, two NULs, `usage` | a hash of what the scope keeps, if the layer has a quota |
 ///
 /// The group is one of 1,024 by the CRC-32 of the name, in hexadecimal. When a record
 /// leaves the state in progress, an empty message is published on the sharded channel of
@@ -121,6 +123,7 @@ struct Inner {
     by_fence: Calls,
     sweeps: Calls,
     reads: Calls,
+    usage: Calls,
     wake_ups: WakeUps,
 }
 
@@ -135,6 +138,7 @@ impl Inner {
             by_fence: Calls::new(Script::by_fence(), &servers),
             sweeps: Calls::new(Script::sweep(), &servers),
             reads: Calls::new(Script::read(), &servers),
+            usage: Calls::new(Script::usage(), &servers),
             servers,
             wake_ups,
         }
@@ -322,6 +326,10 @@ impl Store for RedisStore {
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
         self.0.purge_expired(limit, unknown_retention).await
+    }
+
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        self.0.add_usage(deltas).await.map(Some)
     }
 }
 

@@ -56,6 +56,10 @@ impl Script {
         Self::new(ALLOW_OOM, &[RECORD, include_str!("scripts/sweep.lua")])
     }
 
+    pub(super) fn usage() -> Self {
+        Self::new(ALLOW_OOM, &[include_str!("scripts/usage.lua")])
+    }
+
     pub(super) fn read() -> Self {
         Self {
             writes: false,

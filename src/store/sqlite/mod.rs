@@ -11,12 +11,13 @@ mod outbox;
 mod setup;
 mod statements;
 mod transaction;
+mod usage;
 mod writer;
 
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 use sqlx::{
-    SqlitePool,
+    SqliteConnection, SqlitePool,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use tokio::sync::Semaphore;
@@ -30,6 +31,7 @@ use self::{
 };
 use super::{
     Claim, Claimed, Grant, Purged, ReclaimAs, Record, Store, StoreError, Transition, Transitioned,
+    Usage, UsageDelta,
     admin::{Filter, Page},
     sql::batcher::{Batcher, ConcurrentBatches, MAX_CALLS},
     sql::calls::{ClaimCall, TransitionCall},
@@ -99,7 +101,7 @@ impl SqliteStore {
     ///
     /// Several processes may open a new file at the same time. After a crash meanwhile, the
     /// tables are unchanged. In a file of the application, the store adds the tables
-    /// `idempotency_records` and `_idempotency_migrations`.
+    /// `idempotency_records` and `idempotency_usage`, and a ledger for each.
     ///
     /// # Errors
     ///
@@ -286,9 +288,25 @@ impl Store for SqliteStore {
     ) -> Result<Purged, StoreError> {
         let writer = self.writer.clone();
         detached(async move {
-            let purge =
-                async |on: &mut _| statements::purge_expired(on, limit, unknown_retention).await;
+            let purge = async |on: &mut SqliteConnection| {
+                usage::sweep(on, limit).await?;
+                statements::purge_expired(on, limit, unknown_retention).await
+            };
             writer.write(purge).await
+        })
+        .await
+    }
+
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        let (writer, readers) = (self.writer.clone(), self.readers.clone());
+        let deltas = deltas.to_vec();
+        detached(async move {
+            if !deltas.iter().all(UsageDelta::is_none) {
+                let add = async |on: &mut SqliteConnection| usage::add(on, &deltas).await;
+                writer.write(add).await?;
+            }
+            let mut connection = readers.acquire().await.map_err(failure)?;
+            usage::read(&mut connection, &deltas).await.map(Some)
         })
         .await
     }

@@ -9,7 +9,7 @@ use sqlx::{
     sqlite::SqliteConnectOptions,
 };
 
-use super::{error::failure, writer::in_transaction};
+use super::{error::failure, usage::USAGE, writer::in_transaction};
 use crate::store::{
     StoreError,
     sql::detached,
@@ -28,7 +28,8 @@ pub(super) async fn set_up(options: SqliteConnectOptions) -> Result<(), StoreErr
             return Err(StoreError::unavailable(NOT_A_FILE));
         }
         in_transaction(&mut connection, async |on| {
-            make_tables(on, "records", RECORDS).await
+            make_tables(on, "records", RECORDS).await?;
+            make_tables(on, "usage", USAGE).await
         })
         .await?;
         connection.close().await.map_err(failure)
