@@ -11,11 +11,12 @@ use crate::sealing::log_ids::LogIds;
 use crate::sealing::{names::NameDigests, settings::Sealing};
 use crate::{
     ContentDigest, Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders,
-    KeySyntax, OversizedBody, Recovery, Rejection, ReplayAuthorizer, Scope, Store, StoreFailure,
-    WholeBody,
+    KeySyntax, OversizedBody, Quota, Recovery, Rejection, ReplayAuthorizer, Scope, Store,
+    StoreFailure, WholeBody,
     fingerprint::Fingerprinter,
-    flow::config::{Config, ScopeFn},
+    flow::config::{Config, PerScope, ScopeFn},
     policy::Requirement,
+    quota::QuotaSetting,
     rejection::custom,
     response::ResponseSettings,
 };
@@ -115,6 +116,8 @@ impl<S: Store> IdempotencyBuilder<S> {
                 max_waiters: 1_000,
                 max_in_flight: 4_096,
                 max_buffered_bytes: 256 * MIB,
+                max_uploads: 4_096,
+                per_scope: PerScope::default(),
                 max_request_body: MIB,
                 request_body_timeout: Duration::from_secs(10),
                 content_digest: ContentDigest::Ignore,
@@ -128,6 +131,7 @@ impl<S: Store> IdempotencyBuilder<S> {
                 unknown_retention: Duration::from_secs(7 * 24 * HOUR),
                 heartbeat: Duration::from_secs(10),
                 max_run_time: Duration::from_secs(15 * 60),
+                quota: None,
                 late_recording_timeout: Duration::from_secs(15 * 60),
                 max_late_recording_bytes: 64 * MIB,
                 #[cfg(feature = "sealing")]
@@ -232,6 +236,130 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// 256 MiB.
     pub fn max_buffered_bytes(mut self, bytes: usize) -> Self {
         self.config.max_buffered_bytes = bytes;
+        self
+    }
+
+    /// Sets how many bodies of guarded requests may be arriving at a time. Further ones
+    /// receive 503. Defaults to 4,096.
+    ///
+    /// A body that is there at once does not count.
+    pub fn max_uploads(mut self, requests: usize) -> Self {
+        self.config.max_uploads = requests;
+        self
+    }
+
+    /// Sets how many requests of one scope may wait at a time, counted while more than half
+    /// of [`max_waiters`](Self::max_waiters) wait. Further ones receive 409 at once. Defaults
+    /// to a quarter of `max_waiters`.
+    ///
+    /// So one scope can take three quarters of the limit, and the others have the rest. As
+    /// long as less than half is taken, nothing is counted for a scope. A request of
+    /// [`Scope::single_tenant`] counts for no scope, and may take all.
+    pub fn max_waiters_per_scope(mut self, requests: usize) -> Self {
+        self.config.per_scope.waiters = Some(requests);
+        self
+    }
+
+    /// Sets how many guarded requests of one scope may claim, wait or run at a time, counted
+    /// while more than half of [`max_in_flight`](Self::max_in_flight) do. Further ones receive
+    /// 429 `scope-overloaded`. Defaults to a quarter of `max_in_flight`.
+    ///
+    /// Scopes are counted as for [`max_waiters_per_scope`](Self::max_waiters_per_scope).
+    pub fn max_in_flight_per_scope(mut self, requests: usize) -> Self {
+        self.config.per_scope.in_flight = Some(requests);
+        self
+    }
+
+    /// Sets how many bytes of request bodies of one scope may be held at a time, counted
+    /// while more than half of [`max_buffered_bytes`](Self::max_buffered_bytes) are. Further
+    /// ones receive 429 `scope-overloaded`. Defaults to a quarter of `max_buffered_bytes`, or
+    /// to [`max_request_body`](Self::max_request_body) if that is more.
+    ///
+    /// Scopes are counted as for [`max_waiters_per_scope`](Self::max_waiters_per_scope).
+    pub fn max_buffered_bytes_per_scope(mut self, bytes: usize) -> Self {
+        self.config.per_scope.buffered_bytes = Some(bytes);
+        self
+    }
+
+    /// Sets how many bodies of guarded requests of one scope may be arriving at a time,
+    /// counted while more than half of [`max_uploads`](Self::max_uploads) are. Further ones
+    /// receive 429 `scope-overloaded`. Defaults to a quarter of `max_uploads`.
+    ///
+    /// Scopes are counted as for [`max_waiters_per_scope`](Self::max_waiters_per_scope).
+    pub fn max_uploads_per_scope(mut self, requests: usize) -> Self {
+        self.config.per_scope.uploads = Some(requests);
+        self
+    }
+
+    /// Sets how much each scope may keep in the store at a time, over all processes.
+    /// Defaults to no limit.
+    ///
+    /// A request whose record would exceed it receives 429 `quota-exceeded`, with a
+    /// `Retry-After` of the time until enough records have expired. A retry of a record that
+    /// exists is answered as always. Other scopes are not affected.
+    ///
+    /// A quota is approximate. The layer counts in its process, and once a second reports the
+    /// scopes that had requests to the store, which adds up the counts of all processes. So a scope may exceed its quota by what all
+    /// processes accept within two seconds, and by the requests that are claimed at the same
+    /// moment. A process that crashes leaves up to a second uncounted. Records are counted
+    /// for up to a twentieth longer than their retention, and for two seconds at least. A
+    /// record that an operator forgets or resolves is counted until it would have expired.
+    ///
+    /// The first request of a scope in a process asks the store, and waits for the answer. A
+    /// request that is refused reads its record instead of claiming it. While the store does
+    /// not answer, each process counts alone.
+    ///
+    /// ```
+    /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+    /// # use tower::ServiceExt;
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Quota, Scope};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
+    ///     .quota(Quota::unlimited().max_records(2))
+    ///     .build()?;
+    /// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+    /// # for (key, status) in [("a", 201), ("b", 201), ("c", 429), ("a", 201)] {
+    /// #     let request = Request::post("/").header("idempotency-key", key).body(Body::empty())?;
+    /// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn quota(mut self, quota: Quota) -> Self {
+        self.config.quota = Some(QuotaSetting::Fixed(quota));
+        self
+    }
+
+    /// Sets a function that returns the [`quota`](Self::quota) of a request's scope, for
+    /// plans that differ. Defaults to none.
+    ///
+    /// It is called for each guarded request after its body was read, so that it must be
+    /// fast. If it panics, the request receives 500 `callback-panicked`. For
+    /// [`Quota::unlimited`] nothing is counted.
+    ///
+    /// ```
+    /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Quota, Scope};
+    ///
+    /// # fn main() -> Result<(), tower_idempotency::BuildError> {
+    /// #[derive(Clone, Copy)]
+    /// struct Plan(u64); // your authentication puts it into the extensions
+    ///
+    /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
+    ///     .quota_by(|_scope, parts| {
+    ///         let Plan(records) = *parts.extensions.get().unwrap_or(&Plan(1_000));
+    ///         Quota::unlimited().max_records(records)
+    ///     })
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn quota_by(
+        mut self,
+        quota: impl Fn(&Scope, &request::Parts) -> Quota + Send + Sync + 'static,
+    ) -> Self {
+        self.config.quota = Some(QuotaSetting::By(Arc::new(quota)));
         self
     }
 
@@ -443,8 +571,9 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// A function that returns `None` alone names a body: `None::<Response<()>>`.
     ///
     /// `Cache-Control: no-store` and `Retry-After` are set in any case. The body is any
-    /// [`WholeBody`]. A response with an interim status, 425 or 429 is not used, and
-    /// neither is one with trailers or whose body is not ready as a whole.
+    /// [`WholeBody`]. A response with an interim status or 425 is not used, and one with 429
+    /// only for a refusal that has this status. Neither is one with trailers or whose body is
+    /// not ready as a whole.
     ///
     /// ```
     /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
@@ -703,6 +832,7 @@ fn check_limits(config: &Config) -> Result<(), BuildError> {
         ("max_waiters", config.max_waiters),
         ("max_in_flight", config.max_in_flight),
         ("max_buffered_bytes", buffered),
+        ("max_uploads", config.max_uploads),
         ("max_late_recording_bytes", config.max_late_recording_bytes),
     ] {
         ensure!(setting => (1..=LARGEST_LIMIT).contains(&limit),
@@ -715,9 +845,47 @@ fn check_limits(config: &Config) -> Result<(), BuildError> {
     ensure!("oversized_body" => config.oversized_body == OversizedBody::Refuse
             || config.requirement == Requirement::Optional,
         "must be `Refuse` where keys are required, got `RunUnguarded`");
+    if let Some(QuotaSetting::Fixed(quota)) = config.quota {
+        ensure!("quota" => quota.records > 0 && quota.bytes > 0,
+            "must allow at least 1 record and 1 byte, got {quota:?}");
+    }
     ensure!("max_attempts" => config.max_attempts > 0, "must be at least 1, got 0");
     ensure!("max_buffered_bytes" => buffered >= body,
         "must be at least `max_request_body` ({body}), got {buffered}");
+    let per_scope = &config.per_scope;
+    for (setting, limit, of, max) in [
+        (
+            "max_waiters_per_scope",
+            per_scope.waiters,
+            "max_waiters",
+            config.max_waiters,
+        ),
+        (
+            "max_in_flight_per_scope",
+            per_scope.in_flight,
+            "max_in_flight",
+            config.max_in_flight,
+        ),
+        (
+            "max_uploads_per_scope",
+            per_scope.uploads,
+            "max_uploads",
+            config.max_uploads,
+        ),
+        (
+            "max_buffered_bytes_per_scope",
+            per_scope.buffered_bytes,
+            "max_buffered_bytes",
+            buffered,
+        ),
+    ] {
+        let limit = limit.unwrap_or(max);
+        ensure!(setting => (1..=max).contains(&limit),
+            "must be 1 to `{of}` ({max}), got {limit}");
+    }
+    let of_scope = per_scope.buffered_bytes.unwrap_or(body);
+    ensure!("max_buffered_bytes_per_scope" => of_scope >= body,
+        "must be at least `max_request_body` ({body}), got {of_scope}");
     // A record's lengths are 32-bit numbers, and stores limit a value to one gibibyte.
     for (setting, limit) in [
         ("max_request_body", body),

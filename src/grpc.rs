@@ -79,13 +79,13 @@ pub(crate) fn trailers_only(rejection: &Rejection) -> Response<Bytes> {
 }
 
 /// Returns the code of a refusal. UNAVAILABLE is the one that clients' policies retry. For
-/// ABORTED they would begin again, with a new key.
+/// ABORTED they would begin again, with a new key. A caller over its limit should not retry
+/// by itself.
 fn code(rejection: &Rejection) -> u16 {
     use RejectionKind as Kind;
-    if rejection.retry_after_seconds().is_some() {
-        return UNAVAILABLE;
-    }
     match rejection.kind() {
+        Kind::BodyTooLarge | Kind::QuotaExceeded | Kind::ScopeOverloaded => RESOURCE_EXHAUSTED,
+        _ if rejection.retry_after_seconds().is_some() => UNAVAILABLE,
         Kind::KeyMissing
         | Kind::KeyInvalid
         | Kind::KeyStale
@@ -94,7 +94,6 @@ fn code(rejection: &Rejection) -> u16 {
         | Kind::DigestInvalid
         | Kind::DigestMismatch => INVALID_ARGUMENT,
         Kind::CallerUnknown | Kind::ReplayRefused => PERMISSION_DENIED,
-        Kind::BodyTooLarge => RESOURCE_EXHAUSTED,
         Kind::OutcomeUnknown => FAILED_PRECONDITION,
         Kind::ResponseNotReplayable => ALREADY_EXISTS,
         Kind::BodyTimeout

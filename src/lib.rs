@@ -149,7 +149,8 @@
 //! trailer `problem-type` is the type of the problem.
 //! [`render`](IdempotencyBuilder::render) is not asked. If the same call may get another
 //! answer later, the code is `UNAVAILABLE`, and `grpc-retry-pushback-ms` says when to repeat
-//! the call. Otherwise it is `-1`, so that a client's retry policy stops.
+//! the call. Otherwise it is `-1`, so that a client's retry policy stops. A caller over its
+//! quota or its part of a limit receives `RESOURCE_EXHAUSTED`, with the same pushback.
 //!
 //! | refusal | code |
 //! |---|---|
@@ -158,7 +159,7 @@
 //! | `outcome-unknown` or `rolled-back`, if repeating the call tells more | `UNAVAILABLE` |
 //! | `key-missing`, `key-invalid`, `key-stale`, `key-reused`, `body-invalid`, `digest-invalid`, `digest-mismatch` | `INVALID_ARGUMENT` |
 //! | `caller-unknown`, `replay-refused` | `PERMISSION_DENIED` |
-//! | `body-too-large` | `RESOURCE_EXHAUSTED` |
+//! | `body-too-large`, `quota-exceeded`, `scope-overloaded` | `RESOURCE_EXHAUSTED` |
 //! | `outcome-unknown` | `FAILED_PRECONDITION`: an operator has to look |
 //! | `response-not-replayable` | `ALREADY_EXISTS` |
 //! | other | `INTERNAL` |
@@ -361,6 +362,7 @@ mod outcome;
 mod rejection;
 mod policy;
 mod authorizer;
+mod quota;
 
 mod body;
 mod grpc;
@@ -419,6 +421,7 @@ pub use self::{
     operation::{Operation, OperationId},
     outcome::Outcome,
     policy::{ContentDigest, Disconnect, OversizedBody, Reconciler, Recovery, StoreFailure},
+    quota::Quota,
     rejection::{Rejection, RejectionKind},
     response::{attributes::Attributes, headers::KeptHeaders},
     scope::Scope,

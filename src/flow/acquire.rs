@@ -78,6 +78,9 @@ where
             ClaimResult::Ineligible(ineligible) => {
                 return Err(NotRun::Refused(refuse_ineligible(config, ineligible)));
             }
+            ClaimResult::OverQuota(exceeded) => {
+                return Err(NotRun::Refused(Rejection::quota_exceeded(exceeded)));
+            }
             ClaimResult::Contended => return Err(NotRun::Refused(Rejection::contended())),
             // A request that waited has seen a record: its work may have been done.
             ClaimResult::Failed {
@@ -173,7 +176,8 @@ async fn wait<S: Store, W: Comparable, E>(
     mut answered: Answered,
     deadline: Instant,
 ) -> Result<(), NotRun<E>> {
-    let Some(waiter) = shared.waiters.enter(&request.name) else {
+    let permit = shared.waiting_permit(request.name.sent().scope());
+    let (Some(_permit), Some(waiter)) = (permit, shared.waiters.enter(&request.name)) else {
         return Err(NotRun::Answered(answered));
     };
     let warnings = shared.config.warnings();

@@ -9,12 +9,14 @@ use super::{
     request::{Comparable, Ineligible, Keyed},
     shared::Shared,
     store_call::bounded,
+    usage::Expiry,
     withdraw::Hold,
 };
 use crate::{
     Recovery, Store, StoreError, StoreErrorKind,
     backoff::jittered,
     outcome::Notice,
+    rejection::QuotaExceeded,
     scope::RecordName,
     store::{Claimed, Grant, ReclaimAs, Record, RecordState, Transitioned},
 };
@@ -35,6 +37,8 @@ pub(super) enum ClaimResult {
         error: StoreError,
         may_have_run: bool,
     },
+    /// A new record would exceed the quota of the scope.
+    OverQuota(QuotaExceeded),
     /// The record changed during each round.
     Contended,
 }
@@ -54,6 +58,8 @@ struct Progress {
     /// Whether the request may run if the operation did not happen.
     may_run: bool,
     hold: Option<Hold>,
+    /// When the record in whose place the claim is would have expired, for the quota.
+    replaced: Option<Box<Expiry>>,
     /// Why a round failed.
     failure: Option<StoreError>,
 }
@@ -66,11 +72,22 @@ pub(super) async fn claim<S: Store, W: Comparable>(
     if let Some(ineligible) = request.ineligible() {
         return Box::pin(claim_nothing(shared, request, ineligible)).await;
     }
+    if request.quota.is_some()
+        && let Some(refused) = Box::pin(refuse_over_quota(shared, request)).await
+    {
+        return refused;
+    }
     let mut progress = Progress {
         hold: request.hold,
         ..Progress::default()
     };
     let result = claim_in_rounds(shared, request, &mut progress).await;
+    if let (Some(quotas), Some(quota)) = (&shared.quotas, &request.quota)
+        && let ClaimResult::Granted(granted) | ClaimResult::Reconcile { granted, .. } = &result
+    {
+        let replaced = progress.replaced.as_deref().copied();
+        quotas.claimed(&quota.usage, &request.name, granted.since, replaced);
+    }
     request.hold = match result {
         ClaimResult::Granted { .. } => None,
         _ => progress.hold,
@@ -82,6 +99,30 @@ pub(super) async fn claim<S: Store, W: Comparable>(
         warnings.warn("claim failed and was tried again", Some(error), None);
     }
     result
+}
+
+/// Returns the refusal of a new record that would exceed the quota of its scope. A request
+/// whose record exists adds none, and is not refused.
+async fn refuse_over_quota<S: Store, W: Comparable>(
+    shared: &Shared<S>,
+    request: &Keyed<W>,
+) -> Option<ClaimResult> {
+    let (quotas, quota) = (shared.quotas.as_ref()?, request.quota.as_ref()?);
+    let exceeded = quotas.exceeded(quota, &request.name).await?;
+    let adds_a_record = match shared.call(|store| store.read(&request.name)).await {
+        Ok(None) => true,
+        Ok(Some(record)) => matches!(
+            decide(request, &shared.config, &record),
+            Decision::Reclaim(ReclaimAs::Expired)
+        ),
+        Err(error) => {
+            return Some(ClaimResult::Failed {
+                error,
+                may_have_run: true,
+            });
+        }
+    };
+    adds_a_record.then_some(ClaimResult::OverQuota(exceeded))
 }
 
 async fn claim_in_rounds<S: Store, W: Comparable>(
@@ -224,6 +265,17 @@ async fn reclaim<S: Store, W>(
     reclaim_as: ReclaimAs,
 ) -> Result<Option<Grant>, StoreError> {
     progress.may_run = shared.config.has_attempts_left(record);
+    if shared.quotas.is_some() {
+        let retention = match record.state {
+            RecordState::Unknown => shared.config.unknown_retention,
+            _ => shared.config.responses.retention,
+        };
+        let expiry = |expires_in| Expiry {
+            at: Instant::now() + expires_in,
+            retention,
+        };
+        progress.replaced = record.expires_in.map(|left| Box::new(expiry(left)));
+    }
     let before = progress.hold;
     progress.hold = Some(Hold::Reclaim {
         seen: record.fence,
@@ -243,6 +295,7 @@ async fn reclaim<S: Store, W>(
     };
     if granted.is_none() {
         progress.hold = before;
+        progress.replaced = None;
     }
     let was_unknown = matches!(
         record.state,

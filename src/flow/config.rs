@@ -10,6 +10,7 @@ use crate::{
     fingerprint::Fingerprinter,
     log::Warnings,
     policy::Requirement,
+    quota::QuotaSetting,
     request_name::RequestName,
     response::ResponseSettings,
     scope::RecordName,
@@ -38,6 +39,8 @@ pub(crate) struct Config {
     pub(crate) max_waiters: usize,
     pub(crate) max_in_flight: usize,
     pub(crate) max_buffered_bytes: usize,
+    pub(crate) max_uploads: usize,
+    pub(crate) per_scope: PerScope,
     pub(crate) max_request_body: usize,
     pub(crate) request_body_timeout: Duration,
     pub(crate) content_digest: ContentDigest,
@@ -51,6 +54,7 @@ pub(crate) struct Config {
     pub(crate) unknown_retention: Duration,
     pub(crate) heartbeat: Duration,
     pub(crate) max_run_time: Duration,
+    pub(crate) quota: Option<QuotaSetting>,
     pub(crate) late_recording_timeout: Duration,
     pub(crate) max_late_recording_bytes: usize,
     /// What replaces scopes and keys in the store, if anything does.
@@ -59,6 +63,16 @@ pub(crate) struct Config {
     #[cfg(all(feature = "sealing", feature = "tracing"))]
     pub(crate) log_ids: Option<LogIds>,
     pub(crate) responses: Arc<ResponseSettings>,
+}
+
+/// What one scope may take of the limits of a process, once more than half is taken. A
+/// quarter of the limit if it is not set.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct PerScope {
+    pub(crate) waiters: Option<usize>,
+    pub(crate) in_flight: Option<usize>,
+    pub(crate) buffered_bytes: Option<usize>,
+    pub(crate) uploads: Option<usize>,
 }
 
 /// What a body over `max_request_body` meets.

@@ -294,7 +294,7 @@ async fn answer_committed<S: Store, R: SentBody, E>(
     recorded: Bytes,
 ) -> HttpReply<R, E> {
     let operation = &run.claim.operation;
-    run.claim.shared.waiters.wake(operation.name());
+    run.claim.committed(&recorded);
     let settings = run.settings();
     let unchanged = match called {
         Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
@@ -367,8 +367,8 @@ async fn answer_superseded<S: Store, R: SentBody, E>(
 pub(super) async fn finish_cancelled<S: Store, R: SentBody, E>(run: Run<S>) -> HttpReply<R, E> {
     let reply = Reply::client_left(run.claim.id());
     // A commit that was under way was not stopped with the handler.
-    if let Transacted::Committed { .. } = run.claim.operation.transacted().await {
-        run.claim.shared.waiters.wake(run.claim.operation.name());
+    if let Transacted::Committed { response } = run.claim.operation.transacted().await {
+        run.claim.committed(&response);
         return reply;
     }
     run.settings()

@@ -131,12 +131,14 @@ where
                 unreachable!("`ResponseFuture` polls no request that was answered");
             };
             let mut body = body;
-            let is_read = ready!(read.poll_read(body.as_mut(), cx, &this.shared.config));
+            let is_read = ready!(read.poll_read(body.as_mut(), cx, this.shared));
             let reading = reading.take();
             if let Err(rejection) = is_read {
                 *this.reads_on = matches!(
                     rejection.kind(),
-                    RejectionKind::BodyTooLarge | RejectionKind::Overloaded
+                    RejectionKind::BodyTooLarge
+                        | RejectionKind::Overloaded
+                        | RejectionKind::ScopeOverloaded
                 );
                 return Poll::Ready(self.refuse(&rejection));
             }

@@ -1,17 +1,29 @@
-//! Limits on what a layer holds at a time.
+//! Limits on what a layer holds at a time, and on what one scope does.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
 };
 
 use tokio::sync::Notify;
 
+use crate::Scope;
+
 /// A limit on a number of requests, tasks or bytes. Nothing waits for a permit.
+///
+/// It may limit each scope too. To cost nothing as long as there is plenty, scopes count
+/// only what they take while more than half of the limit is taken. So one scope can take
+/// half and its own part, and the rest is for other scopes.
 pub(crate) struct Limit(Arc<Counter>);
 
 struct Counter {
     max: usize,
+    max_per_scope: usize,
+    /// The counted part of each scope that has one.
+    of_scopes: Mutex<HashMap<Scope, usize>>,
     taken: AtomicUsize,
     /// Whether a task waits for the last permit to be given back.
     is_watched: AtomicBool,
@@ -20,8 +32,14 @@ struct Counter {
 
 impl Limit {
     pub(crate) fn new(max: usize) -> Self {
+        Self::with_scopes(max, max)
+    }
+
+    pub(crate) fn with_scopes(max: usize, max_per_scope: usize) -> Self {
         Self(Arc::new(Counter {
             max,
+            max_per_scope,
+            of_scopes: Mutex::default(),
             taken: AtomicUsize::new(0),
             is_watched: AtomicBool::new(false),
             emptied: Notify::new(),
@@ -34,11 +52,19 @@ impl Limit {
         permit.try_grow(size).then_some(permit)
     }
 
+    /// Returns a permit for a request of `scope`.
+    pub(crate) fn acquire(&self, scope: &Scope) -> Result<Permit, Full> {
+        let mut permit = self.empty_permit();
+        permit.grow(scope, 1)?;
+        Ok(permit)
+    }
+
     /// Returns a permit for nothing yet.
     pub(crate) fn empty_permit(&self) -> Permit {
         Permit {
             counter: Arc::clone(&self.0),
             size: 0,
+            counted: None,
         }
     }
 
@@ -59,57 +85,171 @@ impl Limit {
     }
 }
 
+/// Why a permit is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// Less is left of the limit.
+    Process,
+    /// Less is left of what one scope may take.
+    Scope,
+}
+
 /// A part of a [`Limit`], given back when it is dropped.
 pub(crate) struct Permit {
     counter: Arc<Counter>,
+    size: usize,
+    counted: Option<Box<Counted>>,
+}
+
+/// The part of a permit that was counted for its scope.
+struct Counted {
+    scope: Scope,
     size: usize,
 }
 
 impl Permit {
     /// Adds `size` to the permit. Returns false if less is left.
     pub(crate) fn try_grow(&mut self, size: usize) -> bool {
-        let Counter { max, taken, .. } = &*self.counter;
-        let grown = taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {
-            taken.checked_add(size).filter(|sum| sum <= max)
-        });
-        if grown.is_ok() {
-            self.size += size;
-        }
-        grown.is_ok()
+        self.take(size).is_some()
     }
 
-    /// Makes the permit one for `size`. Returns false, and changes nothing, if less is left.
-    pub(crate) fn try_resize(&mut self, size: usize) -> bool {
+    /// Adds `size` to the permit, which is that of a request of `scope`.
+    pub(crate) fn grow(&mut self, scope: &Scope, size: usize) -> Result<(), Full> {
+        let before = self.take(size).ok_or(Full::Process)?;
+        // A single tenant is alone, and may take everything.
+        if before + size <= self.counter.max / 2 || *scope == Scope::single_tenant() {
+            return Ok(());
+        }
+        let counter = Arc::clone(&self.counter);
+        if counter.count(scope, size) {
+            let counted = self.counted.get_or_insert_with(|| {
+                let scope = scope.clone();
+                Box::new(Counted { scope, size: 0 })
+            });
+            counted.size += size;
+            return Ok(());
+        }
+        self.size -= size;
+        counter.give_back(size);
+        Err(Full::Scope)
+    }
+
+    /// Makes the permit, which is that of a request of `scope`, one for `size`. Changes nothing
+    /// if it fails.
+    pub(crate) fn resize(&mut self, scope: &Scope, size: usize) -> Result<(), Full> {
         match size.checked_sub(self.size) {
-            Some(more) => self.try_grow(more),
+            Some(more) => self.grow(scope, more),
             None => {
-                let less = self.size - size;
-                drop(self.split(less));
-                true
+                self.shrink(self.size - size);
+                Ok(())
             }
         }
     }
 
-    /// Takes a part out of the permit.
-    fn split(&mut self, size: usize) -> Self {
-        self.size -= size;
-        Self {
-            counter: Arc::clone(&self.counter),
-            size,
+    fn shrink(&mut self, size: usize) {
+        if let Some(counted) = &mut self.counted {
+            let less = counted.size.min(size);
+            self.counter.uncount(&counted.scope, less);
+            counted.size -= less;
         }
+        self.size -= size;
+        self.counter.give_back(size);
+    }
+
+    /// Takes `size` of the limit. Returns the sum of all permits before, or `None` if less
+    /// than `size` is left.
+    fn take(&mut self, size: usize) -> Option<usize> {
+        let Counter { max, taken, .. } = &*self.counter;
+        let before = taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {
+            taken.checked_add(size).filter(|sum| sum <= max)
+        });
+        let before = before.ok()?;
+        self.size += size;
+        Some(before)
+    }
+}
+
+impl Counter {
+    /// Returns whether the scope may take `size` more, and counts it.
+    fn count(&self, scope: &Scope, size: usize) -> bool {
+        let mut of_scopes = self.of_scopes();
+        let taken = of_scopes.get(scope).copied().unwrap_or_default();
+        let fits = size <= self.max_per_scope.saturating_sub(taken);
+        if fits {
+            of_scopes.insert(scope.clone(), taken + size);
+        }
+        fits
+    }
+
+    fn uncount(&self, scope: &Scope, size: usize) {
+        let mut of_scopes = self.of_scopes();
+        if let Some(taken) = of_scopes.get_mut(scope) {
+            *taken -= size;
+            if *taken == 0 {
+                of_scopes.remove(scope);
+            }
+        }
+    }
+
+    fn give_back(&self, size: usize) {
+        let before = self.taken.fetch_sub(size, Ordering::SeqCst);
+        // Either this sees that the limit is watched, or the watcher sees that no
+        // permit is held.
+        if before == size && self.is_watched.load(Ordering::SeqCst) {
+            self.emptied.notify_waiters();
+        }
+    }
+
+    fn of_scopes(&self) -> MutexGuard<'_, HashMap<Scope, usize>> {
+        self.of_scopes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        if self.size == 0 {
-            return;
+        if self.size > 0 {
+            self.shrink(self.size);
         }
-        let before = self.counter.taken.fetch_sub(self.size, Ordering::SeqCst);
-        // Either this sees that the limit is watched, or the watcher sees that no
-        // permit is held.
-        if before == self.size && self.counter.is_watched.load(Ordering::SeqCst) {
-            self.counter.emptied.notify_waiters();
-        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_scope_leaves_a_quarter_to_others() {
+        let (one, other) = (Scope::new("one").unwrap(), Scope::new("other").unwrap());
+        let limit = Limit::with_scopes(8, 2);
+        let mut held: Vec<_> = (0..6).map(|_| limit.acquire(&one).unwrap()).collect();
+        assert_eq!(limit.acquire(&one).err(), Some(Full::Scope));
+        assert_eq!(limit.taken(), 6);
+        held.extend([&other, &other].map(|scope| limit.acquire(scope).unwrap()));
+        assert_eq!(limit.acquire(&other).err(), Some(Full::Process));
+        // All counted parts are given back, and the map is empty.
+        held.clear();
+        assert_eq!((limit.taken(), limit.0.of_scopes().len()), (0, 0));
+        let alone = Scope::single_tenant();
+        held.extend((0..8).map(|_| limit.acquire(&alone).unwrap()));
+        assert_eq!(limit.acquire(&alone).err(), Some(Full::Process));
+    }
+
+    #[test]
+    fn growing_permit_counts_from_half_of_the_limit() {
+        let scope = Scope::new("one").unwrap();
+        let limit = Limit::with_scopes(100, 10);
+        let mut permit = limit.empty_permit();
+        assert_eq!(permit.grow(&scope, 50), Ok(()));
+        assert_eq!(permit.grow(&scope, 7), Ok(()));
+        assert_eq!(permit.grow(&scope, 4), Err(Full::Scope));
+        assert_eq!(permit.grow(&scope, 3), Ok(()));
+        assert_eq!(limit.taken(), 60);
+        assert_eq!(permit.resize(&scope, 45), Ok(()));
+        assert_eq!(permit.resize(&scope, 58), Err(Full::Scope));
+        assert_eq!(permit.resize(&scope, 54), Ok(()));
+        drop(permit);
+        assert_eq!((limit.taken(), limit.0.of_scopes().len()), (0, 0));
     }
 }

@@ -13,6 +13,7 @@ mod heartbeat;
 mod judge;
 mod limits;
 mod owned;
+mod quotas;
 mod read_body;
 mod record;
 mod reconcile;
@@ -22,6 +23,7 @@ mod run;
 pub(crate) mod shared;
 mod store_call;
 mod upload;
+mod usage;
 mod withdraw;
 #[cfg(feature = "guard")]
 pub(crate) mod work;
@@ -128,11 +130,11 @@ where
         Some(_) => RequestHead::with_attributes(&parts, admitted.attributes),
     };
     let background = Background::new(admitted.runtime);
-    let (name, stale_from) = (admitted.name, admitted.stale_from);
+    let stale_from = admitted.stale_from;
     let oversized = admitted.oversized;
     let mut request = ReadRequest::unread(parts, admitted.digests);
     let reading = Reading {
-        read: ReadBody::new(&shared.config, shared.buffers.empty_permit(), oversized),
+        read: ReadBody::new(&shared, admitted.name, oversized),
         answer: {
             let (shared, client, head) = (Arc::clone(&shared), client.clone(), head.clone());
             move |read: ReadBody, body: Pin<&mut T>| {
@@ -140,6 +142,7 @@ where
                     true => detach(body),
                     false => None,
                 };
+                let name = read.name;
                 let (body, trailers) = read.reader.into_parts();
                 let mut buffered = read.buffered;
                 let mut uploaded = None;
@@ -149,6 +152,7 @@ where
                     Some(rest) => match request.check_upload() {
                         Some(check) => {
                             let held = mem::replace(&mut buffered, shared.buffers.empty_permit());
+                            let held = (held, name.sent().scope().clone());
                             let limits = shared.config.upload_limits(oversized);
                             uploaded = Some(Box::new(upload(body, rest, check, limits, held)));
                         }
@@ -158,7 +162,7 @@ where
                 let next = match unguarded {
                     Some(body) => Next::RunUnguarded(Box::new((name, request, body))),
                     None => {
-                        let request = KeyedRequest::new(&shared.config, name, stale_from, request);
+                        let request = KeyedRequest::new(&shared, name, stale_from, request);
                         request.map_or_else(Next::Refuse, Next::Acquire)
                     }
                 };
@@ -215,7 +219,7 @@ where
     R: SentBody,
 {
     let settings = &shared.config.responses;
-    let permit = match shared.running_permit() {
+    let permit = match shared.running_permit(request.name.sent().scope()) {
         Ok(permit) => permit,
         Err(rejection) => {
             discard_upload(shared, uploaded, request.what.headers());

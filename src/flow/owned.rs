@@ -2,14 +2,17 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use tokio::time::{self, Instant};
 
 use super::{
     claim::Granted,
     decide::{Answer, Answered},
     limits::Permit,
+    quotas::Quotas,
     request::Keyed,
     shared::Shared,
+    usage::ScopeUsage,
 };
 use crate::{
     Operation, OperationId, Store, StoreError,
@@ -24,6 +27,8 @@ pub(super) struct OwnedClaim<S> {
     pub(super) shared: Arc<Shared<S>>,
     pub(super) operation: Operation,
     fingerprint: Fingerprint,
+    /// That of the scope, if it has a quota.
+    usage: Option<Arc<ScopeUsage>>,
 }
 
 impl<S: Store> OwnedClaim<S> {
@@ -45,6 +50,7 @@ impl<S: Store> OwnedClaim<S> {
             shared,
             operation,
             fingerprint: request.claim.fingerprint,
+            usage: request.quota.as_ref().map(|quota| Arc::clone(&quota.usage)),
         }
     }
 
@@ -58,7 +64,26 @@ impl<S: Store> OwnedClaim<S> {
         transition: &OwnerTransition,
     ) -> Result<Transitioned, StoreError> {
         let (name, token) = (self.operation.name(), self.operation.token());
-        self.shared.end(name, token, transition.clone()).await
+        let ended = self.shared.end(name, token, transition.clone()).await;
+        if let (Ok(Transitioned::Applied), Some((quotas, usage))) = (&ended, self.quota()) {
+            let since = self.operation.lease().granted;
+            quotas.ended(usage, name, since, transition);
+        }
+        ended
+    }
+
+    /// Notes that the operation's own transaction has recorded its response, and wakes the
+    /// waiters.
+    pub(super) fn committed(&self, recorded: &Bytes) {
+        if let Some((quotas, usage)) = self.quota() {
+            let since = self.operation.lease().granted;
+            quotas.committed(usage, since, recorded.len());
+        }
+        self.shared.waiters.wake(self.operation.name());
+    }
+
+    fn quota(&self) -> Option<(&Arc<Quotas<S>>, &Arc<ScopeUsage>)> {
+        Some((self.shared.quotas.as_ref()?, self.usage.as_ref()?))
     }
 
     /// Applies the transition in the background, with pauses that grow, until the store

@@ -14,8 +14,9 @@ use tokio::{
 };
 
 use super::{
-    config::{Config, Oversized},
-    limits::Permit,
+    config::Oversized,
+    limits::{Full, Permit},
+    shared::Shared,
 };
 use crate::{
     Rejection,
@@ -25,10 +26,12 @@ use crate::{
         read::{BodyReader, ReadEnd},
     },
     rejection::MIN_BYTES_PER_SECOND,
+    request_name::RequestName,
 };
 
 /// Reads a body into memory.
 pub(super) struct ReadBody {
+    pub(super) name: RequestName,
     pub(super) reader: BodyReader,
     /// For the bytes that were read.
     pub(super) buffered: Permit,
@@ -36,27 +39,33 @@ pub(super) struct ReadBody {
     hands_on: bool,
     /// Whether the body is read in part.
     pub(super) is_cut: bool,
+    /// For a body that was not there at once.
+    upload: Option<Permit>,
     progress: ProgressTimeout,
 }
 
 impl ReadBody {
-    pub(super) fn new(config: &Config, buffered: Permit, oversized: Oversized) -> Self {
+    pub(super) fn new<S>(shared: &Shared<S>, name: RequestName, oversized: Oversized) -> Self {
+        let config = &shared.config;
         Self {
+            name,
             hands_on: oversized != Oversized::Refuse,
             is_cut: false,
             reader: BodyReader::new(config.max_request_body),
-            buffered,
+            buffered: shared.buffers.empty_permit(),
+            upload: None,
             progress: ProgressTimeout::new(config.request_body_timeout),
         }
     }
 
     /// Reads to the end of the body, or until it is cut.
-    pub(super) fn poll_read<B: ReceivedBody>(
+    pub(super) fn poll_read<B: ReceivedBody, S>(
         &mut self,
         mut body: Pin<&mut B>,
         cx: &mut Context<'_>,
-        config: &Config,
+        shared: &Shared<S>,
     ) -> Poll<Result<(), Rejection>> {
+        let config = &shared.config;
         if self.hands_on && self.reader.len() == 0 {
             self.is_cut = body.size_hint().lower() > config.max_request_body as u64;
             if self.is_cut {
@@ -66,23 +75,28 @@ impl ReadBody {
         loop {
             let Poll::Ready(read) = self.reader.poll_frame(body.as_mut(), cx) else {
                 let received = self.reader.len();
+                if self.upload.is_none() && self.progress.was_pending {
+                    match shared.upload_permit(self.name.sent().scope()) {
+                        Ok(permit) => self.upload = Some(permit),
+                        Err(rejection) => return Poll::Ready(Err(rejection)),
+                    }
+                }
                 ready!(self.progress.poll_elapsed(received, cx));
                 let timeout = config.request_body_timeout;
                 return Poll::Ready(Err(Rejection::body_timeout(timeout)));
             };
             match read {
                 ControlFlow::Continue(length) => {
-                    if !self.buffered.try_grow(length) {
-                        return Poll::Ready(Err(Rejection::too_many_bytes()));
+                    let scope = self.name.sent().scope();
+                    if let Err(full) = self.buffered.grow(scope, length) {
+                        return Poll::Ready(Err(too_many_bytes(full)));
                     }
                 }
                 ControlFlow::Break(ReadEnd::Clean) => return Poll::Ready(Ok(())),
                 ControlFlow::Break(ReadEnd::TooLarge) if self.hands_on => {
                     self.is_cut = true;
-                    return match self.buffered.try_resize(self.reader.len()) {
-                        true => Poll::Ready(Ok(())),
-                        false => Poll::Ready(Err(Rejection::too_many_bytes())),
-                    };
+                    let resized = self.buffered.resize(self.name.sent().scope(), self.reader.len());
+                    return Poll::Ready(resized.map_err(too_many_bytes));
                 }
                 ControlFlow::Break(ReadEnd::TooLarge) => {
                     let max = config.max_request_body as u64;
@@ -94,6 +108,16 @@ impl ReadBody {
                 }
             }
         }
+    }
+}
+
+fn too_many_bytes(full: Full) -> Rejection {
+    match full {
+        Full::Process => Rejection::too_many_bytes(),
+        Full::Scope => Rejection::scope_overloaded(
+            "too many bytes of one scope's request bodies are held in memory, request refused \
+             with 429: raise `max_buffered_bytes_per_scope`, or lower `max_request_body`",
+        ),
     }
 }
 

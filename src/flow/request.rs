@@ -11,12 +11,12 @@ use tokio::time::Instant;
 
 use super::{
     IsGuarded,
-    config::Config,
+    quotas::RequestQuota,
     shared::Shared,
     withdraw::{Hold, Withdrawal},
 };
 use crate::{
-    Rejection, RequestBody,
+    Rejection, RequestBody, Store,
     body::{
         Trailers,
         digests::{DeclaredDigests, DigestCheck},
@@ -37,6 +37,8 @@ pub(super) struct Keyed<W> {
     pub(super) body_fault: Option<BodyFault>,
     /// What the claim's token may hold in the store although nothing runs.
     pub(super) hold: Option<Hold>,
+    /// What the quota of its scope needs, if there is one.
+    pub(super) quota: Option<Box<RequestQuota>>,
     pub(super) what: W,
 }
 
@@ -143,12 +145,13 @@ pub(super) enum Ineligible {
 impl KeyedRequest {
     /// Takes the fingerprint of a request. Fails if a function of the application panics, or
     /// its body has another digest than its client declares.
-    pub(super) fn new(
-        config: &Config,
+    pub(super) fn new<S: Store>(
+        shared: &Shared<S>,
         name: RequestName,
         stale_from: Option<Instant>,
         request: Box<ReadRequest>,
     ) -> Result<Self, Rejection> {
+        let config = &shared.config;
         if !request.has_digests() {
             return Err(Rejection::wrong_digest());
         }
@@ -158,12 +161,17 @@ impl KeyedRequest {
         };
         let (fingerprint, body_fault) = catch_unwind(AssertUnwindSafe(fingerprint))
             .map_err(|_| Rejection::callback_panicked(Callback::Fingerprint))?;
+        let quota = match &shared.quotas {
+            Some(quotas) => quotas.of_request(&name, &request.parts)?,
+            None => None,
+        };
         Ok(Self {
             name,
             claim: Claim::new(fingerprint, config.lease(), config.responses.retention),
             stale_from,
             body_fault,
             hold: None,
+            quota,
             what: request,
         })
     }

@@ -14,11 +14,12 @@ use super::{
     config::Config,
     discard::MAX_DISCARDS,
     heartbeat::{HeartbeatSettings, Heartbeats},
-    limits::{Limit, Permit},
+    limits::{Full, Limit, Permit},
+    quotas::Quotas,
     store_call,
 };
 use crate::{
-    Rejection, Store, StoreError,
+    Rejection, Scope, Store, StoreError,
     scope::RecordName,
     store::{OwnerTransition, Token, Transition, Transitioned},
     waiters::Waiters,
@@ -29,6 +30,7 @@ pub(crate) struct Shared<S> {
     pub(crate) config: Config,
     pub(crate) waiters: Waiters,
     pub(crate) heartbeats: Arc<Heartbeats<S>>,
+    pub(crate) quotas: Option<Arc<Quotas<S>>>,
     is_draining: AtomicBool,
     /// Wakes the waiters when draining starts.
     drain_started: SetOnce<()>,
@@ -36,6 +38,10 @@ pub(crate) struct Shared<S> {
     running: Limit,
     /// Bytes of request bodies, until their handler runs.
     pub(crate) buffers: Limit,
+    /// Request bodies that are still arriving.
+    uploads: Limit,
+    /// Requests that wait for another one. They are in `waiters` too.
+    waiting: Limit,
     /// Refused bodies that are read to their end.
     pub(crate) discards: Limit,
     /// Outcomes that are recorded late, and the bytes of their responses.
@@ -48,8 +54,13 @@ pub(crate) struct Shared<S> {
 impl<S: Store> Shared<S> {
     pub(crate) fn new(store: S, config: Config) -> Self {
         let store = Arc::new(store);
+        let limits = config.per_scope;
+        let limit = |max, per_scope: Option<usize>| {
+            Limit::with_scopes(max, per_scope.unwrap_or_else(|| part_of(max)))
+        };
         Self {
             waiters: Waiters::new(config.max_waiters),
+            quotas: Quotas::new(&store, &config),
             heartbeats: Arc::new(Heartbeats::new(
                 Arc::clone(&store),
                 HeartbeatSettings {
@@ -62,8 +73,15 @@ impl<S: Store> Shared<S> {
             )),
             is_draining: AtomicBool::new(false),
             drain_started: SetOnce::new(),
-            running: Limit::new(config.max_in_flight),
-            buffers: Limit::new(config.max_buffered_bytes),
+            running: limit(config.max_in_flight, limits.in_flight),
+            buffers: limit(
+                config.max_buffered_bytes,
+                Some(limits.buffered_bytes.unwrap_or_else(|| {
+                    part_of(config.max_buffered_bytes).max(config.max_request_body)
+                })),
+            ),
+            uploads: limit(config.max_uploads, limits.uploads),
+            waiting: limit(config.max_waiters, limits.waiters),
             discards: Limit::new(MAX_DISCARDS),
             late: Limit::new(config.max_in_flight),
             late_bytes: Limit::new(config.max_late_recording_bytes),
@@ -100,6 +118,27 @@ impl<S: Store> Shared<S> {
     }
 }
 
+impl<S: Store> Shared<S> {
+    /// Returns how many requests and background tasks are left after `grace`.
+    pub(crate) async fn drain(&self, grace: Duration) -> usize {
+        self.is_draining.store(true, Ordering::SeqCst);
+        // It may have started before.
+        let _ = self.drain_started.set(());
+        let emptied = async {
+            while self.left() > 0 {
+                self.running.emptied().await;
+                self.late.emptied().await;
+                self.withdrawals.emptied().await;
+            }
+            if let Some(quotas) = &self.quotas {
+                quotas.report().await;
+            }
+        };
+        let _ = time::timeout(grace, emptied).await;
+        self.left()
+    }
+}
+
 impl<S> Shared<S> {
     pub(crate) fn is_draining(&self) -> bool {
         self.is_draining.load(Ordering::SeqCst)
@@ -115,12 +154,16 @@ impl<S> Shared<S> {
     /// A request takes its permit first and then reads the flag; `drain` sets the flag
     /// first and then counts the permits. So a request that is not counted sees the
     /// flag and does not run.
-    pub(crate) fn running_permit(&self) -> Result<Permit, Rejection> {
-        let permit = self.running.try_acquire(1).ok_or_else(|| {
-            Rejection::overloaded(
+    pub(crate) fn running_permit(&self, scope: &Scope) -> Result<Permit, Rejection> {
+        let permit = self.running.acquire(scope).map_err(|full| match full {
+            Full::Process => Rejection::overloaded(
                 "too many requests claim, wait or run, request refused with 503: raise \
                  `max_in_flight`, or find out why they take long",
-            )
+            ),
+            Full::Scope => Rejection::scope_overloaded(
+                "too many requests of one scope claim, wait or run, request refused with 429: \
+                 raise `max_in_flight_per_scope`, or find out why they take long",
+            ),
         })?;
         match self.is_draining() {
             true => Err(Rejection::draining()),
@@ -128,23 +171,32 @@ impl<S> Shared<S> {
         }
     }
 
-    /// Returns how many requests and background tasks are left after `grace`.
-    pub(crate) async fn drain(&self, grace: Duration) -> usize {
-        self.is_draining.store(true, Ordering::SeqCst);
-        // It may have started before.
-        let _ = self.drain_started.set(());
-        let emptied = async {
-            while self.left() > 0 {
-                self.running.emptied().await;
-                self.late.emptied().await;
-                self.withdrawals.emptied().await;
-            }
-        };
-        let _ = time::timeout(grace, emptied).await;
-        self.left()
+    /// Returns a permit for a body that is still arriving.
+    pub(crate) fn upload_permit(&self, scope: &Scope) -> Result<Permit, Rejection> {
+        self.uploads.acquire(scope).map_err(|full| match full {
+            Full::Process => Rejection::overloaded(
+                "too many request bodies are arriving, request refused with 503: raise \
+                 `max_uploads`, or lower `request_body_timeout`",
+            ),
+            Full::Scope => Rejection::scope_overloaded(
+                "too many request bodies of one scope are arriving, request refused with 429: \
+                 raise `max_uploads_per_scope`, or lower `request_body_timeout`",
+            ),
+        })
+    }
+
+    /// Returns a permit to wait, or `None` if too many requests do.
+    pub(crate) fn waiting_permit(&self, scope: &Scope) -> Option<Permit> {
+        self.waiting.acquire(scope).ok()
     }
 
     fn left(&self) -> usize {
         self.running.taken() + self.late.taken() + self.withdrawals.taken()
     }
+}
+
+/// Returns what one scope may take of a limit beyond its half, unless it is set: all but a
+/// quarter of the limit, rounded down.
+fn part_of(max: usize) -> usize {
+    max - max / 2 - max / 4
 }

@@ -27,7 +27,7 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    Rejection, RequestBody, Store,
+    Rejection, RequestBody, Scope, Store,
     body::{
         ReceivedBody, SentBody,
         digests::DigestCheck,
@@ -88,15 +88,15 @@ impl Config {
     }
 }
 
-/// The body of an upload. `held` is the permit of the bytes that were read.
+/// The body of an upload. `held` is the permit of the bytes that were read, in `scope`.
 pub(super) fn upload<B: ReceivedBody + Send + 'static>(
     read: Bytes,
     rest: Pin<Box<B>>,
     check: DigestCheck,
     limits: UploadLimits,
-    mut held: Permit,
+    (mut held, scope): (Permit, Scope),
 ) -> Upload<B> {
-    let hold = Box::new(move |bytes| held.try_resize(bytes));
+    let hold = Box::new(move |bytes| held.resize(&scope, bytes).is_ok());
     Upload::new(read, rest, check, limits, hold)
 }
 
@@ -150,7 +150,7 @@ async fn may_run_unguarded<S: Store>(
     shared: &Shared<S>,
     name: &RecordName,
 ) -> Result<Permit, Rejection> {
-    let permit = shared.running_permit()?;
+    let permit = shared.running_permit(name.sent().scope())?;
     let record = shared.call(|store| store.read(name)).await;
     let is_free = match record.map_err(|error| Rejection::claim_failed(&error))? {
         None => true,

@@ -81,12 +81,15 @@ where
     let config = &shared.config;
     let name = config.name(name.clone());
     let client = Client::of(config, &name);
+    let quotas = shared.quotas.as_ref();
+    let quota = quotas.and_then(|quotas| quotas.of_work(name.scope()));
     let keyed = Keyed {
         name,
         claim: Claim::new(input.current, config.lease(), config.responses.retention),
         stale_from: None,
         body_fault: None,
         hold: None,
+        quota,
         what: input,
     };
     WorkFuture {
@@ -140,7 +143,7 @@ where
     F: Future<Output = Result<T, E>>,
 {
     let settings = &shared.config.responses;
-    let permit = match shared.running_permit() {
+    let permit = match shared.running_permit(keyed.name.sent().scope()) {
         Ok(permit) => permit,
         Err(rejection) => return Reply::refuse_work(settings, &rejection),
     };
@@ -221,7 +224,7 @@ where
         Ended::Superseded => return answer_superseded(&run).await,
         Ended::Committed { recorded, .. } => {
             let operation = &run.claim.operation;
-            run.claim.shared.waiters.wake(operation.name());
+            run.claim.committed(&recorded);
             return Reply::value(run.settings(), operation.id(), recorded, Outcome::Recorded);
         }
     };

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::Guard;
 #[cfg(all(feature = "sealing", feature = "tracing"))]
 use crate::sealing::log_ids::LogIds;
-use crate::{BuildError, IdempotencyBuilder, IdempotencyLayer, Recovery, Store};
+use crate::{BuildError, IdempotencyBuilder, IdempotencyLayer, Quota, Recovery, Store};
 #[cfg(feature = "sealing")]
 use crate::{
     Fingerprinting,
@@ -62,6 +62,30 @@ impl<S: Store> GuardBuilder<S> {
         /// Work whose caller was dropped counts too. As many outcomes may be recorded late
         /// beside them, and as many claims withdrawn.
         max_in_flight(calls: usize);
+
+        /// Sets how much each scope may keep in the store at a time. Further names receive
+        /// [`QuotaExceeded`](super::RunError::QuotaExceeded). Defaults to no limit.
+        ///
+        /// It is as exact as that of a
+        /// [layer](crate::IdempotencyBuilder::quota). A guard and a layer on one store count
+        /// together.
+        quota(quota: Quota);
+
+        /// Sets how many calls of one scope may wait at a time, counted while more than half
+        /// of [`max_waiters`](Self::max_waiters) do. Further ones receive
+        /// [`InProgress`](super::RunError::InProgress) at once. Defaults to a quarter of
+        /// `max_waiters`.
+        ///
+        /// A call of [`Scope::single_tenant`](crate::Scope::single_tenant) counts for no scope.
+        max_waiters_per_scope(calls: usize);
+
+        /// Sets how many calls of one scope may claim, wait or run at a time, counted while
+        /// more than half of [`max_in_flight`](Self::max_in_flight) do. Further ones receive
+        /// [`Overloaded`](super::RunError::Overloaded). Defaults to a quarter of
+        /// `max_in_flight`.
+        ///
+        /// A call of [`Scope::single_tenant`](crate::Scope::single_tenant) counts for no scope.
+        max_in_flight_per_scope(calls: usize);
 
         /// Sets what a call receives while the outcome is unknown. Defaults to
         /// [`Recovery::Refuse`].

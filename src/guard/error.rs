@@ -54,6 +54,12 @@ pub enum RunError<E> {
     /// [`max_in_flight`](crate::GuardBuilder::max_in_flight) allows.
     #[error("too many calls are in flight: raise `max_in_flight`, or call again later")]
     Overloaded,
+    /// The scope keeps as much in the store as its
+    /// [`quota`](crate::GuardBuilder::quota) allows.
+    #[error(
+        "the quota of the scope is used up: call again when records have expired, or raise `quota`"
+    )]
+    QuotaExceeded,
     /// [`drain`](crate::Guard::drain) was called.
     #[error("this process starts no more work, because `drain` was called")]
     Draining,
@@ -65,7 +71,8 @@ impl<E> RunError<E> {
             RejectionKind::RequestInProgress => Self::InProgress,
             RejectionKind::KeyReused => Self::Mismatch,
             RejectionKind::ResponseNotReplayable => Self::NotReplayable,
-            RejectionKind::Overloaded => Self::Overloaded,
+            RejectionKind::Overloaded | RejectionKind::ScopeOverloaded => Self::Overloaded,
+            RejectionKind::QuotaExceeded => Self::QuotaExceeded,
             RejectionKind::Draining => Self::Draining,
             RejectionKind::RolledBack if rejection.retry_after_seconds().is_some() => {
                 Self::RolledBack

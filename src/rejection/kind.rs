@@ -63,6 +63,11 @@ kinds! {
         SERVICE_UNAVAILABLE, "store-unavailable", "The idempotency store is unavailable";
     /// 503: too many guarded requests are running here.
     Overloaded = SERVICE_UNAVAILABLE, "overloaded", "Too many requests are in progress";
+    /// 429: the scope keeps as much in the store as its [`Quota`](crate::Quota) allows.
+    QuotaExceeded = TOO_MANY_REQUESTS, "quota-exceeded", "The quota of idempotency keys is used up";
+    /// 429: too many guarded requests of one scope are in progress here.
+    ScopeOverloaded =
+        TOO_MANY_REQUESTS, "scope-overloaded", "Too many requests of this caller are in progress";
     /// 503: this process is shutting down.
     Draining = SERVICE_UNAVAILABLE, "draining", "The service is shutting down";
     /// 500: the handler's transaction was rolled back, though it answered as if

@@ -385,6 +385,33 @@ impl Rejection {
         .warning(warning)
     }
 
+    /// As [`overloaded`](Self::overloaded), by the requests of one scope.
+    pub(crate) fn scope_overloaded(warning: &'static str) -> Self {
+        Self::new(
+            RejectionKind::ScopeOverloaded,
+            "Too many requests of this caller are in progress here. This one did not run; send it again with the same key.",
+        )
+        .retry_after(1)
+        .warning(warning)
+    }
+
+    /// A new record would exceed the quota of its scope.
+    pub(crate) fn quota_exceeded(exceeded: QuotaExceeded) -> Self {
+        let QuotaExceeded {
+            unit,
+            limit,
+            retry_after,
+        } = exceeded;
+        Self::new(
+            RejectionKind::QuotaExceeded,
+            format!(
+                "This caller may keep up to {limit} {unit} for its idempotency keys, and they are used up. Nothing ran, and the key is unused. Send the request again when older keys have expired."
+            ),
+        )
+        .retry_after(retry_after)
+        .warning("scope has used up its `quota`, request refused with 429: raise the quota, or shorten `retention`")
+    }
+
     /// A panic of the layer itself, or of a function that it does not catch.
     pub(crate) fn task_panicked() -> Self {
         Self::handler_panicked().warning(
@@ -588,8 +615,19 @@ pub(crate) enum Callback {
     /// The scope, `guard_if`, a key's validator, or the attributes of a `ReplayAuthorizer`.
     Admission,
     Fingerprint,
+    Quota,
     Dispositions,
     Renderer,
+}
+
+/// Why a new record would exceed a quota.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QuotaExceeded {
+    /// What the limit counts: records or bytes.
+    pub(crate) unit: &'static str,
+    pub(crate) limit: u64,
+    /// The seconds until enough records have expired.
+    pub(crate) retry_after: u64,
 }
 
 impl Callback {
@@ -599,6 +637,7 @@ impl Callback {
                 "scope function, `guard_if`, key validator or `ReplayAuthorizer::attributes` panicked, request refused with 500"
             }
             Self::Fingerprint => "fingerprint function panicked, request refused with 500",
+            Self::Quota => "function of `quota_by` panicked, request refused with 500",
             Self::Dispositions => {
                 "function of `Dispositions::by` panicked, request answered with 500: its outcome is unknown"
             }

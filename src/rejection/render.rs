@@ -158,7 +158,9 @@ impl Renderer {
         };
         let (parts, body) = rendered?.into_parts();
         let unfit = match body {
-            Some(body) if is_final(parts.status) => return Some(Response::from_parts(parts, body)),
+            Some(body) if is_fit(parts.status, rejection) => {
+                return Some(Response::from_parts(parts, body));
+            }
             Some(_) => UNFIT,
             None => NOT_WHOLE,
         };
@@ -188,9 +190,10 @@ impl fmt::Debug for Renderer {
 }
 
 /// Whether a custom response can be sent. An interim status breaks the connection, and
-/// 425 and 429 mean something else to generic clients.
-fn is_final(status: StatusCode) -> bool {
-    !status.is_informational() && !matches!(status.as_u16(), 425 | 429)
+/// 425 and 429 mean something else to generic clients, unless the refusal itself has 429.
+fn is_fit(status: StatusCode, rejection: &Rejection) -> bool {
+    let is_other = matches!(status.as_u16(), 425 | 429) && status != rejection.status;
+    !status.is_informational() && !is_other
 }
 
 pub(super) const PROBLEM_TYPES: &str = "urn:tower-idempotency:problem:";

@@ -21,6 +21,7 @@ mod availability;
 mod bodies;
 mod clients;
 mod concurrency;
+mod crowded_scopes;
 mod dispositions;
 mod extractors;
 mod faults;
@@ -40,6 +41,7 @@ mod oversized;
 #[path = "../chaos/server.rs"]
 mod postgres_server;
 mod processes;
+mod quotas;
 mod redirects;
 mod retention;
 mod sealing;

@@ -220,6 +220,7 @@ async fn no_more_bytes_are_held_for_waiting_requests_than_allowed() {
     let builder = required(store.clone())
         .max_request_body(100)
         .max_buffered_bytes(150)
+        .max_buffered_bytes_per_scope(150)
         .wait(Duration::from_secs(60));
     let api = Api::new(builder, &probe);
     let large = || keyed("K").body("x".repeat(100));

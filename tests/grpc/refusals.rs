@@ -15,8 +15,8 @@ use futures_util::stream;
 use http::{HeaderValue, Request, Response, StatusCode};
 use tower::ServiceExt as _;
 use tower_idempotency::{
-    Fingerprinting, IdempotencyLayer, KeySyntax, MemoryStore, Operation, Reconciler, Recovery,
-    ReplayAuthorizer, ReplayDecision, Scope, StoreError,
+    Fingerprinting, IdempotencyLayer, KeySyntax, MemoryStore, Operation, Quota, Reconciler,
+    Recovery, ReplayAuthorizer, ReplayDecision, Scope, StoreError,
     store::admin::{RecordedResponse, Resolution},
     test_support::{Fault, FaultyStore, Gate, StoreCall},
 };
@@ -98,6 +98,17 @@ async fn rule_80_calls_refused_for_now_may_be_repeated() {
     let guarded = Guarded::answering(memory(), done);
     let broken = guarded.send(request).await;
     broken.assert_refused("body-invalid", "14", "1000");
+    assert_eq!(guarded.call("k").await.code(), "0");
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_80_call_over_a_quota_is_not_retried_at_once() {
+    let quota = Quota::unlimited().max_records(1);
+    let guarded = Guarded::answering(memory().quota(quota), done);
+    assert_eq!(guarded.call("k").await.code(), "0");
+    let refused = guarded.call("l").await;
+    // After a day.
+    refused.assert_refused("quota-exceeded", "8", "86400000");
     assert_eq!(guarded.call("k").await.code(), "0");
 }
 

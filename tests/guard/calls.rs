@@ -4,7 +4,7 @@ use std::{convert::Infallible, time::Duration};
 
 use futures_util::future::join_all;
 use serde::Serialize;
-use tower_idempotency::{Disposition, Guard, MemoryStore, Ran, Release, RunError, Store};
+use tower_idempotency::{Disposition, Guard, MemoryStore, Quota, Ran, Release, RunError, Store};
 
 use crate::{Runs, guard, name, retry, stores::on_each_store, told};
 
@@ -148,6 +148,21 @@ async fn limits_and_draining_refuse_work_before_it_runs() {
     assert_eq!(guard.drain(Duration::from_secs(5)).await.left(), 0);
     assert_eq!(retry(&guard, "second", &runs).await, "draining");
     assert_eq!(runs.count(), 0);
+}
+
+#[tokio::test]
+async fn rule_76_quota_refuses_further_names_alone() {
+    let quota = Quota::unlimited().max_records(1);
+    let guard = Guard::builder(MemoryStore::new()).quota(quota);
+    let (guard, runs) = (guard.build().unwrap(), Runs::default());
+    for (key, told) in [
+        ("first", "now"),
+        ("second", "quota exceeded"),
+        ("first", "replayed"),
+    ] {
+        assert_eq!(retry(&guard, key, &runs).await, told);
+    }
+    assert_eq!(runs.count(), 1);
 }
 
 #[tokio::test]

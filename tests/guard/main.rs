@@ -84,6 +84,7 @@ pub(crate) fn told<T, E>(result: &Result<Ran<T>, RunError<E>>) -> &'static str {
         Err(RunError::InputInvalid(_)) => "input invalid",
         Err(RunError::Store(_)) => "store",
         Err(RunError::Overloaded) => "overloaded",
+        Err(RunError::QuotaExceeded) => "quota exceeded",
         Err(RunError::Draining) => "draining",
         Err(_) => "another error",
     }

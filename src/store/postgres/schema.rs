@@ -155,7 +155,10 @@ impl Schema {
 
     /// Returns the privileges that the store's role needs on the tables.
     pub(super) fn needed(&self, unit: &Unit) -> String {
-        format!("the role needs {}", self.grants(&self.role, &[unit]).join(" "))
+        format!(
+            "the role needs {}",
+            self.grants(&self.role, &[unit]).join(" ")
+        )
     }
 
     /// Adds the GRANT statements to an error about missing privileges. They are those of
