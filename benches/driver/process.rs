@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{Request, Response};
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer as _, Service, service_fn};
-use tower_idempotency::{IdempotencyLayer, Store, store::CachedStore};
+use tower_idempotency::{IdempotencyLayer, MemoryStore, Quota, Scope, Store, store::CachedStore};
 
 use crate::{
     Plan, postgres,
@@ -40,6 +40,12 @@ pub(crate) fn measure(plan: Plan, report: &mut Report) {
         Bound::AtMost(2.0),
         "µs",
         (0..pairs).map(|_| sealed_first_run(&runtime)).collect(),
+    ));
+    report.add(Target::new(
+        "first run with a quota, more than one without",
+        Bound::AtMost(0.5),
+        "µs",
+        (0..pairs).map(|_| first_run_with_quota(&runtime)).collect(),
     ));
     report.add(Target::new(
         "replay from the memory store",
@@ -96,6 +102,17 @@ fn first_run(runtime: &Runtime) -> f64 {
 fn sealed_first_run(runtime: &Runtime) -> f64 {
     let plain = || layer().1.layer(service_fn(handle));
     more_for_fresh_keys(runtime, plain, || sealed_layer().layer(service_fn(handle)))
+}
+
+/// Measured in microseconds.
+fn first_run_with_quota(runtime: &Runtime) -> f64 {
+    let plain = || layer().1.layer(service_fn(handle));
+    more_for_fresh_keys(runtime, plain, || {
+        let builder = IdempotencyLayer::required(MemoryStore::new(), |_| Scope::new("caller"));
+        let quota = Quota::unlimited().max_records(u64::from(REQUESTS));
+        let layer = builder.quota(quota).build().unwrap();
+        layer.layer(service_fn(handle))
+    })
 }
 
 /// Returns how much longer a request with a fresh key takes `with` than `without`, in

@@ -95,7 +95,9 @@ impl ReadBody {
                 ControlFlow::Break(ReadEnd::Clean) => return Poll::Ready(Ok(())),
                 ControlFlow::Break(ReadEnd::TooLarge) if self.hands_on => {
                     self.is_cut = true;
-                    let resized = self.buffered.resize(self.name.sent().scope(), self.reader.len());
+                    let resized = self
+                        .buffered
+                        .resize(self.name.sent().scope(), self.reader.len());
                     return Poll::Ready(resized.map_err(too_many_bytes));
                 }
                 ControlFlow::Break(ReadEnd::TooLarge) => {

@@ -148,7 +148,7 @@ where
 /// unless it is free for any request, keeps it from running.
 async fn may_run_unguarded<S: Store>(
     shared: &Shared<S>,
-    name: &RecordName,
+    name: &RequestName,
 ) -> Result<Permit, Rejection> {
     let permit = shared.running_permit(name.sent().scope())?;
     let record = shared.call(|store| store.read(name)).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use redis::FromRedisValue as _;
 
-use super::{Inner, calls::Call, error::unexpected, micros};
+use super::{Inner, error::unexpected, micros, scripts::Call};
 use crate::{
     Key, Scope,
     scope::RecordName,

@@ -1,0 +1,299 @@
+//! Hostile requests of one caller beside the requests of another one.
+//!
+//! `cargo bench -p benches --bench hostile -- --requests 1000000 --rate 20000`
+//!
+//! The requests are generated in the process, at a fixed rate. Keys are missing, invalid or
+//! far too long. One key comes with other bodies. New keys exceed a quota. Bodies are too
+//! large, or never end. Some callers are new each time, and some requests are replays.
+//!
+//! Prints the number of answers by status, and the resident memory at the start, after a
+//! tenth and at the end. Prints the other caller's latency before and meanwhile.
+
+#![allow(missing_docs, clippy::print_stdout, reason = "a program that reports")]
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    env, fs,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use hdrhistogram::Histogram;
+use http::{Request, Response, StatusCode};
+use http_body::{Body, Frame};
+use http_body_util::Full;
+use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
+use tokio::{
+    runtime::Builder,
+    task::{JoinSet, yield_now},
+    time::{MissedTickBehavior, Sleep, interval, sleep},
+};
+use tower::{Layer as _, ServiceExt as _};
+use tower_idempotency::{
+    Idempotency, IdempotencyLayer, MemoryStore, Quota, RequestBody, Scope, Sweeper,
+};
+
+fn main() {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let handle = tokio::spawn(measure(
+            argument("--requests", 1_000_000),
+            argument("--rate", 20_000),
+        ));
+        handle.await.unwrap();
+    });
+}
+
+/// Returns the number behind an option of the command line.
+fn argument(name: &str, default: u64) -> u64 {
+    let mut arguments = env::args().skip_while(|argument| argument != name);
+    let number = arguments.nth(1);
+    number.map_or(default, |number| number.parse().unwrap())
+}
+
+async fn measure(requests: u64, rate: u64) {
+    let store = MemoryStore::bounded(500_000, 256 << 20);
+    let sweeper = Sweeper::new(store.clone())
+        .every(Duration::from_millis(500))
+        .spawn();
+    let layer = IdempotencyLayer::required(store.clone(), |parts| {
+        Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
+    })
+    .quota_by(|scope, _| match scope.as_str() {
+        OTHER => Quota::unlimited(),
+        _ => Quota::unlimited().max_records(1_000),
+    })
+    .max_uploads(1_000)
+    .max_request_body(64 << 10)
+    .request_body_timeout(Duration::from_secs(5))
+    .lease(Duration::from_secs(3))
+    .retention(Duration::from_secs(5))
+    .build()
+    .unwrap();
+    let service = layer.layer(Handler::default());
+
+    // Its own records come and go at the same rate before and meanwhile.
+    other_caller(&service, 0, Duration::from_secs(7)).await;
+    let calm_time = Duration::from_secs(10);
+    let calm = other_caller(&service, 1, calm_time).await;
+    let start = resident();
+
+    let hostile = tokio::spawn(attack(service.clone(), requests, rate));
+    let time = Duration::from_millis(requests * 1_000 / rate);
+    let under_attack = other_caller(&service, 2, time).await;
+    let Attack {
+        answers,
+        after_a_tenth,
+        end,
+        took,
+    } = hostile.await.unwrap();
+
+    let answered: u64 = answers.values().sum();
+    println!(
+        "hostile requests: {answered} in {:.1} s",
+        took.as_secs_f64()
+    );
+    for (status, count) in &answers {
+        println!("  {status}: {count}");
+    }
+    println!(
+        "resident memory: {start} MiB at the start, {after_a_tenth} MiB after a tenth, {end} MiB at the end"
+    );
+    let quantile = |latency: &Histogram<u64>, quantile| latency.value_at_quantile(quantile);
+    for (name, at) in [("p50", 0.5), ("p99", 0.99)] {
+        let (before, meanwhile) = (quantile(&calm, at), quantile(&under_attack, at));
+        println!(
+            "the other caller's {name}: {before} µs alone, {meanwhile} µs meanwhile, {:.2} ×",
+            meanwhile as f64 / before as f64
+        );
+    }
+    println!("records at the end: {}", store.len());
+    let _ = sweeper.stop().await;
+}
+
+struct Attack {
+    answers: BTreeMap<String, u64>,
+    after_a_tenth: u64,
+    end: u64,
+    took: Duration,
+}
+
+/// Sends requests at a rate, without waiting for their answers.
+async fn attack(service: Service, requests: u64, rate: u64) -> Attack {
+    let begun = Instant::now();
+    let answers = Arc::new(Mutex::new(BTreeMap::new()));
+    let mut random = StdRng::seed_from_u64(76);
+    let mut sending = JoinSet::new();
+    let mut ticks = interval(TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let (mut sent, mut after_a_tenth) = (0, 0);
+    while sent < requests {
+        ticks.tick().await;
+        let due = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
+        while sent < due.min(requests) {
+            sent += 1;
+            let request = hostile(&mut random, sent);
+            let (service, answers) = (service.clone(), Arc::clone(&answers));
+            sending.spawn(async move {
+                let response = service.oneshot(request).await.unwrap();
+                let status = response.status().as_u16();
+                let kind = match response.headers().contains_key("idempotent-replayed") {
+                    true => format!("{status} replayed"),
+                    false => status.to_string(),
+                };
+                *answers.lock().unwrap().entry(kind).or_default() += 1;
+            });
+            if sent == requests / 10 {
+                after_a_tenth = resident();
+            }
+            // As requests of connections of their own would.
+            if sent % 16 == 0 {
+                yield_now().await;
+            }
+        }
+        while sending.try_join_next().is_some() {}
+    }
+    let end = resident();
+    let took = begun.elapsed();
+    while sending.join_next().await.is_some() {}
+    let answers = answers.lock().unwrap().clone();
+    Attack {
+        answers,
+        after_a_tenth,
+        end,
+        took,
+    }
+}
+
+fn hostile(random: &mut StdRng, number: u64) -> Request<Sent> {
+    let from = |account: &str| Request::post("/payments").header("x-account", account);
+    let keyed = |key: &str| from("hostile").header("idempotency-key", key);
+    let random_bytes = random.random::<u64>();
+    let whole = |body: &'static [u8]| Sent::whole(Bytes::from_static(body));
+    match random.random_range(0..200) {
+        0 => keyed(&format!("slow-{number}")).body(Sent::slow()),
+        1..=20 => from("hostile").body(whole(b"no key")),
+        21..=40 => keyed("a, b").body(whole(b"a list")),
+        41..=50 => keyed(&"k".repeat(16 << 10)).body(whole(b"a huge key")),
+        51..=60 => keyed("large").body(Sent::whole(Bytes::from_static(&[0; 65 << 10]))),
+        61..=90 => keyed("one").body(Sent::whole(random_bytes.to_le_bytes().to_vec().into())),
+        91..=120 => keyed("again").body(whole(b"a replay")),
+        121..=130 => Request::post("/payments")
+            .header("idempotency-key", "k")
+            .body(whole(b"no caller")),
+        131..=150 => from(&format!("new-{random_bytes:x}"))
+            .header("idempotency-key", "k")
+            .body(whole(b"another caller each time")),
+        _ => keyed(&format!("new-{random_bytes:x}")).body(whole(b"over the quota")),
+    }
+    .unwrap()
+}
+
+/// Sends a request with a new key each millisecond, and returns their latencies in
+/// microseconds. Each is a task of its own, as on a server.
+async fn other_caller(service: &Service, round: u32, time: Duration) -> Histogram<u64> {
+    let mut latencies = Histogram::new(3).unwrap();
+    let mut ticks = interval(Duration::from_millis(1));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let begun = Instant::now();
+    let mut number = 0_u64;
+    while begun.elapsed() < time {
+        ticks.tick().await;
+        number += 1;
+        let request = Request::post("/payments")
+            .header("x-account", OTHER)
+            .header("idempotency-key", format!("{round}-{number}"))
+            .body(Sent::whole(Bytes::from_static(b"amount=100")))
+            .unwrap();
+        let (service, sent) = (service.clone(), Instant::now());
+        let answered = tokio::spawn(async move {
+            let response = service.oneshot(request).await.unwrap();
+            assert_eq!(response.status(), StatusCode::CREATED);
+            sent.elapsed()
+        });
+        let micros = answered.await.unwrap().as_micros();
+        latencies.record(micros.max(1) as u64).unwrap();
+    }
+    latencies
+}
+
+/// A handler that waits for something once, and answers with half a kibibyte.
+#[derive(Clone, Default)]
+struct Handler;
+
+impl tower::Service<Request<RequestBody<Sent>>> for Handler {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Request<RequestBody<Sent>>) -> Self::Future {
+        Box::pin(async {
+            yield_now().await;
+            let mut response = Response::new(Full::from(Bytes::from_static(&[b'x'; 512])));
+            *response.status_mut() = StatusCode::CREATED;
+            Ok(response)
+        })
+    }
+}
+
+type Service = Idempotency<Handler, MemoryStore>;
+
+/// A body that is there at once, or never ends.
+struct Sent {
+    data: Option<Bytes>,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Sent {
+    fn whole(data: Bytes) -> Self {
+        let (data, pause) = (Some(data), None);
+        Self { data, pause }
+    }
+
+    fn slow() -> Self {
+        let (data, pause) = (None, Some(Box::pin(sleep(SLOW))));
+        Self { data, pause }
+    }
+}
+
+impl Body for Sent {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(pause) = &mut self.pause {
+            ready!(pause.as_mut().poll(cx));
+            pause.as_mut().set(sleep(SLOW));
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b".")))));
+        }
+        Poll::Ready(self.data.take().map(|data| Ok(Frame::data(data))))
+    }
+}
+
+/// The resident memory of this process, in mebibytes.
+fn resident() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+    kib.unwrap_or_default() / 1024
+}
+
+const OTHER: &str = "other";
+const TICK: Duration = Duration::from_millis(1);
+/// Between two bytes of a slow body.
+const SLOW: Duration = Duration::from_millis(500);
