@@ -37,7 +37,6 @@ use crate::{
     outcome::Notice,
     rejection::{MIN_BYTES_PER_SECOND, RequestHead},
     request_name::RequestName,
-    scope::RecordName,
     store::{OwnerTransition, RecordState, Release},
 };
 

@@ -509,7 +509,8 @@ async fn f97_a_herd_of_waiters_is_bounded_in_number_and_reads() {
     let gate = Gate::closed();
     let builder = required(DynStore::new(store.clone()))
         .wait(Duration::from_secs(20))
-        .max_waiters(100);
+        .max_waiters(100)
+        .max_waiters_per_scope(100);
     let api = Api::new(builder, &Probe::behind(&gate));
     let owner = api.spawn(keyed("K"));
     gate.arrival().await;

@@ -153,12 +153,10 @@ impl Schema {
             .collect()
     }
 
-    /// Returns the privileges that the store's role needs on the tables.
+    /// Returns the privileges that the store's role needs on the tables of the unit's owner.
     pub(super) fn needed(&self, unit: &Unit) -> String {
-        format!(
-            "the role needs {}",
-            self.grants(&self.role, &[unit]).join(" ")
-        )
+        let grants = self.grants(&self.role, &unit.of_its_owner());
+        format!("the role needs {}", grants.join(" "))
     }
 
     /// Adds the GRANT statements to an error about missing privileges. They are those of

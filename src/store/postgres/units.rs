@@ -42,6 +42,12 @@ impl Unit {
         )
     }
 
+    /// Returns the units of its owner.
+    pub(super) fn of_its_owner(&self) -> Vec<&'static Self> {
+        let units = UNITS.iter().filter(|unit| unit.owner == self.owner);
+        units.copied().collect()
+    }
+
     /// Returns the unit with a table that `text` names.
     pub(super) fn named_in(text: &str) -> Option<&'static Self> {
         let names = |unit: &&&Self| unit.tables.iter().any(|table| text.contains(table.name));
