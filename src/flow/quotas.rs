@@ -44,12 +44,14 @@ pub(crate) struct Quotas<S> {
     warnings: Warnings,
     start: Instant,
     hasher: RandomState,
-    shards: Box<[Mutex<HashMap<Scope, Arc<ScopeUsage>>>]>,
+    shards: Box<[Mutex<Scopes>]>,
     due: Mutex<Due>,
     /// Held during a report.
     reporting: tokio::sync::Mutex<()>,
     counts_alone: Once,
 }
+
+type Scopes = HashMap<Scope, Arc<ScopeUsage>>;
 
 /// The next report.
 #[derive(Default)]

@@ -91,7 +91,7 @@ fn encode(periods: &Periods) -> Bytes {
 }
 
 fn decode(mut bytes: Bytes) -> Result<Periods, StoreError> {
-    if bytes.is_empty() || bytes.get_u8() != VERSION || bytes.len() % PERIOD != 0 {
+    if bytes.is_empty() || bytes.get_u8() != VERSION || !bytes.len().is_multiple_of(PERIOD) {
         return Err(StoreError::corrupt("usage of a scope"));
     }
     let mut periods = Periods::new();
