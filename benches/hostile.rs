@@ -78,7 +78,7 @@ async fn measure(requests: u64, rate: u64) {
     .retention(Duration::from_secs(5))
     .build()
     .unwrap();
-    let service = layer.layer(Handler::default());
+    let service = layer.layer(Handler);
 
     // Its own records come and go at the same rate before and meanwhile.
     other_caller(&service, 0, Duration::from_secs(7)).await;
@@ -226,7 +226,7 @@ async fn other_caller(service: &Service, round: u32, time: Duration) -> Histogra
 }
 
 /// A handler that waits for something once, and answers with half a kibibyte.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Handler;
 
 impl tower::Service<Request<RequestBody<Sent>>> for Handler {

@@ -2,6 +2,7 @@
 
 #![allow(missing_docs, reason = "a program that reports")]
 
+#[allow(dead_code, reason = "the driver measures more")]
 #[path = "driver/services.rs"]
 mod services;
 
