@@ -4,6 +4,7 @@
 mod dispositions;
 mod headers;
 mod keys;
+mod policies;
 mod recorded;
 mod service;
 mod transitions;
