@@ -123,7 +123,7 @@ const CLIENT: &[Fault] = &[
         "JSON comes back in another order or layout",
         By(&[
             "rule_24_reordered_members_mismatch_by_bytes_and_replay_by_structure",
-            "rule_25_equal_documents_have_equal_fingerprints",
+            "rule_25_by_structure_numbers_keep_their_spelling_and_duplicates_are_refused",
         ]),
     ),
     Fault(

@@ -264,13 +264,20 @@ impl PostgresStoreBuilder {
         let alone = (max as usize).saturating_sub(BATCH_CONNECTIONS);
         let alone = Arc::new(Semaphore::new(alone.min(MAX_ALONE)));
         let is_plain = schema.engine == PostgresEngine::Postgres;
-        let concurrent = |is_large, most_elsewhere| match is_large {
+        let concurrent = |is_large: bool, is_of_rows: bool| match is_large {
             // On other engines a batch costs more than its calls, unless it is one of rows.
-            _ if !is_plain => ConcurrentBatches {
+            _ if !is_plain && !is_of_rows => ConcurrentBatches {
                 alone: Arc::new(Semaphore::new(0)),
                 usual: max as usize,
                 max: max as usize,
-                max_calls: most_elsewhere,
+                max_calls: 1,
+            },
+            // Its nodes work at the same time.
+            _ if !is_plain => ConcurrentBatches {
+                alone: Arc::new(Semaphore::new(0)),
+                usual: 4.min(max as usize),
+                max: 6.min(max as usize),
+                max_calls: MAX_ROWS,
             },
             true => ConcurrentBatches {
                 alone: Arc::new(Semaphore::new(0)),
@@ -289,17 +296,17 @@ impl PostgresStoreBuilder {
         };
         let reads = |is_large| {
             let reads = RecordReads::new(Arc::clone(&requests), &schema, is_large);
-            Batcher::new(reads, concurrent(is_large, 1), shared.clone())
+            Batcher::new(reads, concurrent(is_large, false), shared.clone())
         };
         let transitions = |is_large| {
             let transitions = Transitions::new(Arc::clone(&requests), &schema, is_large);
-            Batcher::new(transitions, concurrent(is_large, MAX_ROWS), shared.clone())
+            Batcher::new(transitions, concurrent(is_large, true), shared.clone())
         };
         let claims = Claims::new(Arc::clone(&requests), &schema);
         let fenced = Arc::new(Fenced::new(Arc::clone(&requests), &schema));
         Ok(PostgresStore {
             inner: Arc::new(Inner {
-                claims: Batcher::new(claims, concurrent(false, MAX_ROWS), shared.clone()),
+                claims: Batcher::new(claims, concurrent(false, true), shared.clone()),
                 transitions: transitions(false),
                 large_transitions: transitions(true),
                 reads: Reads {
