@@ -47,7 +47,7 @@ impl Inbox<PostgresStore> {
     /// If the server cannot be reached. If a table, column, index or privilege is missing
     /// or differs; the error names each, with a remedy.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
-        self.store.check_unit(&INBOX).await
+        self.store.check_units(&[&INBOX]).await
     }
 
     /// Returns the GRANT statements for a role that uses the inbox and makes no table, one
@@ -60,7 +60,7 @@ impl Inbox<PostgresStore> {
 
 impl InboxBackend for PostgresStore {
     async fn migrate(&self) -> Result<(), StoreError> {
-        self.migrate_unit(&INBOX).await
+        self.migrate_units(&[&INBOX]).await
     }
 
     fn schema_sql(&self) -> String {

@@ -36,14 +36,13 @@ impl PostgresStore {
     ///   each difference.
     /// - The database was migrated by a later version of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        self.migrate_units(STORE.into()).await
+        self.migrate_units(&STORE).await
     }
 
-    pub(super) async fn migrate_unit(&self, unit: &'static Unit) -> Result<(), StoreError> {
-        self.migrate_units(vec![unit]).await
-    }
-
-    async fn migrate_units(&self, units: Vec<&'static Unit>) -> Result<(), StoreError> {
+    pub(super) async fn migrate_units(
+        &self,
+        units: &'static [&'static Unit],
+    ) -> Result<(), StoreError> {
         let connector = Arc::clone(&self.inner.connector);
         detached(async move {
             // sqlx would log the wait for another process as a slow statement.

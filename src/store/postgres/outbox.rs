@@ -46,7 +46,7 @@ impl Outbox<PostgresStore> {
     /// If the server cannot be reached. If a table, column, index or privilege is missing
     /// or differs; the error names each, with a remedy.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
-        self.store.check_unit(&OUTBOX).await
+        self.store.check_units(&[&OUTBOX]).await
     }
 
     /// Returns the GRANT statements for a role that stages or publishes events and makes no
@@ -59,7 +59,7 @@ impl Outbox<PostgresStore> {
 
 impl OutboxBackend for PostgresStore {
     async fn migrate(&self) -> Result<(), StoreError> {
-        self.migrate_unit(&OUTBOX).await
+        self.migrate_units(&[&OUTBOX]).await
     }
 
     fn schema_sql(&self) -> String {

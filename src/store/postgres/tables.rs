@@ -20,14 +20,13 @@ impl PostgresStore {
     /// If the server cannot be reached. If a table, column, index or
     /// privilege is missing or differs; the error names each, with a remedy.
     pub async fn check_schema(&self) -> Result<(), StoreError> {
-        self.check_units(STORE.into()).await
+        self.check_units(&STORE).await
     }
 
-    pub(super) async fn check_unit(&self, unit: &'static Unit) -> Result<(), StoreError> {
-        self.check_units(vec![unit]).await
-    }
-
-    async fn check_units(&self, units: Vec<&'static Unit>) -> Result<(), StoreError> {
+    pub(super) async fn check_units(
+        &self,
+        units: &'static [&'static Unit],
+    ) -> Result<(), StoreError> {
         let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
         detached(async move {
             let check = async |session: &mut Session<'_>| {
