@@ -21,6 +21,7 @@ struct Cached;
 impl Subject for Cached {
     type Store = CachedStore<MemoryStore>;
     const TICK: Option<Duration> = Some(Duration::from_nanos(1));
+    const ADDS_USAGE: bool = true;
 
     async fn store(&self) -> Self::Store {
         CachedStore::new(MemoryStore::new(), 64 << 20, HOUR)

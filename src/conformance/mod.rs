@@ -689,6 +689,7 @@ mod tests {
             include_str!("sweeps.rs"),
             include_str!("lists.rs"),
             include_str!("names.rs"),
+            include_str!("usage.rs"),
             include_str!("cancellation.rs"),
         ]
         .iter()

@@ -533,13 +533,15 @@ async fn rule_61_an_upload_that_stops_is_408_and_a_slow_handler_is_not() {
     answer.assert_run(1);
 }
 
-/// Sends the body of an upload, with a pause before each part.
+/// Sends the body of an upload, with a pause between its parts.
 fn dripping(part: usize, pause: Duration) -> Ask {
     let (frames, body) = streamed();
     send(&frames, &large()[..2_000]);
     tokio::spawn(async move {
-        for part in large()[2_000..].chunks(part) {
-            sleep(pause).await;
+        for (index, part) in large()[2_000..].chunks(part).enumerate() {
+            if index > 0 {
+                sleep(pause).await;
+            }
             if frames.send(Ok(Frame::data(part.to_vec().into()))).is_err() {
                 return;
             }
@@ -571,7 +573,7 @@ async fn rule_61_the_time_of_the_handler_does_not_count() {
         Ok(run.created())
     });
     let api = Api::new(streaming(memory()), &slow);
-    // It is waited for after each part, for a second.
+    // The handler receives a part when the next one is there, and then waits for a second.
     let answer = api.send(dripping(500, Duration::from_secs(61))).await;
     answer.assert_run(1);
 }

@@ -90,6 +90,8 @@ async fn a_partitioned_table_answers_as_the_transition_function() {
         );
         assert_ne!(parted, whole);
         run(&url, &parted).await;
+        let usage = include_str!("../../migrations/postgres/0004_usage.sql");
+        run(&url, usage).await;
         let store = PostgresStore::connect(&url).await.unwrap();
         Compared::new(&store).every_transition().await;
         Compared::new(&store).random_walk(2, 200).await;
