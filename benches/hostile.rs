@@ -18,6 +18,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex},
     task::{Context, Poll, ready},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -28,8 +29,8 @@ use http_body::{Body, Frame};
 use http_body_util::Full;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use tokio::{
-    runtime::Builder,
-    task::{JoinSet, yield_now},
+    runtime::{Builder, Handle},
+    task::{spawn_blocking, yield_now},
     time::{MissedTickBehavior, Sleep, interval, sleep},
 };
 use tower::{Layer as _, ServiceExt as _};
@@ -73,7 +74,7 @@ async fn measure(requests: u64, rate: u64) {
     })
     .max_uploads(1_000)
     .max_request_body(64 << 10)
-    .request_body_timeout(Duration::from_secs(5))
+    .request_body_timeout(BODY_TIMEOUT)
     .lease(Duration::from_secs(3))
     .retention(Duration::from_secs(5))
     .build()
@@ -126,23 +127,22 @@ struct Attack {
     took: Duration,
 }
 
-/// Sends requests at a rate, without waiting for their answers.
+/// Sends requests at a rate, without waiting for their answers. They are made on a thread of
+/// their own, as clients on other hosts would make them.
 async fn attack(service: Service, requests: u64, rate: u64) -> Attack {
     let begun = Instant::now();
     let answers = Arc::new(Mutex::new(BTreeMap::new()));
-    let mut random = StdRng::seed_from_u64(76);
-    let mut sending = JoinSet::new();
-    let mut ticks = interval(TICK);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let (mut sent, mut after_a_tenth) = (0, 0);
-    while sent < requests {
-        ticks.tick().await;
-        let due = (begun.elapsed().as_secs_f64() * rate as f64) as u64;
-        while sent < due.min(requests) {
-            sent += 1;
+    let runtime = Handle::current();
+    let counted = Arc::clone(&answers);
+    let send = move || {
+        let mut random = StdRng::seed_from_u64(76);
+        let mut after_a_tenth = 0;
+        for sent in 1..=requests {
+            let due = Duration::from_nanos(sent * 1_000_000_000 / rate);
+            thread::sleep(due.saturating_sub(begun.elapsed()));
             let request = hostile(&mut random, sent);
-            let (service, answers) = (service.clone(), Arc::clone(&answers));
-            sending.spawn(async move {
+            let (service, answers) = (service.clone(), Arc::clone(&counted));
+            runtime.spawn(async move {
                 let response = service.oneshot(request).await.unwrap();
                 let status = response.status().as_u16();
                 let kind = match response.headers().contains_key("idempotent-replayed") {
@@ -154,16 +154,13 @@ async fn attack(service: Service, requests: u64, rate: u64) -> Attack {
             if sent == requests / 10 {
                 after_a_tenth = resident();
             }
-            // As requests of connections of their own would.
-            if sent % 16 == 0 {
-                yield_now().await;
-            }
         }
-        while sending.try_join_next().is_some() {}
-    }
-    let end = resident();
+        (after_a_tenth, resident())
+    };
+    let (after_a_tenth, end) = spawn_blocking(send).await.unwrap();
     let took = begun.elapsed();
-    while sending.join_next().await.is_some() {}
+    // The slow bodies end by their timeout.
+    sleep(BODY_TIMEOUT * 2).await;
     let answers = answers.lock().unwrap().clone();
     Attack {
         answers,
@@ -294,6 +291,6 @@ fn resident() -> u64 {
 }
 
 const OTHER: &str = "other";
-const TICK: Duration = Duration::from_millis(1);
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Between two bytes of a slow body.
 const SLOW: Duration = Duration::from_millis(500);
