@@ -35,6 +35,8 @@
 //!     type Store = MemoryStore;
 //!     // The store reads Tokio's clock, which is paused and moved by hand here.
 //!     const TICK: Option<Duration> = Some(Duration::from_nanos(1));
+//!     // It adds up what scopes keep, for quotas.
+//!     const ADDS_USAGE: bool = true;
 //!
 //!     async fn store(&self) -> MemoryStore {
 //!         MemoryStore::new()
