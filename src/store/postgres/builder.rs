@@ -272,11 +272,11 @@ impl PostgresStoreBuilder {
                 max: max as usize,
                 max_calls: 1,
             },
-            // Its nodes work at the same time.
+            // Each node commits twice for a batch of rows, whatever its size.
             _ if !is_plain => ConcurrentBatches {
                 alone: Arc::new(Semaphore::new(0)),
-                usual: 4.min(max as usize),
-                max: 6.min(max as usize),
+                usual: 2,
+                max: 3,
                 max_calls: MAX_ROWS,
             },
             true => ConcurrentBatches {
