@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     error::Error,
+    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -66,6 +67,23 @@ impl Warnings {
         let kind = error.map_or("", |error| error.kind().name());
         let limit = self.limit(message, kind);
         warn(&limit, message, error.map(|error| error as _), operation);
+    }
+
+    /// As [`warn`](Self::warn), with the numbers of a limit that is exceeded.
+    pub(crate) fn warn_exceeded(&self, message: &'static str, numbers: impl fmt::Display) {
+        let Some(suppressed) = self.permit(message, "") else {
+            return;
+        };
+        let event = Event {
+            message: &format!("{message} ({numbers})"),
+            notice: None,
+            kind: None,
+            error: None,
+            hint: None,
+            operation: None,
+            suppressed,
+        };
+        event.log();
     }
 
     /// As [`LogLimit::permit`], of the events with this name and cause.
@@ -178,8 +196,6 @@ const INTERVAL: Duration = Duration::from_secs(5);
 
 #[cfg(test)]
 mod tests {
-    use std::fmt;
-
     use super::*;
 
     #[derive(Debug)]

@@ -77,16 +77,15 @@ impl ScopeUsage {
         let kept = kept.fold(Kept::default(), |sum, (_, kept)| sum.plus(kept));
         let record = Kept::of_record(name);
         let over = |kept: Kept| {
-            let exceeds = |kept: i64, more: i64, limit: u64| {
-                kept.max(0).unsigned_abs() + more.unsigned_abs() > limit
-            };
-            if exceeds(kept.records, record.records, quota.records) {
-                return Some(("records", quota.records));
+            let with = |kept: i64, more: i64| kept.max(0).unsigned_abs() + more.unsigned_abs();
+            let records = with(kept.records, record.records);
+            if records > quota.records {
+                return Some(("records", quota.records, records));
             }
-            let is_over = exceeds(kept.bytes, record.bytes, quota.bytes);
-            is_over.then_some(("bytes", quota.bytes))
+            let bytes = with(kept.bytes, record.bytes);
+            (bytes > quota.bytes).then_some(("bytes", quota.bytes, bytes))
         };
-        let (unit, limit) = over(kept)?;
+        let (unit, limit, got) = over(kept)?;
         let mut ends: Vec<_> = all()
             .into_iter()
             .flat_map(|periods| periods.live(now))
@@ -105,6 +104,7 @@ impl ScopeUsage {
         Some(QuotaExceeded {
             unit,
             limit,
+            got,
             retry_after: u64::try_from(seconds).unwrap_or(u64::MAX).max(1),
         })
     }

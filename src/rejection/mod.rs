@@ -3,7 +3,7 @@
 mod kind;
 mod render;
 
-use std::{borrow::Cow, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
 
 use http::{HeaderName, StatusCode};
 use serde_json::json;
@@ -35,6 +35,8 @@ pub struct Rejection {
     /// too much.
     warning: Option<&'static str>,
     cause: Option<Box<StoreError>>,
+    /// For the log alone.
+    exceeded: Option<Box<QuotaExceeded>>,
     mismatch: Option<Box<Mismatch>>,
     /// What the problem type begins with.
     types: Option<Arc<str>>,
@@ -401,15 +403,20 @@ impl Rejection {
             unit,
             limit,
             retry_after,
+            ..
         } = exceeded;
-        Self::new(
+        let rejection = Self::new(
             RejectionKind::QuotaExceeded,
             format!(
                 "This caller may keep up to {limit} {unit} for its idempotency keys, and they are used up. Nothing ran, and the key is unused. Send the request again when older keys have expired."
             ),
         )
         .retry_after(retry_after)
-        .warning("scope has used up its `quota`, request refused with 429: raise the quota, or shorten `retention`")
+        .warning("scope has used up its `quota`, request refused with 429: raise the quota, or shorten `retention`");
+        Self {
+            exceeded: Some(Box::new(exceeded)),
+            ..rejection
+        }
     }
 
     /// A panic of the layer itself, or of a function that it does not catch.
@@ -471,6 +478,7 @@ impl Rejection {
             operation: None,
             warning: None,
             cause: None,
+            exceeded: None,
             mismatch: None,
             types: None,
         }
@@ -495,8 +503,12 @@ impl Rejection {
 
     /// Logs its warning, if it has one.
     pub(crate) fn log(&self, warnings: &Warnings) {
-        if let Some(warning) = self.warning {
-            warnings.warn(warning, self.cause.as_deref(), self.operation);
+        match (self.warning, &self.exceeded) {
+            (Some(warning), Some(exceeded)) => warnings.warn_exceeded(warning, exceeded),
+            (Some(warning), None) => {
+                warnings.warn(warning, self.cause.as_deref(), self.operation);
+            }
+            (None, _) => {}
         }
     }
 
@@ -626,8 +638,22 @@ pub(crate) struct QuotaExceeded {
     /// What the limit counts: records or bytes.
     pub(crate) unit: &'static str,
     pub(crate) limit: u64,
+    /// The records or bytes with the new record.
+    pub(crate) got: u64,
     /// The seconds until enough records have expired.
     pub(crate) retry_after: u64,
+}
+
+impl fmt::Display for QuotaExceeded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            unit, limit, got, ..
+        } = self;
+        write!(
+            f,
+            "up to {limit} {unit} are allowed, and with the new record it would be {got}"
+        )
+    }
 }
 
 impl Callback {

@@ -129,6 +129,8 @@ fn known(name: &str) -> &'static str {
         "authorization-unavailable",
         "store-unavailable",
         "overloaded",
+        "quota-exceeded",
+        "scope-overloaded",
         "draining",
         "rolled-back",
         "handler-panicked",

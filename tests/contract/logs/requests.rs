@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::{Router, routing::post};
 use http::header;
 use tower::ServiceExt as _;
-use tower_idempotency::{Fingerprinting, Operation};
+use tower_idempotency::{Fingerprinting, Operation, Quota};
 
 use super::{Log, Says, answering, secret};
 use crate::{
@@ -55,6 +55,31 @@ async fn f110_overload_names_the_setting() {
     log.only("`max_buffered_bytes`");
     drop(frames);
     uploading.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn f110_a_used_up_quota_is_logged_with_its_numbers() {
+    for (quota, numbers) in [
+        (
+            Quota::unlimited().max_records(2),
+            "up to 2 records are allowed, and with the new record it would be 3",
+        ),
+        (
+            Quota::unlimited().max_bytes(700),
+            "up to 700 bytes are allowed, and with the new record it would be 1029",
+        ),
+    ] {
+        let log = Log::listen();
+        let api = Api::new(required(memory()).quota(quota), &answering());
+        for key in ["K", "L"] {
+            api.send(secret(key)).await.assert_live(201);
+        }
+        let refused = api.send(secret("M")).await;
+        refused.assert_problem(429, "quota-exceeded");
+        log.only("used up its `quota`")
+            .says("message", "raise the quota, or shorten `retention`")
+            .says("message", numbers);
+    }
 }
 
 #[tokio::test(start_paused = true)]
