@@ -19,7 +19,7 @@ use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt as _;
 use sha2::{Digest as _, Sha256, Sha512};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_idempotency::{
     ContentDigest, DynStore, Fingerprinting, IdempotencyBuilder, MemoryStore, Release, SqliteStore,
     Store, store::RecordState,
@@ -805,6 +805,25 @@ async fn rule_39_a_replayed_upload_is_answered_before_its_body() {
     wire.write(&body).await;
     let next = wire.ask(format!("{head}{body}")).await;
     assert!(next.is_replay(), "{next:?}");
+}
+
+#[tokio::test]
+async fn rule_39_a_replayed_upload_that_waits_for_continue_is_not_read() {
+    let api = Api::new(streaming(memory()), &reading(500));
+    let server = api.serve().await;
+    let body = "x".repeat(200_000);
+    let length = format!("Content-Length: {}", body.len());
+    let digest = sha256(body.as_bytes());
+    let first = format!("{}{body}", head(&length, &digest));
+    let first = Wire::open(&server).await.ask(first).await;
+    assert_eq!(first.status, 201);
+    let waiting = head(&format!("{length}\r\nExpect: 100-continue"), &digest);
+    let mut wire = Wire::open(&server).await;
+    let retry = wire.ask(waiting).await;
+    assert!(retry.is_replay(), "{retry:?}");
+    // The next request on the connection would count as the body.
+    let rest = timeout(Duration::from_secs(1), wire.rest()).await;
+    assert_eq!(rest.expect("it waits for the body"), b"");
 }
 
 #[tokio::test]
