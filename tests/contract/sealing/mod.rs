@@ -5,6 +5,7 @@ mod keys;
 mod names;
 mod operators;
 mod providers;
+mod quotas;
 mod scans;
 mod tampering;
 mod watched;

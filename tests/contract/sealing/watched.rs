@@ -10,7 +10,7 @@ use tower_idempotency::{
     DynStore, Fence, Store, StoreError,
     store::{
         Claim, Claimed, Grant, OwnerTransition, Purged, ReclaimAs, Record, RecordName, Transition,
-        Transitioned,
+        Transitioned, Usage, UsageDelta,
         admin::{Count, Filter, Page},
     },
 };
@@ -21,6 +21,7 @@ pub(super) struct Watched(Arc<Inner>);
 struct Inner {
     store: DynStore,
     received: Mutex<Vec<u8>>,
+    counted: Mutex<Vec<u8>>,
     change: Mutex<Option<Change>>,
 }
 
@@ -31,6 +32,7 @@ impl Watched {
         Self(Arc::new(Inner {
             store,
             received: Mutex::default(),
+            counted: Mutex::default(),
             change: Mutex::default(),
         }))
     }
@@ -38,6 +40,11 @@ impl Watched {
     /// Every byte of names, fingerprints and responses that the store was given.
     pub(super) fn received(&self) -> Vec<u8> {
         self.0.received.lock().unwrap().clone()
+    }
+
+    /// Every scope whose usage the store was asked to add up.
+    pub(super) fn counted(&self) -> Vec<u8> {
+        self.0.counted.lock().unwrap().clone()
     }
 
     /// From now on, returns this in the place of each record.
@@ -129,6 +136,15 @@ impl Store for Watched {
 
     async fn wait(&self, name: &RecordName, seen: Fence) -> Result<(), StoreError> {
         self.0.store.wait(name, seen).await
+    }
+
+    async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
+        for delta in deltas {
+            let mut counted = self.0.counted.lock().unwrap();
+            counted.extend_from_slice(delta.scope.as_str().as_bytes());
+            counted.push(b'\n');
+        }
+        self.0.store.add_usage(deltas).await
     }
 
     async fn now(&self) -> Result<Duration, StoreError> {
