@@ -1,5 +1,6 @@
 //! The Redis store on real servers that fail, fill up and move.
 
+mod addresses;
 #[allow(
     dead_code,
     reason = "no sweep removes what the server removes by itself"

@@ -28,7 +28,7 @@ impl Address {
             None => (String::new(), authority),
         };
         let info = |url: String| -> Result<ConnectionInfo, StoreError> {
-            let info = url.into_connection_info().map_err(failure)?;
+            let info = parse(&url)?;
             let tcp = TcpSettings::default().set_nodelay(true);
             #[cfg(target_os = "linux")]
             let tcp = tcp.set_user_timeout(unacknowledged);
@@ -60,9 +60,23 @@ impl Address {
     }
 }
 
+fn parse(url: &str) -> Result<ConnectionInfo, StoreError> {
+    url.into_connection_info().map_err(|error| {
+        // The client has one kind of error for all faults of an address.
+        let without_tls = url.replacen("rediss://", "redis://", 1);
+        match url != without_tls && without_tls.into_connection_info().is_ok() {
+            true => StoreError::unavailable(NO_TLS),
+            false => failure(error),
+        }
+    })
+}
+
 fn unknown() -> StoreError {
     StoreError::unavailable(
         "the address is none of redis://HOST:PORT, redis+sentinel://HOST:PORT,…/SERVICE and \
-         redis+cluster://HOST:PORT,…",
+         redis+cluster://HOST:PORT,…, or the first or the last with `rediss` for TLS",
     )
 }
+
+const NO_TLS: &str = "the address asks for TLS: turn on `tokio-rustls-comp` or \
+    `tokio-native-tls-comp` of the crate `redis`";
