@@ -4,7 +4,11 @@ use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 
 use http::{StatusCode, request};
 
-use crate::{Attributes, OperationId, response::recorded::RecordedResponse, store::Record};
+use crate::{
+    operation::OperationId,
+    response::{attributes::Attributes, recorded::RecordedResponse},
+    store::Record,
+};
 
 /// Decides whether a request may receive the response that another request recorded, for
 /// [`authorize_replay`](crate::IdempotencyBuilder::authorize_replay).

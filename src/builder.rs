@@ -10,15 +10,19 @@ use crate::sealing::log_ids::LogIds;
 #[cfg(feature = "sealing")]
 use crate::sealing::{names::NameDigests, settings::Sealing};
 use crate::{
-    ContentDigest, Disconnect, Dispositions, Fingerprinting, IdempotencyLayer, KeptHeaders,
-    KeySyntax, OversizedBody, Quota, Recovery, Rejection, ReplayAuthorizer, Scope, Store,
-    StoreFailure, WholeBody,
-    fingerprint::Fingerprinter,
+    authorizer::ReplayAuthorizer,
+    body::whole::WholeBody,
+    disposition::Dispositions,
+    fingerprint::{Fingerprinter, Fingerprinting},
     flow::config::{Config, PerScope, ScopeFn},
-    policy::Requirement,
-    quota::QuotaSetting,
-    rejection::custom,
-    response::ResponseSettings,
+    key::KeySyntax,
+    layer::IdempotencyLayer,
+    policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
+    quota::{Quota, QuotaSetting},
+    rejection::{Rejection, custom},
+    response::{ResponseSettings, headers::KeptHeaders},
+    scope::Scope,
+    store::Store,
 };
 
 /// Builds an [`IdempotencyLayer`].

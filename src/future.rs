@@ -12,7 +12,7 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 
 use crate::{
-    ResponseBody,
+    body::ResponseBody,
     flow::{GuardedRequest, ServiceResult},
 };
 

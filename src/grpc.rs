@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 
-use crate::{Rejection, RejectionKind};
+use crate::rejection::{Rejection, RejectionKind};
 
 /// Whether a request is one of gRPC. Those of gRPC-Web, which browsers send, are not.
 pub(crate) fn is_grpc(headers: &HeaderMap) -> bool {

@@ -5,8 +5,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower::Layer;
 
 use crate::{
-    Idempotency, Store,
     flow::{config::Config, shared::Shared},
+    service::Idempotency,
+    store::Store,
 };
 
 /// Makes retries of a request safe: the work is done once, and its response is

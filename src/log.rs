@@ -10,7 +10,10 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::{OperationId, StoreError, StoreErrorKind};
+use crate::{
+    operation::OperationId,
+    store::{StoreError, StoreErrorKind},
+};
 
 /// Limits how often one kind of event is logged.
 ///

@@ -1,9 +1,11 @@
 //! What the layer did with a request: for outer layers, logs and metrics.
 
 use crate::{
-    OperationId, RejectionKind, StoreError,
     body::upload::UploadFault,
     log::{Event, Warnings, chain},
+    operation::OperationId,
+    rejection::RejectionKind,
+    store::StoreError,
 };
 
 /// What the layer did with a guarded request, as an extension of its response.

@@ -3,7 +3,7 @@
 
 use std::{fmt, pin::Pin, sync::Arc};
 
-use crate::{Operation, store::admin::Resolution};
+use crate::{operation::Operation, store::admin::Resolution};
 
 /// Whether a request without a key is refused or passes unguarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, fmt, sync::Arc};
 
-use crate::Key;
+use crate::key::Key;
 
 /// Whose key it is: the caller, account or tenant that an operation belongs to.
 ///

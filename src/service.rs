@@ -13,15 +13,16 @@ use http_body::Body;
 use tower::Service;
 
 use crate::{
-    Rejection, RequestBody, ResponseFuture, Store,
-    body::error::BoxError,
+    body::{RequestBody, error::BoxError},
     flow::{
         self,
         admission::{Admission, admit, never_guards},
         discard::{discard, waits_for_continue},
         shared::Shared,
     },
-    rejection::Callback,
+    future::ResponseFuture,
+    rejection::{Callback, Rejection},
+    store::Store,
 };
 
 /// A service whose guarded requests are safe to retry. Made by an
@@ -48,7 +49,7 @@ where
     R: Body<Data = Bytes> + Send + 'static,
     R::Error: Send,
 {
-    type Response = Response<crate::ResponseBody<R>>;
+    type Response = Response<crate::body::ResponseBody<R>>;
     type Error = I::Error;
     type Future = ResponseFuture<I::Future, R, I::Error>;
 

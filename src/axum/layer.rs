@@ -12,7 +12,13 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower::{BoxError, Layer, Service};
 
-use crate::{Idempotency, IdempotencyLayer, RequestBody, ResponseBody, ResponseFuture, Store};
+use crate::{
+    body::{RequestBody, ResponseBody},
+    future::ResponseFuture,
+    layer::IdempotencyLayer,
+    service::Idempotency,
+    store::Store,
+};
 
 impl<S> IdempotencyLayer<S> {
     /// Returns this layer in a form that keeps the type of the body: the inner

@@ -13,8 +13,10 @@ use ::axum::{
 use http::{StatusCode, request};
 
 use crate::{
-    Disposition, KeepFor, Operation, Release,
+    disposition::{Disposition, KeepFor},
     log::{self, LogLimit},
+    operation::Operation,
+    store::Release,
 };
 
 /// Rejects a request that is not guarded with 500: the route has no layer, the layer
@@ -269,7 +271,7 @@ fn released(rejection: impl IntoResponse, operation: Option<&Operation>) -> Resp
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl IntoResponse for crate::Committed {
+impl IntoResponse for crate::store::sql::commit::Committed {
     fn into_response(self) -> Response {
         self.into_http().map(::axum::body::Body::new)
     }
@@ -278,7 +280,7 @@ impl IntoResponse for crate::Committed {
 /// Logs the error and shows no cause, as
 /// [`CommitError::into_http`](crate::CommitError::into_http) does.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl IntoResponse for crate::CommitError {
+impl IntoResponse for crate::store::sql::commit_error::CommitError {
     fn into_response(self) -> Response {
         self.into_http().map(::axum::body::Body::new)
     }

@@ -5,9 +5,8 @@ use super::{
     states::{Call, Effect, State, Status, applied, response_of, status_in, status_of},
 };
 use crate::{
-    Store,
     scope::RecordName,
-    store::{Claim, Claimed, ReclaimAs, Release, Transitioned, admin::Filter},
+    store::{Claim, Claimed, ReclaimAs, Release, Store, Transitioned, admin::Filter},
 };
 
 /// # Dropped calls
@@ -241,7 +240,7 @@ async fn dropped(polls: usize, call: impl Future) {
 }
 
 /// Awaits a call that a dropped one must not block.
-async fn in_time<T>(call: impl Future<Output = Result<T, crate::StoreError>>) -> T {
+async fn in_time<T>(call: impl Future<Output = Result<T, crate::store::StoreError>>) -> T {
     let answer = tokio::time::timeout(PATIENCE, call).await;
     good(answer.unwrap_or_else(|_| panic!("a dropped call does not block the next ones")))
 }

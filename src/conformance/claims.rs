@@ -8,9 +8,9 @@ use super::{
     states::{Call, State, Status, applied, response_of, status_of, superseded},
 };
 use crate::{
-    Fence, OperationId, Store,
+    operation::OperationId,
     store::{
-        Claim, Claimed, ReclaimAs, Record, RecordState, Release, Token,
+        Claim, Claimed, Fence, ReclaimAs, Record, RecordState, Release, Store, Token,
         transition::FORGOTTEN_RETENTION,
     },
 };

@@ -2,10 +2,7 @@ use super::{
     HOUR, Subject, Trial, fingerprint, good, name,
     states::{Call, Case, Effect, State, status_of},
 };
-use crate::{
-    Store,
-    store::{Claim, Claimed, Token, Transitioned},
-};
+use crate::store::{Claim, Claimed, Store, Token, Transitioned};
 
 /// # Many at once
 impl<S: Subject> Trial<S> {

@@ -3,10 +3,10 @@ use super::{
     states::{State, Status},
 };
 use crate::{
-    Key, Scope, Store,
-    scope::RecordName,
+    key::Key,
+    scope::{RecordName, Scope},
     store::{
-        Record, Transitioned,
+        Record, Store, Transitioned,
         admin::{Count, Filter, FilterKind},
     },
 };

@@ -140,12 +140,12 @@ use tokio::sync::Barrier;
 
 use self::states::{Call, Status, applied};
 use crate::{
-    Fence, Key, Scope, Store, StoreError,
     fingerprint::Fingerprint,
-    scope::RecordName,
+    key::Key,
+    scope::{RecordName, Scope},
     store::{
-        Claim, Claimed, Completion, Grant, ReclaimAs, Record, Release, Token, Transitioned,
-        admin::Resolution,
+        Claim, Claimed, Completion, Fence, Grant, ReclaimAs, Record, Release, Store, StoreError,
+        Token, Transitioned, admin::Resolution,
     },
 };
 
@@ -672,10 +672,10 @@ mod tests {
     struct Memory;
 
     impl Subject for Memory {
-        type Store = crate::MemoryStore;
+        type Store = crate::store::MemoryStore;
 
-        async fn store(&self) -> crate::MemoryStore {
-            crate::MemoryStore::new()
+        async fn store(&self) -> crate::store::MemoryStore {
+            crate::store::MemoryStore::new()
         }
     }
 

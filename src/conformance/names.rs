@@ -9,9 +9,9 @@ use super::{
     states::{Call, Status, response_of, superseded},
 };
 use crate::{
-    Key, Scope, Store,
-    scope::RecordName,
-    store::{ReclaimAs, Token, admin::Filter},
+    key::Key,
+    scope::{RecordName, Scope},
+    store::{ReclaimAs, Store, Token, admin::Filter},
 };
 
 /// # Names and scopes

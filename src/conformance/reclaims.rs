@@ -6,9 +6,8 @@ use super::{
     fingerprint, good, long_claim, name,
     states::{Call, Case, State, Status, lease_left, same_claim, status_of, superseded},
 };
-use crate::{
-    Store,
-    store::{Claim, ReclaimAs, Record, RecordState, Release, Transitioned, admin::Resolution},
+use crate::store::{
+    Claim, ReclaimAs, Record, RecordState, Release, Store, Transitioned, admin::Resolution,
 };
 
 /// # Claiming again

@@ -7,10 +7,10 @@ use http::Response;
 
 use super::{HOUR, Held, Subject, Trial, beyond, fingerprint, good, name, response};
 use crate::{
-    Fence, Store,
     scope::RecordName,
     store::{
-        Claim, Completion, ReclaimAs, Record, RecordState, Release, Token, Transitioned,
+        Claim, Completion, Fence, ReclaimAs, Record, RecordState, Release, Store, Token,
+        Transitioned,
         admin::{RecordedResponse, Resolution},
     },
 };

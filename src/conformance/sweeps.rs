@@ -2,10 +2,7 @@ use super::{
     CROWD, HOUR, Subject, Trial, good, long_claim, name, response,
     states::{Case, State, Status, same_claim, status_of},
 };
-use crate::{
-    Store,
-    store::{Purged, ReclaimAs},
-};
+use crate::store::{Purged, ReclaimAs, Store};
 
 /// # Sweeping
 impl<S: Subject> Trial<S> {

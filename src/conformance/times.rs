@@ -6,10 +6,7 @@ use super::{
     long_claim, name, response,
     states::{Call, Status, applied, lease_left, status_of, superseded},
 };
-use crate::{
-    Store,
-    store::{ReclaimAs, Release, admin::Filter},
-};
+use crate::store::{ReclaimAs, Release, Store, admin::Filter};
 
 /// # Time
 impl<S: Subject> Trial<S> {

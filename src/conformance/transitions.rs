@@ -9,9 +9,8 @@ use super::{
     states::{Call, State, Status, applied, encoded, happened, response_of, same_claim, status_of},
 };
 use crate::{
-    Store,
     scope::RecordName,
-    store::{Completion, Record, Release, Token, Transitioned},
+    store::{Completion, Record, Release, Store, Token, Transitioned},
 };
 
 /// # Renewing, completing, releasing

@@ -4,10 +4,7 @@ use super::{
     HOUR, Subject, Trial, good, long_claim, name,
     states::{Call, Status, applied, happened, status_of},
 };
-use crate::{
-    Store,
-    store::{Completion, ReclaimAs, admin::Resolution},
-};
+use crate::store::{Completion, ReclaimAs, Store, admin::Resolution};
 
 /// # Unknown outcomes
 impl<S: Subject> Trial<S> {

@@ -2,8 +2,8 @@ use std::time::Duration;
 
 use super::{HOUR, Subject, Trial, good};
 use crate::{
-    Scope, Store,
-    store::{Usage, UsageDelta, admin::Filter},
+    scope::Scope,
+    store::{Store, Usage, UsageDelta, admin::Filter},
 };
 
 /// # Usage

@@ -49,10 +49,7 @@ mod tests {
     use http::{Request, request};
 
     use super::*;
-    use crate::{
-        Fingerprinting, RequestPart,
-        fingerprint::{Comparison, Fingerprint, Fingerprinter},
-    };
+    use crate::fingerprint::{Comparison, Fingerprint, Fingerprinter, Fingerprinting, RequestPart};
 
     fn secret(filled: u8) -> Secret {
         Secret::from_bytes(&[filled; 32]).unwrap()

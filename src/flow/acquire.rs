@@ -20,7 +20,11 @@ use super::{
 #[cfg(feature = "sealing")]
 use crate::scope::RecordName;
 use crate::{
-    Recovery, Rejection, Store, StoreErrorKind, StoreFailure, backoff::Backoff, outcome::Notice,
+    backoff::Backoff,
+    outcome::Notice,
+    policy::{Recovery, StoreFailure},
+    rejection::Rejection,
+    store::{Store, StoreErrorKind},
 };
 
 /// How a request may run.

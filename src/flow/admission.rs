@@ -9,10 +9,11 @@ use super::{
     config::{Config, Oversized},
 };
 use crate::{
-    Attributes, ContentDigest, Rejection,
     body::digests::{DeclaredDigests, DigestInvalid},
-    policy::Requirement,
+    policy::{ContentDigest, Requirement},
+    rejection::Rejection,
     request_name::RequestName,
+    response::attributes::Attributes,
     scope::RecordName,
 };
 

@@ -14,8 +14,9 @@ use super::{
     reply::{HttpReply, Reply},
 };
 use crate::{
-    Rejection, ReplayAuthorizer, ReplayDecision, authorizer::ReplayedRecord,
-    rejection::RequestHead, response::recorded::RecordedResponse,
+    authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
+    rejection::{Rejection, RequestHead},
+    response::recorded::RecordedResponse,
 };
 
 /// What a record answers, if the request may receive it.

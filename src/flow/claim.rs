@@ -13,12 +13,15 @@ use super::{
     withdraw::Hold,
 };
 use crate::{
-    Recovery, Store, StoreError, StoreErrorKind,
     backoff::jittered,
     outcome::Notice,
+    policy::Recovery,
     rejection::QuotaExceeded,
     scope::RecordName,
-    store::{Claimed, Grant, ReclaimAs, Record, RecordState, Transitioned},
+    store::{
+        Claimed, Grant, ReclaimAs, Record, RecordState, Store, StoreError, StoreErrorKind,
+        Transitioned,
+    },
 };
 
 /// How an attempt to claim a key ended.

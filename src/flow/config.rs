@@ -5,22 +5,23 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, Method, StatusCode, request};
 
 use crate::{
-    ContentDigest, Disconnect, Dispositions, KeySyntax, OversizedBody, Recovery, ReplayAuthorizer,
-    Scope, StoreFailure,
+    authorizer::ReplayAuthorizer,
+    disposition::Dispositions,
     fingerprint::Fingerprinter,
+    key::KeySyntax,
     log::Warnings,
-    policy::Requirement,
+    policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
     quota::QuotaSetting,
     request_name::RequestName,
     response::ResponseSettings,
-    scope::RecordName,
+    scope::{RecordName, Scope},
     store::{OwnerTransition, Record},
 };
 
 #[cfg(all(feature = "sealing", feature = "tracing"))]
 use crate::sealing::log_ids::LogIds;
 #[cfg(feature = "sealing")]
-use crate::{Rejection, sealing::names::NameDigests};
+use crate::{rejection::Rejection, sealing::names::NameDigests};
 
 pub(crate) type ScopeFn = Arc<dyn Fn(&request::Parts) -> Option<Scope> + Send + Sync>;
 pub(crate) type GuardFn = Arc<dyn Fn(&request::Parts) -> bool + Send + Sync>;

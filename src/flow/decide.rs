@@ -12,13 +12,14 @@ use super::{
     request::{Comparable, Keyed},
 };
 use crate::{
-    Fence, OperationId, Recovery,
     authorizer::ReplayedRecord,
     fingerprint::{Comparison, Mismatch},
-    store::{Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
+    operation::OperationId,
+    policy::Recovery,
+    store::{Fence, Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
 };
 #[cfg(feature = "sealing")]
-use crate::{StoreError, fingerprint::Fingerprint, scope::RecordName};
+use crate::{fingerprint::Fingerprint, scope::RecordName, store::StoreError};
 
 /// What a request may do about a record.
 pub(super) enum Decision {

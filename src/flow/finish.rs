@@ -19,18 +19,18 @@ use super::{
     spawn,
 };
 use crate::{
-    Attributes, Outcome, Rejection, ResponseBody, Store,
     body::{
-        SentBody, Trailers,
+        ResponseBody, SentBody, Trailers,
         collect::{Collected, collect},
         read::ReadEnd,
     },
     disposition::HandlerChoice,
     grpc,
     operation::{AsCommitted, Transacted},
-    outcome::Notice,
-    response::{ResponseSettings, correct_length, declared_length},
-    store::{OwnerTransition, Release, Transitioned},
+    outcome::{Notice, Outcome},
+    rejection::Rejection,
+    response::{ResponseSettings, attributes::Attributes, correct_length, declared_length},
+    store::{OwnerTransition, Release, Store, Transitioned},
 };
 
 /// The result of a call to the handler.

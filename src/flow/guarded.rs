@@ -18,7 +18,11 @@ use super::{
     reply::{Reply, ServiceResult},
     shared::Shared,
 };
-use crate::{Rejection, RejectionKind, Store, body::ReceivedBody, rejection::RequestHead};
+use crate::{
+    body::ReceivedBody,
+    rejection::{Rejection, RejectionKind, RequestHead},
+    store::Store,
+};
 
 /// The future of a guarded request, without its types.
 pub(crate) trait Guarded: Future {

@@ -21,11 +21,10 @@ use tokio::{
 
 use super::store_call::catch_panic;
 use crate::{
-    Operation, Store, StoreError,
     log::Warnings,
-    operation::{Renewal, Transacted, WeakOperation},
+    operation::{Operation, Renewal, Transacted, WeakOperation},
     per_runtime::{PerRuntime, RuntimeState},
-    store::Transitioned,
+    store::{Store, StoreError, Transitioned},
 };
 
 /// The heartbeats of a layer.

@@ -6,8 +6,11 @@ use http::{HeaderMap, StatusCode, response};
 
 use super::owned::OwnedClaim;
 use crate::{
-    Disposition, Rejection, Store, disposition::HandlerChoice, grpc, outcome::Notice,
-    store::Release,
+    disposition::{Disposition, HandlerChoice},
+    grpc,
+    outcome::Notice,
+    rejection::Rejection,
+    store::{Release, Store},
 };
 
 /// The head of a response, and what decides about it.

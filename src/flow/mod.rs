@@ -61,10 +61,10 @@ use self::{
 };
 pub(crate) use self::{guarded::GuardedRequest, reply::ServiceResult};
 use crate::{
-    Rejection, RequestBody, Store,
-    body::{ReceivedBody, SentBody, upload::Upload},
-    rejection::RequestHead,
+    body::{ReceivedBody, RequestBody, SentBody, upload::Upload},
+    rejection::{Rejection, RequestHead},
     request_name::RequestName,
+    store::Store,
 };
 
 /// Marks a request that a layer guards. A second layer on the same request lets it pass.

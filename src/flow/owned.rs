@@ -15,12 +15,12 @@ use super::{
     usage::ScopeUsage,
 };
 use crate::{
-    Operation, OperationId, Store, StoreError,
     backoff::Backoff,
     fingerprint::Fingerprint,
+    operation::{Operation, OperationId},
     outcome::{GaveUp, Notice},
     rejection::RequestHead,
-    store::{OwnerTransition, RecordState, Transitioned},
+    store::{OwnerTransition, RecordState, Store, StoreError, Transitioned},
 };
 
 pub(super) struct OwnedClaim<S> {

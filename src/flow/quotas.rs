@@ -25,13 +25,12 @@ use super::{
     usage::{Expiry, Kept, ScopeUsage},
 };
 use crate::{
-    Quota, Rejection, Scope, Store, StoreError,
     log::Warnings,
-    quota::QuotaSetting,
-    rejection::{Callback, QuotaExceeded},
+    quota::{Quota, QuotaSetting},
+    rejection::{Callback, QuotaExceeded, Rejection},
     request_name::RequestName,
-    scope::RecordName,
-    store::{OwnerTransition, Usage, UsageDelta},
+    scope::{RecordName, Scope},
+    store::{OwnerTransition, Store, StoreError, Usage, UsageDelta},
 };
 
 /// The usage of the scopes of a layer.

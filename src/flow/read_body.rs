@@ -19,13 +19,12 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    Rejection,
     body::{
         ReceivedBody,
         error::BodyError,
         read::{BodyReader, ReadEnd},
     },
-    rejection::MIN_BYTES_PER_SECOND,
+    rejection::{MIN_BYTES_PER_SECOND, Rejection},
     request_name::RequestName,
 };
 

@@ -7,10 +7,12 @@ use tokio::time::{self, Instant};
 
 use super::{claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared};
 use crate::{
-    Operation, Store, StoreError,
+    operation::Operation,
     policy::Reconciler,
     rejection::RequestHead,
-    store::{Claim, OwnerTransition, ReclaimAs, Transitioned, admin::Resolution},
+    store::{
+        Claim, OwnerTransition, ReclaimAs, Store, StoreError, Transitioned, admin::Resolution,
+    },
 };
 
 /// What a hook's answer means for the request that asked.

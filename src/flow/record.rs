@@ -13,11 +13,11 @@ use super::{
     spawn,
 };
 use crate::{
-    Operation, Outcome, Rejection, Store, StoreError,
-    operation::Transacted,
-    outcome::Notice,
+    operation::{Operation, Transacted},
+    outcome::{Notice, Outcome},
+    rejection::Rejection,
     response::ResponseSettings,
-    store::{Completion, OwnerTransition, Release, Transitioned},
+    store::{Completion, OwnerTransition, Release, Store, StoreError, Transitioned},
 };
 
 /// A running request, until its outcome is recorded.

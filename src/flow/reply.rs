@@ -11,12 +11,13 @@ use super::{
     decide::{Answer, Answered},
 };
 #[cfg(feature = "sealing")]
-use crate::StoreErrorKind;
+use crate::store::StoreErrorKind;
 use crate::{
-    OperationId, Outcome, Rejection, ResponseBody,
+    body::ResponseBody,
     log::Warnings,
-    outcome::Notice,
-    rejection::{Callback, RequestHead},
+    operation::OperationId,
+    outcome::{Notice, Outcome},
+    rejection::{Callback, Rejection, RequestHead},
     response::{ResponseSettings, mark_unrecorded, recorded::RecordedResponse},
 };
 

@@ -16,16 +16,15 @@ use super::{
     withdraw::{Hold, Withdrawal},
 };
 use crate::{
-    Rejection, RequestBody, Store,
     body::{
-        Trailers,
+        RequestBody, Trailers,
         digests::{DeclaredDigests, DigestCheck},
         upload::Upload,
     },
     fingerprint::{BodyFault, Comparison, Content, Fingerprint, Fingerprinter},
-    rejection::Callback,
+    rejection::{Callback, Rejection},
     request_name::RequestName,
-    store::Claim,
+    store::{Claim, Store},
 };
 
 pub(super) struct Keyed<W> {

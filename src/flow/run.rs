@@ -22,12 +22,13 @@ use super::{
     request::KeyedRequest,
 };
 use crate::{
-    Outcome, Rejection, RequestBody, ResponseBody, Store,
-    body::{SentBody, upload::Upload},
+    body::{RequestBody, ResponseBody, SentBody, upload::Upload},
     disposition::HandlerChoice,
+    outcome::Outcome,
     policy::Disconnect,
-    rejection::RequestHead,
+    rejection::{Rejection, RequestHead},
     response::{ResponseSettings, mark_unrecorded},
+    store::Store,
 };
 
 /// Runs the handler while heartbeats renew its lease, and records its outcome.

@@ -19,9 +19,9 @@ use super::{
     store_call,
 };
 use crate::{
-    Rejection, Scope, Store, StoreError,
-    scope::RecordName,
-    store::{OwnerTransition, Token, Transition, Transitioned},
+    rejection::Rejection,
+    scope::{RecordName, Scope},
+    store::{OwnerTransition, Store, StoreError, Token, Transition, Transitioned},
     waiters::Waiters,
 };
 

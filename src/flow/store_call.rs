@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::FutureExt as _;
 
-use crate::{StoreError, body::timeout::LazyTimeout};
+use crate::{body::timeout::LazyTimeout, store::StoreError};
 
 /// Runs a call for up to `timeout`. A panic of the store is an error.
 ///

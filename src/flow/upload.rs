@@ -27,17 +27,17 @@ use super::{
     shared::Shared,
 };
 use crate::{
-    Rejection, RequestBody, Scope, Store,
     body::{
-        ReceivedBody, SentBody,
+        ReceivedBody, RequestBody, SentBody,
         digests::DigestCheck,
         upload::{Upload, UploadFault, UploadLimits, UploadState},
     },
     grpc,
     outcome::Notice,
-    rejection::{MIN_BYTES_PER_SECOND, RequestHead},
+    rejection::{MIN_BYTES_PER_SECOND, Rejection, RequestHead},
     request_name::RequestName,
-    store::{OwnerTransition, RecordState, Release},
+    scope::Scope,
+    store::{OwnerTransition, RecordState, Release, Store},
 };
 
 /// A body that can be taken out after it was read in part.

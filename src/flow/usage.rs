@@ -9,9 +9,9 @@ use std::{
 use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
-    Quota, Scope,
+    quota::Quota,
     rejection::QuotaExceeded,
-    scope::RecordName,
+    scope::{RecordName, Scope},
     store::{SHORTEST_PERIOD, Usage, UsageDelta},
 };
 

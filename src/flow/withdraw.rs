@@ -10,13 +10,12 @@ use tokio::time::{self, Instant};
 
 use super::{config::Config, limits::Permit, shared::Shared};
 use crate::{
-    Fence, Store, StoreError, StoreErrorKind,
     backoff::Backoff,
     outcome::{GaveUp, Notice},
     scope::RecordName,
     store::{
-        Claim, Claimed, OwnerTransition, ReclaimAs, Record, RecordState, Release, Transitioned,
-        admin::Resolution,
+        Claim, Claimed, Fence, OwnerTransition, ReclaimAs, Record, RecordState, Release, Store,
+        StoreError, StoreErrorKind, Transitioned, admin::Resolution,
     },
 };
 

@@ -30,14 +30,14 @@ use super::{
     spawn,
 };
 use crate::{
-    Attributes, Operation, OperationId, Outcome, Rejection, RejectionKind, Store,
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputFingerprints},
     guard::{error::RunError, ran::Ran},
-    outcome::Notice,
-    rejection::RequestHead,
-    response::{ResponseSettings, recorded::RecordedResponse},
+    operation::{Operation, OperationId},
+    outcome::{Notice, Outcome},
+    rejection::{Rejection, RejectionKind, RequestHead},
+    response::{ResponseSettings, attributes::Attributes, recorded::RecordedResponse},
     scope::RecordName,
-    store::{Claim, Release, Transitioned},
+    store::{Claim, Release, Store, Transitioned},
 };
 
 type WorkReply<T, E> = Reply<Ran<T>, RunError<E>>;

@@ -5,10 +5,16 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::Guard;
 #[cfg(all(feature = "sealing", feature = "tracing"))]
 use crate::sealing::log_ids::LogIds;
-use crate::{BuildError, IdempotencyBuilder, IdempotencyLayer, Quota, Recovery, Store};
+use crate::{
+    builder::{BuildError, IdempotencyBuilder},
+    layer::IdempotencyLayer,
+    policy::Recovery,
+    quota::Quota,
+    store::Store,
+};
 #[cfg(feature = "sealing")]
 use crate::{
-    Fingerprinting,
+    fingerprint::Fingerprinting,
     sealing::{names::NameDigests, secret::Secret, settings::Sealing},
 };
 

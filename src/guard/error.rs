@@ -2,7 +2,10 @@
 
 use thiserror::Error;
 
-use crate::{Rejection, RejectionKind, StoreError, StoreErrorKind};
+use crate::{
+    rejection::{Rejection, RejectionKind},
+    store::{StoreError, StoreErrorKind},
+};
 
 /// Why [`Guard::run`](crate::Guard::run) returned no value.
 ///

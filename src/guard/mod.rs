@@ -10,9 +10,11 @@ use serde::{Serialize, de::DeserializeOwned};
 
 pub use self::{builder::GuardBuilder, error::RunError, ran::Ran};
 use crate::{
-    Drained, Operation, Store,
     flow::{self, shared::Shared},
+    layer::Drained,
+    operation::Operation,
     scope::RecordName,
+    store::Store,
 };
 
 /// Runs work once for each name, and replays its value: what an

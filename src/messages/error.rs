@@ -2,7 +2,10 @@
 
 use std::{error::Error, fmt};
 
-use crate::{CommitError, CommitErrorKind, StoreError};
+use crate::store::{
+    StoreError,
+    sql::commit_error::{CommitError, CommitErrorKind},
+};
 
 /// The error of an inbox or an outbox.
 ///

@@ -7,12 +7,12 @@ use tokio::time::{self, Instant};
 
 use super::{Connection, MessageError, check_name};
 use crate::{
-    CommitError, CommitErrorKind, StoreError,
     backoff::Backoff,
     store::{
-        Purged, Sweep, Token,
+        Purged, StoreError, Sweep, Token,
         sql::{
             commit::{ENDED, send_commit},
+            commit_error::{CommitError, CommitErrorKind},
             detached,
         },
     },

@@ -23,10 +23,9 @@ use super::{
     publishing::{Counts, Publishing},
 };
 use crate::{
-    StoreError,
     backoff::Backoff,
     log::{self, LogLimit},
-    store::Token,
+    store::{StoreError, Token},
 };
 
 /// A task that publishes the events of an [`Outbox`].

@@ -23,14 +23,14 @@ pub use self::id::OperationId;
 pub(crate) use self::lease::{Lease, Renewal};
 pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
-    Disposition, Fence, Key, Scope,
     body::upload::UploadState,
-    disposition::HandlerChoice,
+    disposition::{Disposition, HandlerChoice},
+    key::Key,
     rejection::RequestHead,
     request_name::RequestName,
     response::ResponseSettings,
-    scope::RecordName,
-    store::{Claim, Completion, Grant, Token},
+    scope::{RecordName, Scope},
+    store::{Claim, Completion, Fence, Grant, Token},
 };
 
 /// The guarded operation that a handler is running.

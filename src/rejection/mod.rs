@@ -12,11 +12,12 @@ pub use self::kind::RejectionKind;
 pub(crate) use self::render::{Renderer, RequestHead, custom};
 
 use crate::{
-    OperationId, RequestPart, StoreError, StoreErrorKind,
     body::{error::BodyError, upload::UploadFault},
-    fingerprint::{BodyFault, Mismatch},
+    fingerprint::{BodyFault, Mismatch, RequestPart},
     key::KeyFault,
     log::Warnings,
+    operation::OperationId,
+    store::{StoreError, StoreErrorKind},
 };
 
 /// The reason for a response of the layer instead of the handler's. A refusal is

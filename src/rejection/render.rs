@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header, request};
 
 use super::Rejection;
-use crate::{Attributes, body::whole::WholeBody, grpc, log::Warnings};
+use crate::{body::whole::WholeBody, grpc, log::Warnings, response::attributes::Attributes};
 
 /// The settings for refusals.
 #[derive(Clone)]

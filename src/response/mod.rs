@@ -19,9 +19,10 @@ use self::{
     recorded::{RecordedResponse, encode},
 };
 use crate::{
-    Rejection, ResponseBody, grpc,
+    body::ResponseBody,
+    grpc,
     log::Warnings,
-    rejection::{Renderer, RequestHead},
+    rejection::{Rejection, Renderer, RequestHead},
     store::Completion,
 };
 

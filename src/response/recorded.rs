@@ -21,9 +21,9 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use thiserror::Error;
 
 use crate::{
-    StoreError,
     body::{Trailers, whole::WholeBody},
     response::{attributes::Attributes, headers::remove_message_headers},
+    store::StoreError,
 };
 
 /// A recorded response: its status, end-to-end headers, body and trailers. Or a

@@ -5,7 +5,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 
 use super::{ResponseSettings, headers::retain, recorded::WholeResponse};
-use crate::ResponseBody;
+use crate::body::ResponseBody;
 
 impl ResponseSettings {
     /// Everything that is replayed passes here: the recorded response, marked as a

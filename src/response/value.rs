@@ -17,7 +17,7 @@ use super::{
     ResponseSettings,
     recorded::{NotRecordableError, RecordedResponse},
 };
-use crate::{StoreError, store::Completion};
+use crate::store::{Completion, StoreError};
 
 impl RecordedResponse {
     /// A value of work that a [`Guard`](crate::Guard) runs, as if the work had returned

@@ -10,7 +10,12 @@ use super::{
     period::{Period, Periods},
 };
 use crate::{
-    BuildError, Guard, Key, Operation, Ran, RunError, Scope, Store, StoreError, scope::RecordName,
+    builder::BuildError,
+    guard::{Guard, Ran, RunError},
+    key::Key,
+    operation::Operation,
+    scope::{RecordName, Scope},
+    store::{Store, StoreError},
 };
 
 /// Work that runs once for each period. Made by [`Job::builder`].

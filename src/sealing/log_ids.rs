@@ -51,7 +51,7 @@ impl fmt::Debug for LogIds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Key, Scope};
+    use crate::{key::Key, scope::Scope};
 
     #[test]
     fn ids_of_keys_keep_their_values() {

@@ -3,7 +3,10 @@
 use std::{fmt, sync::Arc};
 
 use super::{mac::MacKey, secret::Secret};
-use crate::{Key, Scope, scope::RecordName};
+use crate::{
+    key::Key,
+    scope::{RecordName, Scope},
+};
 
 /// Replaces the scope and the key of each record with digests, so that the store, its logs
 /// and its backups hold nothing readable of either.

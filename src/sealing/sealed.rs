@@ -13,10 +13,11 @@ use rand::RngExt as _;
 
 use super::key::{LONGEST_ID, SealingKey, is_sound};
 use crate::{
-    OperationId, StoreError,
     fingerprint::Fingerprint,
+    operation::OperationId,
     response::recorded::{MAGIC, SEALED},
     scope::RecordName,
+    store::StoreError,
 };
 
 /// What a sealed response belongs to.
@@ -136,7 +137,7 @@ mod tests {
     use rand::{SeedableRng as _, rngs::StdRng};
 
     use super::*;
-    use crate::{Key, Scope, sealing::secret::Secret};
+    use crate::{key::Key, scope::Scope, sealing::secret::Secret};
 
     fn key(id: &str) -> SealingKey {
         SealingKey::new(id, &Secret::from_bytes(&[7; 32]).unwrap()).unwrap()

@@ -10,11 +10,11 @@ use super::{
     sealed::{self, Place, is_sealed},
 };
 use crate::{
-    OperationId, StoreError,
     fingerprint::Fingerprint,
+    operation::OperationId,
     response::recorded::RecordedResponse,
     scope::RecordName,
-    store::{Completion, Record, RecordState},
+    store::{Completion, Record, RecordState, StoreError},
 };
 
 /// Encrypts the responses in the store: status, headers, body and trailers, and the values

@@ -60,7 +60,7 @@ use std::time::Duration;
 
 use super::{Record, RecordState};
 pub use crate::response::recorded::{NotRecordableError, RecordedResponse};
-use crate::{Scope, scope::RecordName};
+use crate::scope::{RecordName, Scope};
 
 /// Which records to [list](super::Store::list) or [count](super::Store::count).
 ///

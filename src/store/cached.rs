@@ -15,7 +15,7 @@ use super::{
     Transition, Transitioned, Usage, UsageDelta,
     admin::{Count, Filter, Page},
 };
-use crate::Fence;
+use crate::store::Fence;
 
 /// A store in front of another one, which replays responses from this process's memory.
 ///

@@ -18,9 +18,9 @@ use super::{
     transition::{StoredRecord, Swept},
 };
 use crate::{
-    Fence,
     log::Warnings,
     outcome::Notice,
+    store::Fence,
     sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
     waiters::Waiters,
 };

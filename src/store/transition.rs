@@ -33,7 +33,11 @@ use super::{
     Claim, Claimed, FencedTransition, Grant, OwnerTransition, ReclaimAs, Record, RecordState,
     Release, StoreError, Transition, Transitioned, admin::Resolution,
 };
-use crate::{Fence, OperationId, fingerprint::Fingerprint, store::Token};
+use crate::{
+    fingerprint::Fingerprint,
+    operation::OperationId,
+    store::{Fence, Token},
+};
 
 /// The token of a record that was forgotten, or resolved as happened. No claim has it.
 pub(crate) const NO_OWNER: Token = Token::from_bytes([0; 16]);

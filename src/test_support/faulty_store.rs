@@ -12,11 +12,10 @@ use tokio::time::sleep;
 
 use super::Gate;
 use crate::{
-    Fence, Store, StoreError,
     scope::RecordName,
     store::{
-        Claim, Claimed, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
-        Transition, Transitioned, Usage, UsageDelta,
+        Claim, Claimed, Fence, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
+        Store, StoreError, Transition, Transitioned, Usage, UsageDelta,
         admin::{Count, Filter, Page},
     },
 };

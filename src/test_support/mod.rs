@@ -21,13 +21,14 @@ pub use self::{
     gate::Gate,
 };
 use crate::{
-    Key, Operation, Scope, Store,
     fingerprint::Fingerprint,
+    key::Key,
+    operation::Operation,
     rejection::RequestHead,
     request_name::RequestName,
     response::ResponseSettings,
-    scope::RecordName,
-    store::{Claim, Claimed},
+    scope::{RecordName, Scope},
+    store::{Claim, Claimed, Store},
 };
 
 impl Operation {

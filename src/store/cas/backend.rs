@@ -2,7 +2,7 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 
-use crate::{Fence, StoreError};
+use crate::store::{Fence, StoreError};
 
 /// A server that swaps a value only if it has not changed meanwhile, such as etcd, NATS or
 /// DynamoDB. [`CasStore`](super::CasStore) stores records in it.

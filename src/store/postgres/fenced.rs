@@ -16,14 +16,15 @@ use super::{
     transitions::not_applied,
 };
 use crate::{
-    Fence,
     scope::RecordName,
     store::{
-        Claim, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
+        Claim, Fence, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
         admin::Resolution,
-        sql::calls::Call,
-        sql::columns::{COMPLETED, RELEASED_SAME_REQUEST, grant},
-        sql::single::{Attempt, Single},
+        sql::{
+            calls::Call,
+            columns::{COMPLETED, RELEASED_SAME_REQUEST, grant},
+            single::{Attempt, Single},
+        },
         transition::{FORGOTTEN_RETENTION, NO_OWNER, State, StoredRecord},
     },
 };

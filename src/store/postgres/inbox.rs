@@ -16,12 +16,14 @@ use super::{
     units::INBOX,
 };
 use crate::{
-    CommitError, StoreError,
     messages::{
         Inbox, MessageError, MessageErrorKind, SeenMessage,
         inbox::sealed::{InboxBackend, Mark},
     },
-    store::{Token, sql::detached},
+    store::{
+        StoreError, Token,
+        sql::{commit_error::CommitError, detached},
+    },
 };
 
 impl PostgresStore {

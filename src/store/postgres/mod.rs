@@ -53,7 +53,10 @@ use super::{
     sql::reads::Reads,
     sql::single::SingleCalls,
 };
-use crate::{Fence, scope::RecordName, store::Token};
+use crate::{
+    scope::RecordName,
+    store::{Fence, Token},
+};
 
 /// Records in PostgreSQL, shared by every process that uses the database.
 ///

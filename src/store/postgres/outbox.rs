@@ -18,12 +18,11 @@ use super::{
     units::OUTBOX,
 };
 use crate::{
-    StoreError,
     messages::{
         DeadEvent, Event, Lag, MessageError, Outbox,
         outbox::sealed::{OutboxBackend, Settlement, Turn, Wake, events_each},
     },
-    store::{Token, sql::detached},
+    store::{StoreError, Token, sql::detached},
 };
 
 impl PostgresStore {

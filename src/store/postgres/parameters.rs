@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Fence, store::ReclaimAs};
+use crate::store::{Fence, ReclaimAs};
 
 /// Returns microseconds for a statement to add to its clock.
 pub(super) fn micros(duration: Duration) -> i64 {

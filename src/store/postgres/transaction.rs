@@ -19,18 +19,20 @@ use super::{
 #[cfg(feature = "guard")]
 use crate::store::sql::commit::commit_value;
 use crate::{
-    Operation, StoreError,
+    operation::Operation,
     scope::RecordName,
     store::{
-        Completion, Token, Transitioned,
-        sql::calls::Call,
-        sql::columns::{
-            COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN,
+        Completion, StoreError, Token, Transitioned,
+        sql::{
+            calls::Call,
+            columns::{
+                COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN,
+            },
+            commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
+            commit_error::{CommitError, CommitErrorKind},
+            single::{Attempt, Limits, Single, SingleCalls},
+            transaction::OperationTransaction,
         },
-        sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
-        sql::commit_error::{CommitError, CommitErrorKind},
-        sql::single::{Attempt, Limits, Single, SingleCalls},
-        sql::transaction::OperationTransaction,
     },
 };
 

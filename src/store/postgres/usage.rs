@@ -10,7 +10,7 @@ use super::{
     session::{Session, column},
 };
 use crate::{
-    Scope,
+    scope::Scope,
     store::{StoreError, Usage, UsageDelta},
 };
 

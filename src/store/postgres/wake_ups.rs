@@ -17,7 +17,11 @@ use tokio::{
 };
 
 use super::{connector::Connector, error::failure, schema::CHANNEL};
-use crate::{Fence, log::Warnings, store::StoreError, waiters::Waiters};
+use crate::{
+    log::Warnings,
+    store::{Fence, StoreError},
+    waiters::Waiters,
+};
 
 /// The waiters of this process, by the fence of the claim that they wait for.
 pub(super) struct WakeUps {

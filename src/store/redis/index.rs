@@ -21,8 +21,8 @@ use super::{
     scripts::Call,
 };
 use crate::{
-    Key, Scope,
-    scope::RecordName,
+    key::Key,
+    scope::{RecordName, Scope},
     store::{
         Purged, Record, StoreError, Token,
         admin::{Filter, Page},

@@ -7,8 +7,8 @@ use redis::FromRedisValue as _;
 
 use super::{Inner, error::unexpected, micros, scripts::Call};
 use crate::{
-    Key, Scope,
-    scope::RecordName,
+    key::Key,
+    scope::{RecordName, Scope},
     store::{StoreError, Usage, UsageDelta},
 };
 

@@ -29,9 +29,9 @@ use super::{
     single::{Limits, Single, SingleCalls},
 };
 use crate::{
-    StoreError,
     per_runtime::{PerRuntime, RuntimeState},
     scope::RecordName,
+    store::StoreError,
 };
 
 /// How a store makes a batch of calls.

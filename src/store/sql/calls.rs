@@ -5,9 +5,8 @@ use std::mem::{self, Discriminant};
 use tokio::sync::oneshot;
 
 use crate::{
-    StoreError,
     scope::RecordName,
-    store::{Claim, OwnerTransition, Token},
+    store::{Claim, OwnerTransition, StoreError, Token},
 };
 
 /// A call that may share a batch with others.

@@ -7,11 +7,12 @@ use sqlx::Row as _;
 
 use super::error::failure;
 use crate::{
-    Fence, Key, OperationId, Scope,
     fingerprint::Fingerprint,
-    scope::RecordName,
+    key::Key,
+    operation::OperationId,
+    scope::{RecordName, Scope},
     store::{
-        Grant, Record, Release, StoreError, Token,
+        Fence, Grant, Record, Release, StoreError, Token,
         transition::{State, StoredRecord},
     },
 };

@@ -18,17 +18,16 @@ use super::{
     transaction::OperationTransaction,
 };
 use crate::{
-    Operation, StoreError,
     backoff::Backoff,
     body::{
         collect::{self, Collected},
         read::ReadEnd,
     },
     disposition::HandlerChoice,
-    operation::{AsCommitted, Transacted},
+    operation::{AsCommitted, Operation, Transacted},
     outcome::Notice,
     response::correct_length,
-    store::{Completion, Transitioned},
+    store::{Completion, StoreError, Transitioned},
 };
 
 /// A response that was committed together with the handler's writes.

@@ -1,6 +1,6 @@
 //! Work on a connection that completes without its caller.
 
-use crate::StoreError;
+use crate::store::StoreError;
 
 /// Runs `work` to its end, even if the caller's future is dropped. A partial response
 /// of the database would otherwise reach the connection's next user.

@@ -10,7 +10,7 @@ use sqlx::postgres::PgDatabaseError;
 use sqlx::sqlite::SqliteError;
 use sqlx::{Error, error::DatabaseError};
 
-use crate::StoreError;
+use crate::store::StoreError;
 
 /// Returns the store's error for one of sqlx, without a value that was bound.
 /// `of_database` converts an error that the database returned.

@@ -2,8 +2,7 @@
 
 use super::columns::{StoreRow, found, name};
 use crate::{
-    Scope,
-    scope::RecordName,
+    scope::{RecordName, Scope},
     store::{
         StoreError,
         admin::{Filter, Page},

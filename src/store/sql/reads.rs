@@ -12,9 +12,8 @@ use super::{
     single::Single,
 };
 use crate::{
-    StoreError,
     scope::RecordName,
-    store::{Claim, Claimed, Record, RecordState},
+    store::{Claim, Claimed, Record, RecordState, StoreError},
 };
 
 /// The answer to a claim, which lacks a large response.

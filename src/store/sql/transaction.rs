@@ -11,7 +11,7 @@ use super::{
     commit_error::{CommitError, CommitErrorKind},
     detached,
 };
-use crate::{Operation, operation::WeakOperation};
+use crate::operation::{Operation, WeakOperation};
 
 /// A transaction for the writes of an operation's handler. A store's `begin` begins
 /// it, and the store's `commit` ends it.

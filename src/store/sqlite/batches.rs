@@ -10,15 +10,16 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    Fence,
     scope::RecordName,
     store::{
-        Claimed, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
-        sql::batcher::{Answers, Batch},
-        sql::calls::{Call, ClaimCall, Identity, ReadCall, SMALL_RESPONSE, TransitionCall},
-        sql::columns::{Found, LoadedRecord},
-        sql::reads::ClaimAnswer,
-        sql::single::{Attempt, Single},
+        Claimed, Fence, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
+        sql::{
+            batcher::{Answers, Batch},
+            calls::{Call, ClaimCall, Identity, ReadCall, SMALL_RESPONSE, TransitionCall},
+            columns::{Found, LoadedRecord},
+            reads::ClaimAnswer,
+            single::{Attempt, Single},
+        },
         transition::StoredRecord,
     },
 };
@@ -234,9 +235,10 @@ fn only<A>(mut answers: Vec<Result<A, StoreError>>) -> Result<A, StoreError> {
 mod tests {
     use super::*;
     use crate::{
-        Key, Scope, SqliteStore,
         fingerprint::Fingerprint,
-        store::{Claim, Completion, Store as _},
+        key::Key,
+        scope::Scope,
+        store::{Claim, Completion, SqliteStore, Store as _},
     };
 
     #[tokio::test]

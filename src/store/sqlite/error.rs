@@ -60,7 +60,7 @@ mod tests {
     use sqlx::{ConnectOptions as _, sqlite::SqliteConnectOptions};
 
     use super::*;
-    use crate::SqliteStore;
+    use crate::store::SqliteStore;
 
     #[tokio::test]
     async fn write_to_a_read_only_file_names_the_cause() {

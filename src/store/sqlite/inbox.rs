@@ -12,12 +12,14 @@ use super::{
     transaction::has_ended,
 };
 use crate::{
-    CommitError, StoreError,
     messages::{
         Inbox, MessageError, SeenMessage,
         inbox::sealed::{InboxBackend, Mark},
     },
-    store::{Token, sql::detached},
+    store::{
+        StoreError, Token,
+        sql::{commit_error::CommitError, detached},
+    },
 };
 
 impl SqliteStore {

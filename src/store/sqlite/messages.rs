@@ -4,9 +4,8 @@ use sqlx::{Sqlite, SqliteConnection};
 
 use super::{SqliteStore, error::is_stale_reader, setup::make_tables};
 use crate::{
-    StoreError,
     messages::{MessageError, MessageErrorKind, sealed::MessageBackend},
-    store::sql::detached,
+    store::{StoreError, sql::detached},
 };
 
 impl MessageBackend for SqliteStore {

@@ -11,12 +11,11 @@ use super::{
     statements::{column, now},
 };
 use crate::{
-    StoreError,
     messages::{
         DeadEvent, Event, Lag, MessageError, Outbox,
         outbox::sealed::{OutboxBackend, Settlement, Turn, Wake, events_each},
     },
-    store::{Token, sql::detached},
+    store::{StoreError, Token, sql::detached},
 };
 
 impl SqliteStore {

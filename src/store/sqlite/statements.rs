@@ -10,13 +10,14 @@ use sqlx::{Error, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 use super::error::failure;
 use crate::{
-    Fence,
     scope::RecordName,
     store::{
-        Purged, StoreError,
+        Fence, Purged, StoreError,
         admin::{Filter, FilterKind, Page},
-        sql::columns::{self, LoadedRecord, StoreRow as _, UNKNOWN, state_number},
-        sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
+        sql::{
+            columns::{self, LoadedRecord, StoreRow as _, UNKNOWN, state_number},
+            pages::{MAX_EXAMINED, first_name, page, page_limit},
+        },
         transition::{State, StoredRecord},
     },
 };

@@ -11,14 +11,16 @@ use super::{
 #[cfg(feature = "guard")]
 use crate::store::sql::commit::commit_value;
 use crate::{
-    Operation, StoreError,
+    operation::Operation,
     store::{
-        Completion, OwnerTransition, Token, Transitioned,
-        sql::commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
-        sql::commit_error::{CommitError, CommitErrorKind},
-        sql::detached,
-        sql::error::sqlite_code,
-        sql::transaction::OperationTransaction,
+        Completion, OwnerTransition, StoreError, Token, Transitioned,
+        sql::{
+            commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
+            commit_error::{CommitError, CommitErrorKind},
+            detached,
+            error::sqlite_code,
+            transaction::OperationTransaction,
+        },
         transition::{State, StoredRecord},
     },
 };

@@ -9,7 +9,7 @@ use super::{
     statements::{column, json, now},
 };
 use crate::{
-    Scope,
+    scope::Scope,
     store::{StoreError, Usage, UsageDelta},
 };
 

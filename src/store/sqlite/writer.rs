@@ -3,7 +3,7 @@
 use sqlx::{Connection as _, SqliteConnection, SqlitePool};
 
 use super::error::failure;
-use crate::StoreError;
+use crate::store::StoreError;
 
 /// Begins a transaction that has the write lock from its start. One that begins as a
 /// reader fails at once if another process has written meanwhile.

@@ -6,7 +6,7 @@ use tokio::{
 };
 
 use super::{super::single::Attempt, *};
-use crate::{Key, Scope};
+use crate::{key::Key, scope::Scope};
 
 /// Answers with the name, once the gate is open.
 #[derive(Clone, Default)]
@@ -275,7 +275,7 @@ async fn lone_call_that_panics_frees_its_place() {
         assert_eq!(trial.batches().len() % 2, 0);
         trial.open().await;
         let error = answer(panics).await.unwrap_err();
-        assert_eq!(error.kind(), crate::StoreErrorKind::Unavailable);
+        assert_eq!(error.kind(), crate::store::StoreErrorKind::Unavailable);
         trial.open().await;
         assert_eq!(answer(beside).await.unwrap(), "beside");
     }
@@ -475,7 +475,7 @@ async fn f103_late_outcomes_count_against_no_limit() {
     }
     let live = [trial.ask("one").await, trial.ask("other").await];
     let refused = answer(trial.ask("refused").await).await.unwrap_err();
-    assert_eq!(refused.kind(), crate::StoreErrorKind::Overloaded);
+    assert_eq!(refused.kind(), crate::store::StoreErrorKind::Overloaded);
     trial.open().await;
     trial.open().await;
     answer(first).await.unwrap();
@@ -490,7 +490,7 @@ async fn full_queue_refuses_calls_until_a_caller_leaves() {
     let first = trial.ask("first").await;
     let waiting = trial.ask("waiting").await;
     let refused = answer(trial.ask("refused").await).await.unwrap_err();
-    assert_eq!(refused.kind(), crate::StoreErrorKind::Overloaded);
+    assert_eq!(refused.kind(), crate::store::StoreErrorKind::Overloaded);
     waiting.abort();
     let next = trial.ask("next").await;
     trial.open().await;
@@ -540,7 +540,7 @@ async fn full_single_queue_refuses_calls_but_no_outcome() {
         trial.open().await;
     }
     let refused = answer(locked.pop().unwrap()).await.unwrap_err();
-    assert_eq!(refused.kind(), crate::StoreErrorKind::Overloaded);
+    assert_eq!(refused.kind(), crate::store::StoreErrorKind::Overloaded);
     let outcome = trial.ask("locked outcome").await;
     trial.open().await;
     drop(held);
@@ -638,7 +638,7 @@ async fn failed_batch_fails_every_call() {
     answer(first).await.unwrap();
     for call in [one, other] {
         let error = answer(call).await.unwrap_err();
-        assert_eq!(error.kind(), crate::StoreErrorKind::TimedOut);
+        assert_eq!(error.kind(), crate::store::StoreErrorKind::TimedOut);
     }
     assert_eq!(trial.echo.singles.load(Ordering::Relaxed), 0);
 }
@@ -650,7 +650,7 @@ async fn panic_fails_its_batch_and_frees_the_slot() {
     let waiting = trial.ask("waiting").await;
     trial.open().await;
     let error = answer(panics).await.unwrap_err();
-    assert_eq!(error.kind(), crate::StoreErrorKind::Unavailable);
+    assert_eq!(error.kind(), crate::store::StoreErrorKind::Unavailable);
     trial.open().await;
     assert_eq!(answer(waiting).await.unwrap(), "waiting");
 }
