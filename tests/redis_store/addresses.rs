@@ -11,7 +11,11 @@ async fn refusal(url: &str) -> String {
 // The tests turn on no TLS feature of the client.
 #[tokio::test]
 async fn tls_without_its_feature_is_refused_with_the_remedy() {
-    for url in ["rediss://user:secret@host", "rediss+cluster://:secret@a,b"] {
+    for url in [
+        "rediss://user:secret@host",
+        "rediss+cluster://:secret@a,b",
+        "rediss+sentinel://:secret@a,b/service",
+    ] {
         let refused = refusal(url).await;
         assert!(refused.contains("`tokio-rustls-comp`"), "{refused}");
         assert!(!refused.contains("secret"), "{refused}");

@@ -44,15 +44,16 @@ impl Address {
             "redis" | "rediss" => Ok(Self::Single(info(url.to_owned())?)),
             "redis+cluster" => Ok(Self::Cluster(each("redis", &login)?)),
             "rediss+cluster" => Ok(Self::Cluster(each("rediss", &login)?)),
-            "redis+sentinel" => {
+            "redis+sentinel" | "rediss+sentinel" => {
+                let scheme = scheme.trim_end_matches("+sentinel");
                 let (service, database) = path.split_once('/').unwrap_or((path, "0"));
                 if service.is_empty() {
                     return Err(unknown());
                 }
                 Ok(Self::Sentinels {
-                    sentinels: each("redis", "")?,
+                    sentinels: each(scheme, "")?,
                     service: service.to_owned(),
-                    server: info(format!("redis://{login}server/{database}"))?,
+                    server: info(format!("{scheme}://{login}server/{database}"))?,
                 })
             }
             _ => Err(unknown()),
@@ -74,7 +75,7 @@ fn parse(url: &str) -> Result<ConnectionInfo, StoreError> {
 fn unknown() -> StoreError {
     StoreError::unavailable(
         "the address is none of redis://HOST:PORT, redis+sentinel://HOST:PORT,…/SERVICE and \
-         redis+cluster://HOST:PORT,…, or the first or the last with `rediss` for TLS",
+         redis+cluster://HOST:PORT,…, or one of them with `rediss` for TLS",
     )
 }
 

@@ -25,8 +25,8 @@ impl RedisStore {
     ///
     /// User, password and database may be left out. They are those of the servers;
     /// Sentinels are asked without a password. `rediss` in place of `redis` asks for TLS,
-    /// for one server or a cluster. Turn on `tokio-rustls-comp` or `tokio-native-tls-comp` of
-    /// the crate `redis` for it.
+    /// from Sentinels too. Turn on `tokio-rustls-comp` or `tokio-native-tls-comp` of the crate
+    /// `redis` for it.
     ///
     /// # Errors
     ///

@@ -4,8 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use futures_util::future::join_all;
 use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, FromRedisValue as _, Pipeline, ProtocolVersion,
-    RedisResult, Value,
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, FromRedisValue as _, Pipeline,
+    ProtocolVersion, RedisResult, TlsMode, Value,
     aio::{AsyncPushSender, ConnectionLike as _, MultiplexedConnection},
     cluster::ClusterClientBuilder,
     cluster_async::ClusterConnection,
@@ -70,13 +70,16 @@ impl Connector {
                 service,
                 server,
             } => {
-                let node = SentinelNodeConnectionInfo::default()
+                let mut node = SentinelNodeConnectionInfo::default()
                     .set_redis_connection_info(
                         with_protocol(server, receive.is_some())
                             .redis_settings()
                             .clone(),
                     )
                     .set_tcp_settings(server.tcp_settings().clone());
+                if let ConnectionAddr::TcpTls { .. } = server.addr() {
+                    node = node.set_tls_mode(TlsMode::Secure);
+                }
                 let mut sentinel = Sentinel::build(sentinels.clone())?;
                 sentinel.async_master_for(service, Some(&node)).await?
             }
