@@ -10,7 +10,7 @@ CREATE TABLE idempotency_messages (
     message    text COLLATE "C" NOT NULL,
     seen_at    bigint           NOT NULL,
     expires_at bigint           NOT NULL,
-    PRIMARY KEY (consumer, message)
+    PRIMARY KEY (message, consumer)
 );
 
 CREATE INDEX idempotency_messages_expires_at ON idempotency_messages (expires_at);

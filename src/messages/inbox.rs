@@ -5,6 +5,7 @@ use std::{collections::HashSet, fmt, time::Duration};
 use sqlx::{Connection as _, Transaction};
 use tokio::time::{self, Instant};
 
+use self::sealed::Unseen;
 use super::{Connection, MessageError, check_name};
 use crate::{
     backoff::Backoff,
@@ -128,14 +129,14 @@ pub(crate) mod sealed {
             token: Token,
         ) -> impl Future<Output = Result<Transaction<'static, Self::Sql>, CommitError>> + Send + 'static;
 
-        /// Marks the ids that have no mark, in their order. Returns these.
+        /// Marks the ids that have no mark, in their order. Each stands there once.
         fn mark(
             &self,
             on: &mut Connection<Self>,
             consumer: &str,
             ids: &[&str],
             retention: Duration,
-        ) -> impl Future<Output = Result<Vec<Mark>, MessageError>> + Send;
+        ) -> impl Future<Output = Result<Marked, MessageError>> + Send;
 
         /// Returns whether the transaction has not ended.
         fn is_open(
@@ -168,11 +169,25 @@ pub(crate) mod sealed {
         fn sweep(&self, limit: u32) -> impl Future<Output = Result<u64, StoreError>> + Send;
     }
 
-    /// A new mark.
-    #[derive(Clone, Debug)]
-    pub struct Mark {
-        pub(crate) id: String,
+    /// What a call has marked.
+    #[derive(Debug)]
+    pub struct Marked {
         pub(crate) seen_at: i64,
+        pub(crate) unseen: Unseen,
+    }
+
+    /// The ids that had no mark.
+    #[derive(Debug)]
+    pub(crate) enum Unseen {
+        /// All of the call, so that no id has to be read.
+        All,
+        Only(HashSet<String>),
+    }
+
+    impl Unseen {
+        pub(crate) fn is_empty(&self) -> bool {
+            matches!(self, Self::Only(ids) if ids.is_empty())
+        }
     }
 }
 
@@ -273,8 +288,16 @@ impl<S: InboxStore> Inbox<S> {
         if sorted.is_empty() {
             return Ok(Vec::new());
         }
-        let marked = self.mark(transaction, &sorted).await?;
-        let mut first: HashSet<&str> = marked.iter().map(|mark| mark.id.as_str()).collect();
+        let mut first: HashSet<&str> = match &self.mark(transaction, &sorted).await?.unseen {
+            Unseen::All if sorted.len() == ids.len() => {
+                return Ok(vec![Delivery::First; ids.len()]);
+            }
+            Unseen::All => sorted.into_iter().collect(),
+            Unseen::Only(unseen) => sorted
+                .into_iter()
+                .filter(|id| unseen.contains(*id))
+                .collect(),
+        };
         let delivery = |id: &str| match first.remove(id) {
             true => Delivery::First,
             false => Delivery::Repeat,
@@ -310,10 +333,10 @@ impl<S: InboxStore> Inbox<S> {
         let token = Token::random();
         let begun = detached(self.store.begin(token)).await;
         let mut transaction = begun.map_err(MessageError::from)?;
-        let marked = self.mark(&mut transaction, &[id]).await;
-        let Some(mark) = marked?.pop() else {
+        let marked = self.mark(&mut transaction, &[id]).await?;
+        if marked.unseen.is_empty() {
             return Ok(Received::Repeat);
-        };
+        }
         let done = match work(&mut transaction).await {
             Ok(done) => done,
             Err(error) => {
@@ -322,8 +345,8 @@ impl<S: InboxStore> Inbox<S> {
                 return Err(error);
             }
         };
-        let inbox = self.clone();
-        let commit = async move { inbox.commit(transaction, token, mark).await };
+        let (inbox, id) = (self.clone(), id.to_owned());
+        let commit = async move { inbox.commit(transaction, token, &id, marked.seen_at).await };
         match detached(commit).await {
             Ok(Delivery::First) => Ok(Received::First(done)),
             Ok(Delivery::Repeat) => Ok(Received::Repeat),
@@ -337,7 +360,8 @@ impl<S: InboxStore> Inbox<S> {
         self,
         mut transaction: Transaction<'static, S::Sql>,
         token: Token,
-        mark: sealed::Mark,
+        id: &str,
+        marked_at: i64,
     ) -> Result<Delivery, CommitError> {
         if !self.store.is_open(&mut transaction, token).await? {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
@@ -350,9 +374,9 @@ impl<S: InboxStore> Inbox<S> {
         let end = Instant::now() + 2 * COMMIT_TIMEOUT;
         let mut backoff = Backoff::new(FIRST_PAUSE, LONGEST_PAUSE);
         while Instant::now() < end {
-            let seen_at = self.store.seen_at(&self.consumer, &mark.id);
+            let seen_at = self.store.seen_at(&self.consumer, id);
             match time::timeout(COMMIT_TIMEOUT, seen_at).await {
-                Ok(Ok(Some(seen_at))) if seen_at == mark.seen_at => return Ok(Delivery::First),
+                Ok(Ok(Some(seen_at))) if seen_at == marked_at => return Ok(Delivery::First),
                 Ok(Ok(Some(_))) => return Ok(Delivery::Repeat),
                 Ok(Ok(None)) => return Err(unknown.found_aborted()),
                 Ok(Err(_)) | Err(_) => time::sleep(backoff.pause()).await,
@@ -365,7 +389,7 @@ impl<S: InboxStore> Inbox<S> {
         &self,
         transaction: &mut Connection<S>,
         ids: &[&str],
-    ) -> Result<Vec<sealed::Mark>, MessageError> {
+    ) -> Result<sealed::Marked, MessageError> {
         if !transaction.is_in_transaction() {
             return Err(MessageError::no_transaction());
         }

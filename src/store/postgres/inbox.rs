@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, Connection as _, PgConnection, Postgres, SqlSafeStr as _, Transaction, query,
-    query_as, query_scalar,
+    query_as,
 };
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
 use crate::{
     messages::{
         Inbox, MessageError, MessageErrorKind, SeenMessage,
-        inbox::sealed::{InboxBackend, Mark},
+        inbox::sealed::{InboxBackend, Marked, Unseen},
     },
     store::{
         StoreError, Token,
@@ -87,38 +87,36 @@ impl InboxBackend for PostgresStore {
         consumer: &str,
         ids: &[&str],
         retention: Duration,
-    ) -> Result<Vec<Mark>, MessageError> {
+    ) -> Result<Marked, MessageError> {
         let Inner {
             transactions,
             inbox: sql,
             ..
         } = &*self.inner;
-        let marked: Vec<(String, i64)> = query_as(sql.mark.clone())
-            .persistent(transactions.persistent)
-            .bind(consumer)
-            .bind(ids)
-            .bind(micros(retention))
-            .fetch_all(&mut *on)
-            .await
-            .map_err(|error| self.explained(error, &INBOX))?;
-        if marked.is_empty() {
-            let isolation: String = query_scalar(ISOLATION)
+        let (isolation, seen_at, count, marked): (String, i64, i64, Option<Vec<String>>) =
+            query_as(sql.mark.clone())
                 .persistent(transactions.persistent)
+                .bind(consumer)
+                .bind(ids)
+                .bind(micros(retention))
                 .fetch_one(on)
-                .await?;
-            if isolation != "read committed" {
-                return Err(MessageError::new(
-                    MessageErrorKind::Transaction,
-                    format!(
-                        "the transaction is {}, where a concurrent delivery cannot be seen: \
-                         begin it with `BEGIN ISOLATION LEVEL READ COMMITTED`",
-                        isolation.to_uppercase()
-                    ),
-                ));
-            }
+                .await
+                .map_err(|error| self.explained(error, &INBOX))?;
+        if isolation != "read committed" {
+            return Err(MessageError::new(
+                MessageErrorKind::Transaction,
+                format!(
+                    "the transaction is {}, where a concurrent delivery cannot be seen: \
+                     begin it with `BEGIN ISOLATION LEVEL READ COMMITTED`",
+                    isolation.to_uppercase()
+                ),
+            ));
         }
-        let mark = |(id, seen_at)| Mark { id, seen_at };
-        Ok(marked.into_iter().map(mark).collect())
+        let unseen = match count == ids.len() as i64 {
+            true => Unseen::All,
+            false => Unseen::Only(marked.into_iter().flatten().collect()),
+        };
+        Ok(Marked { seen_at, unseen })
     }
 
     async fn is_open(
@@ -142,9 +140,10 @@ impl InboxBackend for PostgresStore {
                     .bind(vec![id.clone()])
                     .bind(0_i64);
                 let mut probe = session.connection.begin().await.map_err(failure)?;
-                let marked = mark.fetch_optional(&mut *probe).await.map_err(failure)?;
+                let marked = mark.fetch_one(&mut *probe).await.map_err(failure)?;
+                let count: i64 = column(&marked, "count")?;
                 probe.rollback().await.map_err(failure)?;
-                if marked.is_some() {
+                if count > 0 {
                     return Ok(None);
                 }
                 let read = session.query(&sql.seen_at).bind(&consumer).bind(&id);
@@ -220,18 +219,21 @@ impl InboxBackend for PostgresStore {
     }
 }
 
-const ISOLATION: &str = "SELECT pg_catalog.current_setting('transaction_isolation')";
-
 statements! {
     /// Marks no message in a transaction that is not READ COMMITTED. A message that an
-    /// open transaction has marked is waited for.
+    /// open transaction has marked is waited for. Returns the ids unless all were marked.
     mark = "
-INSERT INTO {messages} (consumer, message, seen_at, expires_at)
-SELECT $1, message, clock.now, clock.now + $3
-FROM unnest($2::text[]) AS message, {clock}
-WHERE current_setting('transaction_isolation') = 'read committed'
-ON CONFLICT (consumer, message) DO NOTHING
-RETURNING message, seen_at";
+WITH marked AS (
+    INSERT INTO {messages} (consumer, message, seen_at, expires_at)
+    SELECT $1, message, (SELECT {now}), (SELECT {now}) + $3
+    FROM unnest($2::text[]) AS message
+    WHERE current_setting('transaction_isolation') = 'read committed'
+    ON CONFLICT (message, consumer) DO NOTHING
+    RETURNING message
+)
+SELECT current_setting('transaction_isolation') AS isolation, {now} AS seen_at, count(*) AS count,
+       CASE WHEN count(*) < cardinality($2) THEN array_agg(message) END AS ids
+FROM marked";
 
     seen_at = "
 SELECT seen_at

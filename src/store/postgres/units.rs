@@ -121,7 +121,7 @@ pub(super) const INBOX: Unit = Unit {
             ("seen_at", "bigint", true),
             ("expires_at", "bigint", true),
         ],
-        primary_key: &["consumer", "message"],
+        primary_key: &["message", "consumer"],
         indexes: &[(&["expires_at"], None)],
     }],
     definitions: include_str!("../../../migrations/postgres/0002_inbox.sql"),

@@ -14,7 +14,7 @@ use super::{
 use crate::{
     messages::{
         Inbox, MessageError, SeenMessage,
-        inbox::sealed::{InboxBackend, Mark},
+        inbox::sealed::{InboxBackend, Marked, Unseen},
     },
     store::{
         StoreError, Token,
@@ -59,9 +59,9 @@ impl InboxBackend for SqliteStore {
         consumer: &str,
         ids: &[&str],
         retention: Duration,
-    ) -> Result<Vec<Mark>, MessageError> {
+    ) -> Result<Marked, MessageError> {
         let now = now();
-        let marked: Vec<(String, i64)> = query_as(MARK)
+        let marked: Vec<String> = query_scalar(MARK)
             .bind(consumer)
             .bind(json(&ids)?)
             .bind(column(now))
@@ -69,8 +69,13 @@ impl InboxBackend for SqliteStore {
             .fetch_all(on)
             .await
             .map_err(of_transaction)?;
-        let mark = |(id, seen_at)| Mark { id, seen_at };
-        Ok(marked.into_iter().map(mark).collect())
+        Ok(Marked {
+            seen_at: column(now),
+            unseen: match marked.len() == ids.len() {
+                true => Unseen::All,
+                false => Unseen::Only(marked.into_iter().collect()),
+            },
+        })
     }
 
     async fn is_open(
@@ -157,7 +162,7 @@ SELECT ?1, value, ?3, ?4
 FROM json_each(?2)
 WHERE true
 ON CONFLICT DO NOTHING
-RETURNING message, seen_at";
+RETURNING message";
 
 const SEEN_AT: &str = "
 SELECT seen_at

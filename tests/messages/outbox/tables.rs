@@ -80,7 +80,7 @@ async fn differing_tables_are_refused_with_each_difference() {
             ),
             (
                 "ALTER TABLE idempotency_messages DROP CONSTRAINT idempotency_messages_pkey",
-                "idempotency_messages has no PRIMARY KEY (consumer, message)",
+                "idempotency_messages has no PRIMARY KEY (message, consumer)",
             ),
         ] {
             run(&url, damage).await;
