@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tower_idempotency::{
     PostgresStore, Store, StoreErrorKind,
-    sqlx::{Connection as _, PgConnection},
+    sqlx::{Connection as _, PgConnection, query_scalar},
 };
 
 use crate::{
@@ -19,10 +19,17 @@ async fn a_completion_in_a_deadlock_is_made_again() {
     with_store(async |store, url| {
         let (name, claim) = (name("caller", "key"), hour());
         acquired(store.claim(&name, &claim).await);
+        // Only the first attempt waits: the second may have the record before `other` has.
         run(
             &url,
-            "CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql
-                 AS $$ BEGIN PERFORM pg_advisory_xact_lock(1); RETURN NEW; END $$;
+            "CREATE SEQUENCE attempts;
+             CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$
+             BEGIN
+                 IF nextval('attempts') = 1 THEN
+                     PERFORM pg_advisory_xact_lock(1);
+                 END IF;
+                 RETURN NEW;
+             END $$;
              CREATE TRIGGER waits AFTER UPDATE ON idempotency_records
                  FOR EACH ROW EXECUTE FUNCTION waits()",
         )
@@ -38,7 +45,7 @@ async fn a_completion_in_a_deadlock_is_made_again() {
             let (store, name) = (store.clone(), name.clone());
             tokio::spawn(async move { store.complete(&name, claim.token, &done()).await })
         };
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        until_one_waits(&mut other).await;
         run_on(
             &mut other,
             "SELECT FROM idempotency_records FOR UPDATE; COMMIT",
@@ -51,13 +58,29 @@ async fn a_completion_in_a_deadlock_is_made_again() {
     .await;
 }
 
+/// Waits until a statement in the database waits for an advisory lock.
+async fn until_one_waits(connection: &mut PgConnection) {
+    let question = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event = 'advisory'";
+    for _ in 0..2_000 {
+        let waiting = query_scalar::<_, i64>(question);
+        // A transaction sees the activity of its first look.
+        run_on(connection, "SELECT pg_stat_clear_snapshot()").await;
+        if waiting.fetch_one(&mut *connection).await.unwrap() > 0 {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("nothing waits for the lock");
+}
+
 /// The number of deadlocks in the database since it was created.
 async fn deadlocks(url: &str) -> i64 {
     let mut connection = PgConnection::connect(url).await.unwrap();
     let question = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
     let mut deadlocks = 0;
     for _ in 0..100 {
-        let counted = tower_idempotency::sqlx::query_scalar(question);
+        let counted = query_scalar(question);
         deadlocks = counted.fetch_one(&mut connection).await.unwrap();
         if deadlocks > 0 {
             break;
@@ -83,7 +106,7 @@ async fn claims_that_cannot_be_serialized_are_made_again() {
         }
         let mut connection = PgConnection::connect(&url).await.unwrap();
         let asked = "SELECT last_value FROM failures";
-        let asked = tower_idempotency::sqlx::query_scalar(asked);
+        let asked = query_scalar(asked);
         let failures: i64 = asked.fetch_one(&mut connection).await.unwrap();
         connection.close().await.unwrap();
         assert!(failures > 3, "{failures}");
