@@ -16,6 +16,10 @@ pub(crate) mod outbox;
 mod publishing;
 #[cfg(feature = "outbox")]
 mod relay;
+#[cfg(feature = "outbox")]
+mod run;
+#[cfg(feature = "outbox")]
+pub(crate) mod selection;
 
 pub use self::error::{MessageError, MessageErrorKind};
 #[cfg(feature = "inbox")]

@@ -65,11 +65,13 @@ pub(crate) mod sealed {
         ) -> impl Future<Output = Result<u64, MessageError>> + Send;
 
         /// Takes up to `limit` due turns, each with up to [`events_each`] of its events.
+        /// Their payloads have up to `max_bytes`, or there is one event.
         fn take(
             &self,
             topic: &str,
             token: Token,
             limit: u32,
+            max_bytes: u64,
             lease: Duration,
         ) -> impl Future<Output = Result<Vec<Turn>, StoreError>> + Send;
 
@@ -181,8 +183,8 @@ impl<S: OutboxStore> Outbox<S> {
 
     /// Sets the limit of a payload, in bytes. Defaults to 1 MiB.
     ///
-    /// A relay has up to ten events of each aggregate in memory that it has
-    /// [taken](super::Relay::batch).
+    /// A relay has several events in memory, up to its own
+    /// [limit](super::Relay::max_buffered_bytes).
     #[must_use]
     pub fn max_payload(mut self, bytes: usize) -> Self {
         self.max_payload = bytes;

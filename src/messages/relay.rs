@@ -9,24 +9,18 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "metrics")]
-use futures_util::FutureExt as _;
 use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
-    time::{self, Instant},
+    time,
 };
 
 use super::{
     Event, Outbox, OutboxStore,
-    outbox::sealed::Settlement,
     publishing::{Counts, Publishing},
+    run::Run,
 };
-use crate::{
-    backoff::Backoff,
-    log::{self, LogLimit},
-    store::{StoreError, Token},
-};
+use crate::log::LogLimit;
 
 /// A task that publishes the events of an [`Outbox`].
 ///
@@ -81,6 +75,7 @@ pub struct Relay<S, P> {
     outbox: Outbox<S>,
     publish: P,
     batch: u32,
+    max_buffered_bytes: usize,
     lease: Duration,
     poll: Duration,
     give_up: GiveUp,
@@ -144,6 +139,7 @@ where
             outbox,
             publish,
             batch: 100,
+            max_buffered_bytes: 64 << 20,
             lease: Duration::from_secs(30),
             poll: Duration::from_millis(250),
             give_up: Attempts(20).and_older_than(Duration::from_secs(24 * 3600)),
@@ -153,9 +149,20 @@ where
     /// Sets how many aggregates the relay publishes at the same time, at least 1. Defaults
     /// to 100.
     ///
-    /// It reads up to ten events of each, or more of each if few aggregates have events.
+    /// It reads up to ten events of each, or more of each if few aggregates have events,
+    /// within [`max_buffered_bytes`](Self::max_buffered_bytes).
     pub fn batch(mut self, aggregates: u32) -> Self {
         self.batch = aggregates.max(1);
+        self
+    }
+
+    /// Sets the limit of the payloads that the relay has in memory, in bytes. Defaults to
+    /// 64 MiB.
+    ///
+    /// The relay reads no events while more than half of the limit is in use. The next event
+    /// may exceed the limit, so that a larger payload is published too.
+    pub fn max_buffered_bytes(mut self, bytes: usize) -> Self {
+        self.max_buffered_bytes = bytes;
         self
     }
 
@@ -205,6 +212,8 @@ where
             }),
             outbox: self.outbox,
             batch: self.batch as usize,
+            max_buffered: self.max_buffered_bytes as u64,
+            buffered: Arc::default(),
             lease: self.lease,
             poll: self.poll,
             tasks: JoinSet::new(),
@@ -270,151 +279,12 @@ impl Drop for RelayHandle {
     }
 }
 
-/// A spawned relay.
-struct Run<S, P> {
-    outbox: Outbox<S>,
-    publishing: Arc<Publishing<P>>,
-    batch: usize,
-    lease: Duration,
-    poll: Duration,
-    tasks: JoinSet<Ended>,
-    ended: Vec<Ended>,
-    failures: LogLimit,
-}
-
-/// A turn whose publications have ended, until it is settled.
-struct Ended {
-    settlement: Settlement,
-    lease_end: Instant,
-}
-
-impl<S, P, F> Run<S, P>
-where
-    S: OutboxStore,
-    P: Fn(Event) -> F + Send + Sync + 'static,
-    F: Future<Output = Publish> + Send + 'static,
-{
-    async fn run(mut self) {
-        let mut stop = self.publishing.stop.clone();
-        let mut woken = self.outbox.store.wake().subscribe();
-        let mut backoff = FAILURES;
-        let mut is_due = true;
-        #[cfg(feature = "metrics")]
-        let mut lag = time::interval(LAG_INTERVAL);
-        loop {
-            let is_stopped = *stop.borrow();
-            let worked = match self.settle().await {
-                Ok(settled) => {
-                    is_due |= settled;
-                    match is_due && !is_stopped {
-                        true => self.take().await.map(|is_full| is_due = is_full),
-                        false => Ok(()),
-                    }
-                }
-                Err(error) => Err(error),
-            };
-            if let Err(error) = worked {
-                log::warn(&self.failures, FAILED, Some(&error), None);
-                time::sleep(backoff.pause()).await;
-                is_due = true;
-            } else {
-                backoff = FAILURES;
-            }
-            if is_stopped && self.tasks.is_empty() && self.ended.is_empty() {
-                return;
-            }
-            let may_take = is_due && !is_stopped && self.tasks.len() < self.batch;
-            if may_take || !self.ended.is_empty() {
-                continue;
-            }
-            tokio::select! {
-                Some(ended) = self.tasks.join_next() => self.ended.extend(ended.ok()),
-                _ = woken.changed(), if !is_stopped => is_due = true,
-                () = time::sleep(self.poll), if !is_stopped => is_due = true,
-                () = stopped(&mut stop), if !is_stopped => {}
-            }
-            #[cfg(feature = "metrics")]
-            if lag.tick().now_or_never().is_some() {
-                self.report_lag().await;
-            }
-        }
-    }
-
-    /// Settles the turns that have ended. Returns whether there were any.
-    async fn settle(&mut self) -> Result<bool, StoreError> {
-        // Others may publish the events of a turn whose lease has ended.
-        self.ended.retain(|ended| Instant::now() < ended.lease_end);
-        while let Some(ended) = self.tasks.try_join_next() {
-            self.ended.extend(ended.ok());
-        }
-        if self.ended.is_empty() {
-            return Ok(false);
-        }
-        let ended = std::mem::take(&mut self.ended);
-        let (settlements, lease_ends): (Vec<_>, Vec<_>) = ended
-            .into_iter()
-            .map(|ended| (ended.settlement, ended.lease_end))
-            .unzip();
-        let settled = self.outbox.store.settle(&self.outbox.topic, &settlements);
-        match settled.await {
-            Ok(_) => Ok(true),
-            Err(error) => {
-                let ended = settlements.into_iter().zip(lease_ends);
-                self.ended = ended
-                    .map(|(settlement, lease_end)| Ended {
-                        settlement,
-                        lease_end,
-                    })
-                    .collect();
-                Err(error)
-            }
-        }
-    }
-
-    /// Takes due turns, and returns whether there may be more.
-    async fn take(&mut self) -> Result<bool, StoreError> {
-        let free = self.batch - self.tasks.len();
-        if free == 0 {
-            return Ok(true);
-        }
-        self.outbox.store.wake().looked();
-        let token = Token::random();
-        let lease_end = Instant::now() + self.lease;
-        let (topic, lease) = (&self.outbox.topic, self.lease);
-        let turns = self.outbox.store.take(topic, token, free as u32, lease);
-        let turns = turns.await?;
-        let is_full = turns.len() == free;
-        for turn in turns {
-            let publishing = Arc::clone(&self.publishing);
-            self.tasks.spawn(async move {
-                let settlement = publishing.publish_all(turn, token, lease_end).await;
-                Ended {
-                    settlement,
-                    lease_end,
-                }
-            });
-        }
-        Ok(is_full)
-    }
-
-    #[cfg(feature = "metrics")]
-    async fn report_lag(&self) {
-        if let Ok(lag) = self.outbox.lag().await {
-            crate::metrics::lag(&self.outbox.topic, lag.events, lag.oldest);
-        }
-    }
-}
-
-async fn stopped(stop: &mut watch::Receiver<bool>) {
-    // The handle sends before it is dropped.
-    let _ = stop.wait_for(|stop| *stop).await;
-}
-
 impl<S, P> fmt::Debug for Relay<S, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Relay")
             .field("outbox", &self.outbox)
             .field("batch", &self.batch)
+            .field("max_buffered_bytes", &self.max_buffered_bytes)
             .field("lease", &self.lease)
             .field("poll", &self.poll)
             .field("give_up", &self.give_up)
@@ -422,10 +292,5 @@ impl<S, P> fmt::Debug for Relay<S, P> {
     }
 }
 
-const FAILED: &str = "the relay cannot take or settle events: they stay in the outbox, and it tries \
-    again";
-const FAILURES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 const SHORTEST_POLL: Duration = Duration::from_millis(1);
-#[cfg(feature = "metrics")]
-const LAG_INTERVAL: Duration = Duration::from_secs(30);

@@ -14,6 +14,7 @@ use crate::{
     messages::{
         DeadEvent, Event, Lag, MessageError, Outbox,
         outbox::sealed::{OutboxBackend, Settlement, Turn, Wake, events_each},
+        selection::{Candidate, select},
     },
     store::{StoreError, Token, sql::detached},
 };
@@ -86,6 +87,7 @@ impl OutboxBackend for SqliteStore {
         topic: &str,
         token: Token,
         limit: u32,
+        max_bytes: u64,
         lease: Duration,
     ) -> Result<Vec<Turn>, StoreError> {
         let topic = topic.to_owned();
@@ -101,8 +103,11 @@ impl OutboxBackend for SqliteStore {
         }
         let writer = self.writer.clone();
         let take = async move {
-            let take =
-                async |on: &mut SqliteConnection| take(on, &topic, token, limit, lease).await;
+            let take = async |on: &mut SqliteConnection| {
+                take(on, &topic, token, limit, max_bytes, lease)
+                    .await
+                    .map_err(failure)
+            };
             writer.write(take).await
         };
         detached(take).await
@@ -187,37 +192,57 @@ async fn take(
     topic: &str,
     token: Token,
     limit: u32,
+    max_bytes: u64,
     lease: Duration,
-) -> Result<Vec<Turn>, StoreError> {
+) -> Result<Vec<Turn>, sqlx::Error> {
     let (now, lease_end) = (now(), now().saturating_add(lease));
-    let taken: Vec<(String, u32, i64)> = query_as(TAKE)
+    let due: Vec<String> = query_scalar(DUE)
         .bind(topic)
         .bind(column(now))
         .bind(i64::from(limit))
-        .bind(column(lease_end))
-        .bind(token.as_bytes().as_slice())
         .fetch_all(&mut *on)
-        .await
-        .map_err(failure)?;
-    let each = events_each(limit, taken.len());
+        .await?;
+    let each = events_each(limit, due.len());
+    let mut candidates = Vec::new();
+    for aggregate in &due {
+        let sizes: Vec<(i64, i64)> = query_as(SIZES)
+            .bind(topic)
+            .bind(aggregate)
+            .bind(each as i64)
+            .fetch_all(&mut *on)
+            .await?;
+        let candidate = |(position, bytes): (i64, i64)| Candidate {
+            aggregate: aggregate.clone(),
+            position,
+            bytes: bytes.unsigned_abs(),
+        };
+        candidates.extend(sizes.into_iter().map(candidate));
+    }
     let mut turns = Vec::new();
-    for (aggregate, attempts, failing_since) in taken {
+    for selected in select(due, candidates, each, max_bytes) {
+        let aggregate = selected.aggregate;
+        let (attempts, failing_since): (u32, i64) = query_as(TAKE)
+            .bind(topic)
+            .bind(&aggregate)
+            .bind(column(now))
+            .bind(column(lease_end))
+            .bind(token.as_bytes().as_slice())
+            .fetch_one(&mut *on)
+            .await?;
         let rows: Vec<(i64, String, Vec<u8>)> = query_as(EVENTS)
             .bind(topic)
             .bind(&aggregate)
-            .bind(each as i64)
+            .bind(selected.through)
             .fetch_all(&mut *on)
-            .await
-            .map_err(failure)?;
+            .await?;
         let event = |(position, id, payload): (i64, String, Vec<u8>)| {
             (position, Event::new(id, &*aggregate, payload))
         };
-        let events: Vec<(i64, Event)> = rows.into_iter().map(event).collect();
         turns.push(Turn {
             attempts,
             failing_for: age(column(now), failing_since),
-            is_whole: events.len() < each,
-            events,
+            events: rows.into_iter().map(event).collect(),
+            is_whole: selected.is_whole,
             aggregate,
         });
     }
@@ -331,27 +356,36 @@ FROM idempotency_turns
 WHERE topic = ?1 AND due_at <= ?2
 LIMIT 1";
 
+const DUE: &str = "
+SELECT aggregate
+FROM idempotency_turns
+WHERE topic = ?1 AND due_at <= ?2
+ORDER BY due_at
+LIMIT ?3";
+
+/// Reads no payload: the length of a BLOB is beside it.
+const SIZES: &str = "
+SELECT position, length(payload)
+FROM idempotency_events
+WHERE topic = ?1 AND aggregate = ?2
+ORDER BY position
+LIMIT ?3";
+
 /// Counts the attempt before it is made: it may end its process.
 const TAKE: &str = "
 UPDATE idempotency_turns
 SET due_at = ?4,
     token = ?5,
     attempts = attempts + 1,
-    failing_since = COALESCE(failing_since, ?2)
-WHERE topic = ?1 AND aggregate IN (
-    SELECT aggregate
-    FROM idempotency_turns
-    WHERE topic = ?1 AND due_at <= ?2
-    ORDER BY due_at
-    LIMIT ?3)
-RETURNING aggregate, attempts, failing_since";
+    failing_since = COALESCE(failing_since, ?3)
+WHERE topic = ?1 AND aggregate = ?2
+RETURNING attempts, failing_since";
 
 const EVENTS: &str = "
 SELECT position, id, payload
 FROM idempotency_events
-WHERE topic = ?1 AND aggregate = ?2
-ORDER BY position
-LIMIT ?3";
+WHERE topic = ?1 AND aggregate = ?2 AND position <= ?3
+ORDER BY position";
 
 const SETTLE: &str = "
 UPDATE idempotency_turns

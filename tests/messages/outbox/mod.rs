@@ -1,5 +1,6 @@
 //! Events that are published if and only if their transaction commits.
 
+mod buffered;
 mod committed;
 mod crashes;
 mod dead;

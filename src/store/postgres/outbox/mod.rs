@@ -1,6 +1,8 @@
 //! The outbox in PostgreSQL.
 
-use std::{collections::HashMap, time::Duration};
+mod turns;
+
+use std::time::Duration;
 
 use bytes::Bytes;
 use sqlx::{
@@ -20,7 +22,7 @@ use super::{
 use crate::{
     messages::{
         DeadEvent, Event, Lag, MessageError, Outbox,
-        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake, events_each},
+        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake},
     },
     store::{StoreError, Token, sql::detached},
 };
@@ -99,50 +101,12 @@ impl OutboxBackend for PostgresStore {
         topic: &str,
         token: Token,
         limit: u32,
+        max_bytes: u64,
         lease: Duration,
     ) -> Result<Vec<Turn>, StoreError> {
         let topic = topic.to_owned();
         detached(self.clone().work(async move |work: &mut Work<'_>| {
-            let due = work.query(|sql| &sql.due, &topic).bind(i64::from(limit));
-            let due = due.persistent(false).fetch_all(&mut *work.on).await;
-            let aggregates = texts(&due.map_err(failure)?)?;
-            if aggregates.is_empty() {
-                return Ok(Vec::new());
-            }
-            let take = work
-                .query(|sql| &sql.take, &topic)
-                .bind(aggregates)
-                .bind(micros(lease))
-                .bind(token.as_bytes().as_slice());
-            let mut turns = HashMap::new();
-            for row in take.fetch_all(&mut *work.on).await.map_err(failure)? {
-                let aggregate: String = column(&row, "aggregate")?;
-                let turn = Turn {
-                    aggregate: aggregate.clone(),
-                    attempts: unsigned(column(&row, "attempts")?),
-                    failing_for: duration(column(&row, "failing_for")?),
-                    events: Vec::new(),
-                    is_whole: true,
-                };
-                turns.insert(aggregate, turn);
-            }
-            let each = events_each(limit, turns.len());
-            let taken: Vec<String> = turns.keys().cloned().collect();
-            let events = work.query(|sql| &sql.events, &topic);
-            let events = events.bind(taken).bind(each as i64);
-            for row in events.fetch_all(&mut *work.on).await.map_err(failure)? {
-                let aggregate: &str = column(&row, "aggregate")?;
-                if let Some(turn) = turns.get_mut(aggregate) {
-                    let event = event(column(&row, "id")?, aggregate, column(&row, "payload")?);
-                    turn.events.push((column(&row, "position")?, event));
-                    turn.is_whole = turn.events.len() < each;
-                }
-            }
-            let mut turns: Vec<Turn> = turns.into_values().collect();
-            for turn in &mut turns {
-                turn.events.sort_by_key(|(position, _)| *position);
-            }
-            Ok(turns)
+            work.take(&topic, token, limit, max_bytes, lease).await
         }))
         .await
     }
@@ -428,22 +392,38 @@ WHERE turn.topic = $1 AND turn.aggregate = ANY($2) AND turn.due_at <= clock.now
 RETURNING turn.aggregate, turn.attempts::bigint AS attempts,
           clock.now - turn.failing_since AS failing_for";
 
-    /// The first events of each aggregate.
-    events = "
-SELECT taken.aggregate, event.position, event.id, event.payload
-FROM unnest($2::text[]) AS taken (aggregate) CROSS JOIN LATERAL (
-    SELECT position, id, payload
+    /// The lengths of the first payloads of each aggregate.
+    sizes = "
+SELECT due.aggregate, event.position, event.bytes
+FROM unnest($2::text[]) AS due (aggregate) CROSS JOIN LATERAL (
+    SELECT position, octet_length(payload)::bigint AS bytes
     FROM {events}
-    WHERE topic = $1 AND aggregate = taken.aggregate
+    WHERE topic = $1 AND aggregate = due.aggregate
     ORDER BY position
     LIMIT $3) AS event", "
-SELECT aggregate, position, id, payload
+SELECT aggregate, position, bytes
 FROM (
-    SELECT aggregate, position, id, payload,
+    SELECT aggregate, position, octet_length(payload)::bigint AS bytes,
            row_number() OVER (PARTITION BY aggregate ORDER BY position) AS place
     FROM {events}
     WHERE topic = $1 AND aggregate = ANY($2)) AS event
 WHERE place <= $3";
+
+    /// The events of each aggregate, up to a position. There are at most `$4`, which a plan
+    /// cannot know otherwise.
+    events = "
+SELECT taken.aggregate, event.position, event.id, event.payload
+FROM unnest($2::text[], $3::bigint[]) AS taken (aggregate, through) CROSS JOIN LATERAL (
+    SELECT position, id, payload
+    FROM {events}
+    WHERE topic = $1 AND aggregate = taken.aggregate AND position <= taken.through
+    ORDER BY position
+    LIMIT $4) AS event", "
+SELECT event.aggregate, event.position, event.id, event.payload
+FROM {events} AS event
+    JOIN unnest($2::text[], $3::bigint[]) AS taken (aggregate, through)
+        ON event.aggregate = taken.aggregate AND event.position <= taken.through
+WHERE event.topic = $1 AND $4::bigint > 0";
 
     settle = "
 UPDATE {turns} AS turn

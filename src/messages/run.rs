@@ -1,0 +1,212 @@
+//! The task of a relay.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+#[cfg(feature = "metrics")]
+use futures_util::FutureExt as _;
+use tokio::{
+    sync::watch,
+    task::JoinSet,
+    time::{self, Instant},
+};
+
+use super::{
+    Event, Outbox, OutboxStore, Publish,
+    outbox::sealed::{Settlement, Turn},
+    publishing::Publishing,
+};
+use crate::{
+    backoff::Backoff,
+    log::{self, LogLimit},
+    store::{StoreError, Token},
+};
+
+/// A spawned relay.
+pub(super) struct Run<S, P> {
+    pub(super) outbox: Outbox<S>,
+    pub(super) publishing: Arc<Publishing<P>>,
+    pub(super) batch: usize,
+    /// In bytes, as is `buffered`.
+    pub(super) max_buffered: u64,
+    pub(super) buffered: Arc<AtomicU64>,
+    pub(super) lease: Duration,
+    pub(super) poll: Duration,
+    pub(super) tasks: JoinSet<Ended>,
+    pub(super) ended: Vec<Ended>,
+    pub(super) failures: LogLimit,
+}
+
+/// A turn whose publications have ended, until it is settled.
+pub(super) struct Ended {
+    settlement: Settlement,
+    lease_end: Instant,
+}
+
+impl<S, P, F> Run<S, P>
+where
+    S: OutboxStore,
+    P: Fn(Event) -> F + Send + Sync + 'static,
+    F: Future<Output = Publish> + Send + 'static,
+{
+    pub(super) async fn run(mut self) {
+        let mut stop = self.publishing.stop.clone();
+        let mut woken = self.outbox.store.wake().subscribe();
+        let mut backoff = FAILURES;
+        let mut is_due = true;
+        #[cfg(feature = "metrics")]
+        let mut lag = time::interval(LAG_INTERVAL);
+        loop {
+            let is_stopped = *stop.borrow();
+            let worked = match self.settle().await {
+                Ok(settled) => {
+                    is_due |= settled;
+                    match is_due && !is_stopped {
+                        true => self.take().await.map(|is_full| is_due = is_full),
+                        false => Ok(()),
+                    }
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = worked {
+                log::warn(&self.failures, FAILED, Some(&error), None);
+                time::sleep(backoff.pause()).await;
+                is_due = true;
+            } else {
+                backoff = FAILURES;
+            }
+            if is_stopped && self.tasks.is_empty() && self.ended.is_empty() {
+                return;
+            }
+            let may_take = is_due && !is_stopped && self.may_take();
+            if may_take || !self.ended.is_empty() {
+                continue;
+            }
+            tokio::select! {
+                Some(ended) = self.tasks.join_next() => self.ended.extend(ended.ok()),
+                _ = woken.changed(), if !is_stopped => is_due = true,
+                () = time::sleep(self.poll), if !is_stopped => is_due = true,
+                () = stopped(&mut stop), if !is_stopped => {}
+            }
+            #[cfg(feature = "metrics")]
+            if lag.tick().now_or_never().is_some() {
+                self.report_lag().await;
+            }
+        }
+    }
+
+    /// Settles the turns that have ended. Returns whether there were any.
+    async fn settle(&mut self) -> Result<bool, StoreError> {
+        // Others may publish the events of a turn whose lease has ended.
+        self.ended.retain(|ended| Instant::now() < ended.lease_end);
+        while let Some(ended) = self.tasks.try_join_next() {
+            self.ended.extend(ended.ok());
+        }
+        if self.ended.is_empty() {
+            return Ok(false);
+        }
+        let ended = std::mem::take(&mut self.ended);
+        let (settlements, lease_ends): (Vec<_>, Vec<_>) = ended
+            .into_iter()
+            .map(|ended| (ended.settlement, ended.lease_end))
+            .unzip();
+        let settled = self.outbox.store.settle(&self.outbox.topic, &settlements);
+        match settled.await {
+            Ok(_) => Ok(true),
+            Err(error) => {
+                let ended = settlements.into_iter().zip(lease_ends);
+                self.ended = ended
+                    .map(|(settlement, lease_end)| Ended {
+                        settlement,
+                        lease_end,
+                    })
+                    .collect();
+                Err(error)
+            }
+        }
+    }
+
+    /// Returns whether there is room for a turn and its events.
+    fn may_take(&self) -> bool {
+        let buffered = self.buffered.load(Ordering::Relaxed);
+        self.tasks.len() < self.batch && buffered <= self.max_buffered / 2
+    }
+
+    /// Takes due turns, and returns whether there may be more.
+    async fn take(&mut self) -> Result<bool, StoreError> {
+        if !self.may_take() {
+            return Ok(true);
+        }
+        let free = self.batch - self.tasks.len();
+        let free_bytes = self.max_buffered - self.buffered.load(Ordering::Relaxed);
+        self.outbox.store.wake().looked();
+        let token = Token::random();
+        let lease_end = Instant::now() + self.lease;
+        let (topic, lease) = (&self.outbox.topic, self.lease);
+        let store = &self.outbox.store;
+        let turns = store.take(topic, token, free as u32, free_bytes, lease);
+        let turns = turns.await?;
+        let is_full = turns.len() == free;
+        for turn in turns {
+            let publishing = Arc::clone(&self.publishing);
+            let buffered = Buffered::new(&turn, &self.buffered);
+            self.tasks.spawn(async move {
+                let _buffered = buffered;
+                let settlement = publishing.publish_all(turn, token, lease_end).await;
+                Ended {
+                    settlement,
+                    lease_end,
+                }
+            });
+        }
+        Ok(is_full)
+    }
+
+    #[cfg(feature = "metrics")]
+    async fn report_lag(&self) {
+        if let Ok(lag) = self.outbox.lag().await {
+            crate::metrics::lag(&self.outbox.topic, lag.events, lag.oldest);
+        }
+    }
+}
+
+/// Counts the payloads of a turn until it is dropped.
+struct Buffered {
+    bytes: u64,
+    total: Arc<AtomicU64>,
+}
+
+impl Buffered {
+    fn new(turn: &Turn, total: &Arc<AtomicU64>) -> Self {
+        let bytes = turn
+            .events
+            .iter()
+            .map(|(_, event)| event.payload().len() as u64);
+        let bytes = bytes.sum();
+        let total = Arc::clone(total);
+        total.fetch_add(bytes, Ordering::Relaxed);
+        Self { bytes, total }
+    }
+}
+
+impl Drop for Buffered {
+    fn drop(&mut self) {
+        self.total.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // The handle sends before it is dropped.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+const FAILED: &str = "the relay cannot take or settle events: they stay in the outbox, and it tries \
+    again";
+const FAILURES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
+#[cfg(feature = "metrics")]
+const LAG_INTERVAL: Duration = Duration::from_secs(30);
