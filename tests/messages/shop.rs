@@ -39,9 +39,6 @@ pub(crate) trait Shop: Clone + Send + Sync + 'static {
         self.try_inbox(consumer).unwrap()
     }
 
-    /// The effects in the order in which they were written.
-    const IN_ORDER: &'static str;
-
     /// A connection of the application.
     fn connect(&self) -> impl Future<Output = PoolConnection<Self::Sql>> + Send;
 
@@ -97,8 +94,6 @@ impl PostgresShop {
 }
 
 impl Shop for PostgresShop {
-    const IN_ORDER: &'static str = "SELECT effect FROM effects ORDER BY number";
-
     type Sql = Postgres;
     type Store = PostgresStore;
 
@@ -158,8 +153,6 @@ impl SqliteShop {
 }
 
 impl Shop for SqliteShop {
-    const IN_ORDER: &'static str = "SELECT effect FROM effects ORDER BY rowid";
-
     type Sql = Sqlite;
     type Store = SqliteStore;
 
@@ -201,10 +194,6 @@ pub(crate) async fn with_postgres(test: impl AsyncFnOnce(PostgresShop)) {
     with_database(async |url| {
         let shop = PostgresShop::open(&url).await;
         raw_sql(EFFECTS).execute(&shop.pool).await.unwrap();
-        raw_sql("ALTER TABLE effects ADD number bigserial")
-            .execute(&shop.pool)
-            .await
-            .unwrap();
         shop.inbox("any").migrate().await.unwrap();
         shop.outbox("any").migrate().await.unwrap();
         test(shop.clone()).await;
