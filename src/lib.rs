@@ -366,13 +366,10 @@ mod quota;
 
 mod body;
 mod grpc;
-mod backoff;
+mod runtime;
 mod log;
 #[cfg(feature = "metrics")]
 mod metrics;
-mod per_runtime;
-mod waiters;
-mod sync;
 
 #[cfg(any(doc, doctest))]
 pub mod guide;
@@ -431,7 +428,7 @@ pub use self::{
 
 #[cfg(feature = "__simulate")]
 #[doc(hidden)]
-pub use self::backoff::repeatable::seed_jitter;
+pub use self::runtime::backoff::repeatable::seed_jitter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use self::store::sql::{
     commit::{CommitFuture, CommitResponse, Committed},

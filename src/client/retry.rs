@@ -15,7 +15,7 @@ use tower::retry::{
     budget::{Budget, TpsBudget},
 };
 
-use crate::backoff::Backoff;
+use crate::runtime::backoff::Backoff;
 
 /// Sends a call again where that is safe and may help.
 ///

@@ -20,10 +20,10 @@ use super::{
 #[cfg(feature = "sealing")]
 use crate::scope::RecordName;
 use crate::{
-    backoff::Backoff,
     outcome::Notice,
     policy::{Recovery, StoreFailure},
     rejection::Rejection,
+    runtime::backoff::Backoff,
     store::{Store, StoreErrorKind},
 };
 

@@ -13,10 +13,10 @@ use super::{
     withdraw::Hold,
 };
 use crate::{
-    backoff::jittered,
     outcome::Notice,
     policy::Recovery,
     rejection::QuotaExceeded,
+    runtime::backoff::jittered,
     scope::RecordName,
     store::{
         Claimed, Grant, ReclaimAs, Record, RecordState, Store, StoreError, StoreErrorKind,

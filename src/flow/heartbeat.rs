@@ -23,7 +23,7 @@ use super::store_call::catch_panic;
 use crate::{
     log::Warnings,
     operation::{Operation, Renewal, Transacted, WeakOperation},
-    per_runtime::{PerRuntime, RuntimeState},
+    runtime::per_runtime::{PerRuntime, RuntimeState},
     store::{Store, StoreError, Transitioned},
 };
 

@@ -15,11 +15,11 @@ use super::{
     usage::ScopeUsage,
 };
 use crate::{
-    backoff::Backoff,
     fingerprint::Fingerprint,
     operation::{Operation, OperationId},
     outcome::{GaveUp, Notice},
     rejection::RequestHead,
+    runtime::backoff::Backoff,
     store::{OwnerTransition, RecordState, Store, StoreError, Transitioned},
 };
 

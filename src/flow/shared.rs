@@ -21,8 +21,9 @@ use super::{
 use crate::{
     rejection::Rejection,
     scope::{RecordName, Scope},
-    store::{OwnerTransition, Store, StoreError, Token, Transition, Transitioned},
-    waiters::Waiters,
+    store::{
+        OwnerTransition, Store, StoreError, Token, Transition, Transitioned, waiters::Waiters,
+    },
 };
 
 pub(crate) struct Shared<S> {

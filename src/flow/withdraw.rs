@@ -10,8 +10,8 @@ use tokio::time::{self, Instant};
 
 use super::{config::Config, limits::Permit, shared::Shared};
 use crate::{
-    backoff::Backoff,
     outcome::{GaveUp, Notice},
+    runtime::backoff::Backoff,
     scope::RecordName,
     store::{
         Claim, Claimed, Fence, OwnerTransition, ReclaimAs, Record, RecordState, Release, Store,

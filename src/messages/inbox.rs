@@ -8,7 +8,7 @@ use tokio::time::{self, Instant};
 use self::sealed::Unseen;
 use super::{Connection, MessageError, check_name};
 use crate::{
-    backoff::Backoff,
+    runtime::backoff::Backoff,
     store::{
         Purged, StoreError, Sweep, Token,
         sql::{

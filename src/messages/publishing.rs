@@ -19,7 +19,7 @@ use super::{
     Counted, Event, GiveUp, Publish, count,
     outbox::sealed::{Settlement, Turn},
 };
-use crate::{backoff::Backoff, store::Token};
+use crate::{runtime::backoff::Backoff, store::Token};
 
 /// How the events of a turn are published.
 pub(super) struct Publishing<P> {

@@ -22,8 +22,8 @@ use super::{
     publishing::Publishing,
 };
 use crate::{
-    backoff::Backoff,
     log::{self, LogLimit},
+    runtime::backoff::Backoff,
     store::{StoreError, Token},
 };
 

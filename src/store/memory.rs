@@ -20,9 +20,11 @@ use super::{
 use crate::{
     log::Warnings,
     outcome::Notice,
-    store::Fence,
-    sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
-    waiters::Waiters,
+    store::{
+        Fence,
+        sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
+        waiters::Waiters,
+    },
 };
 
 /// Records in memory, lost when the process ends.

@@ -8,6 +8,8 @@ mod error;
 mod dyn_store;
 mod sweep;
 mod usage;
+pub(crate) mod waiters;
+mod sync;
 pub mod transition;
 pub mod admin;
 mod memory;

@@ -7,8 +7,8 @@ use tokio::{sync::SetOnce, task::JoinHandle, time};
 
 use super::{Purged, Store, StoreError};
 use crate::{
-    backoff::jittered,
     log::{self, LogLimit},
+    runtime::backoff::jittered,
 };
 
 /// A task that removes expired records, batch by batch.

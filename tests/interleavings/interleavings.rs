@@ -1,7 +1,7 @@
 //! The memory store and the registry of waiters, under many orders of threads.
 //!
 //! Both are compiled into this test with the primitives of `shuttle` as
-//! `crate::sync`. A lost wake-up shows as a deadlock: the clock stands still, so
+//! `store::sync`. A lost wake-up shows as a deadlock: the clock stands still, so
 //! that no sleep ends.
 //!
 //! A step is one operation of a lock or an atomic, under sequential consistency.
@@ -12,7 +12,7 @@
 //! `ORDERS=1000000 cargo test --release -p interleavings`. A failure prints
 //! its order, for `shuttle::replay`.
 
-#[path = "../../src/waiters.rs"]
+#[path = "../../src/store/waiters.rs"]
 #[allow(unexpected_cfgs, reason = "the features are those of the crate")]
 mod waiters;
 
@@ -20,7 +20,11 @@ mod waiters;
 #[expect(unreachable_pub, reason = "it is public where it belongs")]
 mod memory;
 
-use tower_idempotency::store;
+mod store {
+    pub(crate) use tower_idempotency::store::*;
+
+    pub(crate) use crate::{sync, waiters};
+}
 
 mod sync {
     pub(crate) use shuttle::sync::{

@@ -26,7 +26,7 @@ use super::{
     error::failure,
     session::Session,
 };
-use crate::{backoff::Backoff, store::StoreError};
+use crate::{runtime::backoff::Backoff, store::StoreError};
 
 pub(super) struct Pool {
     connector: Arc<Connector>,

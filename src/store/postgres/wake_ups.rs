@@ -19,8 +19,7 @@ use tokio::{
 use super::{connector::Connector, error::failure, schema::CHANNEL};
 use crate::{
     log::Warnings,
-    store::{Fence, StoreError},
-    waiters::Waiters,
+    store::{Fence, StoreError, waiters::Waiters},
 };
 
 /// The waiters of this process, by the fence of the claim that they wait for.

@@ -19,7 +19,7 @@ use super::{
     servers::Servers,
 };
 use crate::{
-    per_runtime::{PerRuntime, RuntimeState},
+    runtime::per_runtime::{PerRuntime, RuntimeState},
     store::StoreError,
 };
 

@@ -13,7 +13,7 @@ use super::{
     error::failure,
     place::Place,
 };
-use crate::{store::StoreError, waiters::Waiters};
+use crate::store::{StoreError, waiters::Waiters};
 
 pub(super) struct WakeUps {
     connector: Connector,

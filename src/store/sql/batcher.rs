@@ -29,7 +29,7 @@ use super::{
     single::{Limits, Single, SingleCalls},
 };
 use crate::{
-    per_runtime::{PerRuntime, RuntimeState},
+    runtime::per_runtime::{PerRuntime, RuntimeState},
     scope::RecordName,
     store::StoreError,
 };

@@ -18,7 +18,6 @@ use super::{
     transaction::OperationTransaction,
 };
 use crate::{
-    backoff::Backoff,
     body::{
         collect::{self, Collected},
         read::ReadEnd,
@@ -27,6 +26,7 @@ use crate::{
     operation::{AsCommitted, Operation, Transacted},
     outcome::Notice,
     response::correct_length,
+    runtime::backoff::Backoff,
     store::{Completion, StoreError, Transitioned},
 };
 

@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::calls::{Call, Replies, WaitingCall};
-use crate::{backoff::Backoff, scope::RecordName, store::StoreError};
+use crate::{runtime::backoff::Backoff, scope::RecordName, store::StoreError};
 
 /// How a store makes a single call.
 pub(crate) trait Single: Send + Sync + 'static {

@@ -8,8 +8,8 @@ use std::{
 
 use tokio::sync::{Notify, futures::OwnedNotified};
 
-use crate::{
-    store::RecordName,
+use crate::store::{
+    RecordName,
     sync::{Arc, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
 };
 

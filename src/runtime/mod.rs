@@ -1,0 +1,4 @@
+//! Pauses between attempts, and state of Tokio runtimes.
+
+pub(crate) mod backoff;
+pub(crate) mod per_runtime;
