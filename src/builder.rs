@@ -700,7 +700,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         config.fingerprinter = Fingerprinter::new(self.fingerprinting, self.earlier);
         check(&config)?;
         #[cfg(feature = "metrics")]
-        crate::metrics::describe();
+        crate::telemetry::metrics::describe();
         Ok(IdempotencyLayer::new(self.store, config))
     }
 }

@@ -367,9 +367,8 @@ mod quota;
 mod body;
 mod grpc;
 mod runtime;
-mod log;
-#[cfg(feature = "metrics")]
-mod metrics;
+mod telemetry;
+mod error;
 
 #[cfg(any(doc, doctest))]
 pub mod guide;
@@ -411,6 +410,7 @@ pub use self::{
     body::{RequestBody, ResponseBody, whole::WholeBody},
     builder::{BuildError, IdempotencyBuilder},
     disposition::{Disposition, Dispositions, KeepFor},
+    error::{StoreError, StoreErrorKind},
     fingerprint::{Fingerprinting, RequestPart},
     future::ResponseFuture,
     key::{Key, KeySyntax},
@@ -423,7 +423,7 @@ pub use self::{
     response::{attributes::Attributes, headers::KeptHeaders},
     scope::Scope,
     service::Idempotency,
-    store::{DynStore, Fence, MemoryStore, Release, Store, StoreError, StoreErrorKind, Sweeper},
+    store::{DynStore, Fence, MemoryStore, Release, Store, Sweeper},
 };
 
 #[cfg(feature = "__simulate")]

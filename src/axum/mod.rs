@@ -14,9 +14,9 @@ use http::{StatusCode, request};
 
 use crate::{
     disposition::{Disposition, KeepFor},
-    log::{self, LogLimit},
     operation::Operation,
     store::Release,
+    telemetry::log::{self, LogLimit},
 };
 
 /// Rejects a request that is not guarded with 500: the route has no layer, the layer

@@ -240,7 +240,7 @@ async fn dropped(polls: usize, call: impl Future) {
 }
 
 /// Awaits a call that a dropped one must not block.
-async fn in_time<T>(call: impl Future<Output = Result<T, crate::store::StoreError>>) -> T {
+async fn in_time<T>(call: impl Future<Output = Result<T, crate::error::StoreError>>) -> T {
     let answer = tokio::time::timeout(PATIENCE, call).await;
     good(answer.unwrap_or_else(|_| panic!("a dropped call does not block the next ones")))
 }

@@ -140,12 +140,13 @@ use tokio::sync::Barrier;
 
 use self::states::{Call, Status, applied};
 use crate::{
+    error::StoreError,
     fingerprint::Fingerprint,
     key::Key,
     scope::{RecordName, Scope},
     store::{
-        Claim, Claimed, Completion, Fence, Grant, ReclaimAs, Record, Release, Store, StoreError,
-        Token, Transitioned, admin::Resolution,
+        Claim, Claimed, Completion, Fence, Grant, ReclaimAs, Record, Release, Store, Token,
+        Transitioned, admin::Resolution,
     },
 };
 

@@ -20,11 +20,12 @@ use super::{
 #[cfg(feature = "sealing")]
 use crate::scope::RecordName;
 use crate::{
-    outcome::Notice,
+    error::StoreErrorKind,
     policy::{Recovery, StoreFailure},
     rejection::Rejection,
     runtime::backoff::Backoff,
-    store::{Store, StoreErrorKind},
+    store::Store,
+    telemetry::notice::Notice,
 };
 
 /// How a request may run.

@@ -13,15 +13,13 @@ use super::{
     withdraw::Hold,
 };
 use crate::{
-    outcome::Notice,
+    error::{StoreError, StoreErrorKind},
     policy::Recovery,
     rejection::QuotaExceeded,
     runtime::backoff::jittered,
     scope::RecordName,
-    store::{
-        Claimed, Grant, ReclaimAs, Record, RecordState, Store, StoreError, StoreErrorKind,
-        Transitioned,
-    },
+    store::{Claimed, Grant, ReclaimAs, Record, RecordState, Store, Transitioned},
+    telemetry::notice::Notice,
 };
 
 /// How an attempt to claim a key ended.

@@ -9,13 +9,13 @@ use crate::{
     disposition::Dispositions,
     fingerprint::Fingerprinter,
     key::KeySyntax,
-    log::Warnings,
     policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
     quota::QuotaSetting,
     request_name::RequestName,
     response::ResponseSettings,
     scope::{RecordName, Scope},
     store::{OwnerTransition, Record},
+    telemetry::log::Warnings,
 };
 
 #[cfg(all(feature = "sealing", feature = "tracing"))]

@@ -19,7 +19,7 @@ use crate::{
     store::{Fence, Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
 };
 #[cfg(feature = "sealing")]
-use crate::{fingerprint::Fingerprint, scope::RecordName, store::StoreError};
+use crate::{error::StoreError, fingerprint::Fingerprint, scope::RecordName};
 
 /// What a request may do about a record.
 pub(super) enum Decision {

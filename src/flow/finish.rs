@@ -27,10 +27,11 @@ use crate::{
     disposition::HandlerChoice,
     grpc,
     operation::{AsCommitted, Transacted},
-    outcome::{Notice, Outcome},
+    outcome::Outcome,
     rejection::Rejection,
     response::{ResponseSettings, attributes::Attributes, correct_length, declared_length},
     store::{OwnerTransition, Release, Store, Transitioned},
+    telemetry::notice::Notice,
 };
 
 /// The result of a call to the handler.

@@ -21,10 +21,11 @@ use tokio::{
 
 use super::store_call::catch_panic;
 use crate::{
-    log::Warnings,
+    error::StoreError,
     operation::{Operation, Renewal, Transacted, WeakOperation},
     runtime::per_runtime::{PerRuntime, RuntimeState},
-    store::{Store, StoreError, Transitioned},
+    store::{Store, Transitioned},
+    telemetry::log::Warnings,
 };
 
 /// The heartbeats of a layer.

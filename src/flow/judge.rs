@@ -8,9 +8,9 @@ use super::owned::OwnedClaim;
 use crate::{
     disposition::{Disposition, HandlerChoice},
     grpc,
-    outcome::Notice,
     rejection::Rejection,
     store::{Release, Store},
+    telemetry::notice::Notice,
 };
 
 /// The head of a response, and what decides about it.

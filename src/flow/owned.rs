@@ -15,12 +15,13 @@ use super::{
     usage::ScopeUsage,
 };
 use crate::{
+    error::StoreError,
     fingerprint::Fingerprint,
     operation::{Operation, OperationId},
-    outcome::{GaveUp, Notice},
     rejection::RequestHead,
     runtime::backoff::Backoff,
-    store::{OwnerTransition, RecordState, Store, StoreError, Transitioned},
+    store::{OwnerTransition, RecordState, Store, Transitioned},
+    telemetry::notice::{GaveUp, Notice},
 };
 
 pub(super) struct OwnedClaim<S> {

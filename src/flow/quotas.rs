@@ -25,12 +25,13 @@ use super::{
     usage::{Expiry, Kept, ScopeUsage},
 };
 use crate::{
-    log::Warnings,
+    error::StoreError,
     quota::{Quota, QuotaSetting},
     rejection::{Callback, QuotaExceeded, Rejection},
     request_name::RequestName,
     scope::{RecordName, Scope},
-    store::{OwnerTransition, Store, StoreError, Usage, UsageDelta},
+    store::{OwnerTransition, Store, Usage, UsageDelta},
+    telemetry::log::Warnings,
 };
 
 /// The usage of the scopes of a layer.

@@ -7,12 +7,11 @@ use tokio::time::{self, Instant};
 
 use super::{claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared};
 use crate::{
+    error::StoreError,
     operation::Operation,
     policy::Reconciler,
     rejection::RequestHead,
-    store::{
-        Claim, OwnerTransition, ReclaimAs, Store, StoreError, Transitioned, admin::Resolution,
-    },
+    store::{Claim, OwnerTransition, ReclaimAs, Store, Transitioned, admin::Resolution},
 };
 
 /// What a hook's answer means for the request that asked.

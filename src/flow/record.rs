@@ -13,11 +13,13 @@ use super::{
     spawn,
 };
 use crate::{
+    error::StoreError,
     operation::{Operation, Transacted},
-    outcome::{Notice, Outcome},
+    outcome::Outcome,
     rejection::Rejection,
     response::ResponseSettings,
-    store::{Completion, OwnerTransition, Release, Store, StoreError, Transitioned},
+    store::{Completion, OwnerTransition, Release, Store, Transitioned},
+    telemetry::notice::Notice,
 };
 
 /// A running request, until its outcome is recorded.

@@ -11,14 +11,14 @@ use super::{
     decide::{Answer, Answered},
 };
 #[cfg(feature = "sealing")]
-use crate::store::StoreErrorKind;
+use crate::error::StoreErrorKind;
 use crate::{
     body::ResponseBody,
-    log::Warnings,
     operation::OperationId,
-    outcome::{Notice, Outcome},
+    outcome::Outcome,
     rejection::{Callback, Rejection, RequestHead},
     response::{ResponseSettings, mark_unrecorded, recorded::RecordedResponse},
+    telemetry::{log::Warnings, notice::Notice},
 };
 
 /// What the client receives: a response, or the inner service's own error.

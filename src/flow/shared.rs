@@ -19,11 +19,10 @@ use super::{
     store_call,
 };
 use crate::{
+    error::StoreError,
     rejection::Rejection,
     scope::{RecordName, Scope},
-    store::{
-        OwnerTransition, Store, StoreError, Token, Transition, Transitioned, waiters::Waiters,
-    },
+    store::{OwnerTransition, Store, Token, Transition, Transitioned, waiters::Waiters},
 };
 
 pub(crate) struct Shared<S> {

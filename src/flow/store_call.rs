@@ -4,7 +4,7 @@ use std::{panic::AssertUnwindSafe, time::Duration};
 
 use futures_util::FutureExt as _;
 
-use crate::{body::timeout::LazyTimeout, store::StoreError};
+use crate::{body::timeout::LazyTimeout, error::StoreError};
 
 /// Runs a call for up to `timeout`. A panic of the store is an error.
 ///

@@ -33,11 +33,11 @@ use crate::{
         upload::{Upload, UploadFault, UploadLimits, UploadState},
     },
     grpc,
-    outcome::Notice,
     rejection::{MIN_BYTES_PER_SECOND, Rejection, RequestHead},
     request_name::RequestName,
     scope::Scope,
     store::{OwnerTransition, RecordState, Release, Store},
+    telemetry::notice::Notice,
 };
 
 /// A body that can be taken out after it was read in part.

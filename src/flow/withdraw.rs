@@ -10,13 +10,14 @@ use tokio::time::{self, Instant};
 
 use super::{config::Config, limits::Permit, shared::Shared};
 use crate::{
-    outcome::{GaveUp, Notice},
+    error::{StoreError, StoreErrorKind},
     runtime::backoff::Backoff,
     scope::RecordName,
     store::{
         Claim, Claimed, Fence, OwnerTransition, ReclaimAs, Record, RecordState, Release, Store,
-        StoreError, StoreErrorKind, Transitioned, admin::Resolution,
+        Transitioned, admin::Resolution,
     },
+    telemetry::notice::{GaveUp, Notice},
 };
 
 /// What a token holds, or may hold if the answer of the store was lost.

@@ -33,11 +33,12 @@ use crate::{
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputFingerprints},
     guard::{error::RunError, ran::Ran},
     operation::{Operation, OperationId},
-    outcome::{Notice, Outcome},
+    outcome::Outcome,
     rejection::{Rejection, RejectionKind, RequestHead},
     response::{ResponseSettings, attributes::Attributes, recorded::RecordedResponse},
     scope::RecordName,
     store::{Claim, Release, Store, Transitioned},
+    telemetry::notice::Notice,
 };
 
 type WorkReply<T, E> = Reply<Ran<T>, RunError<E>>;

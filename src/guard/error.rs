@@ -3,8 +3,8 @@
 use thiserror::Error;
 
 use crate::{
+    error::{StoreError, StoreErrorKind},
     rejection::{Rejection, RejectionKind},
-    store::{StoreError, StoreErrorKind},
 };
 
 /// Why [`Guard::run`](crate::Guard::run) returned no value.

@@ -2,9 +2,9 @@
 
 use std::{error::Error, fmt};
 
-use crate::store::{
-    StoreError,
-    sql::commit_error::{CommitError, CommitErrorKind},
+use crate::{
+    error::StoreError,
+    store::sql::commit_error::{CommitError, CommitErrorKind},
 };
 
 /// The error of an inbox or an outbox.

@@ -8,9 +8,10 @@ use tokio::time::{self, Instant};
 use self::sealed::Unseen;
 use super::{Connection, MessageError, check_name};
 use crate::{
+    error::StoreError,
     runtime::backoff::Backoff,
     store::{
-        Purged, StoreError, Sweep, Token,
+        Purged, Sweep, Token,
         sql::{
             commit::{ENDED, send_commit},
             commit_error::{CommitError, CommitErrorKind},

@@ -82,6 +82,7 @@ impl Counted {
 #[cfg(feature = "outbox")]
 fn count(counted: Counted, events: u64) {
     #[cfg(feature = "metrics")]
-    metrics::counter!(crate::metrics::OUTBOX, "what" => counted.name()).increment(events);
+    metrics::counter!(crate::telemetry::metrics::OUTBOX, "what" => counted.name())
+        .increment(events);
     let _ = (counted.name(), events);
 }

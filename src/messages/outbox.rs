@@ -13,7 +13,7 @@ use sqlx::Connection as _;
 use tokio::sync::watch;
 
 use super::{Connection, DeadEvent, Event, Lag, MessageError, check_name};
-use crate::store::{StoreError, Token};
+use crate::{error::StoreError, store::Token};
 
 /// The events of one topic, staged in the transactions of the application.
 ///

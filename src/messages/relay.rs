@@ -20,7 +20,7 @@ use super::{
     publishing::{Counts, Publishing},
     run::Run,
 };
-use crate::log::LogLimit;
+use crate::telemetry::log::LogLimit;
 
 /// A task that publishes the events of an [`Outbox`].
 ///
@@ -199,7 +199,7 @@ where
     /// Outside a Tokio runtime.
     pub fn spawn(self) -> RelayHandle {
         #[cfg(feature = "metrics")]
-        crate::metrics::describe();
+        crate::telemetry::metrics::describe();
         let stop = watch::Sender::new(false);
         let counts = Arc::<Counts>::default();
         let run = Run {

@@ -22,9 +22,10 @@ use super::{
     publishing::Publishing,
 };
 use crate::{
-    log::{self, LogLimit},
+    error::StoreError,
     runtime::backoff::Backoff,
-    store::{StoreError, Token},
+    store::Token,
+    telemetry::log::{self, LogLimit},
 };
 
 /// A spawned relay.
@@ -170,7 +171,7 @@ where
     #[cfg(feature = "metrics")]
     async fn report_lag(&self) {
         if let Ok(lag) = self.outbox.lag().await {
-            crate::metrics::lag(&self.outbox.topic, lag.events, lag.oldest);
+            crate::telemetry::metrics::lag(&self.outbox.topic, lag.events, lag.oldest);
         }
     }
 }

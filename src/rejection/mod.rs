@@ -13,11 +13,11 @@ pub(crate) use self::render::{Renderer, RequestHead, custom};
 
 use crate::{
     body::{error::BodyError, upload::UploadFault},
+    error::{StoreError, StoreErrorKind},
     fingerprint::{BodyFault, Mismatch, RequestPart},
     key::KeyFault,
-    log::Warnings,
     operation::OperationId,
-    store::{StoreError, StoreErrorKind},
+    telemetry::log::Warnings,
 };
 
 /// The reason for a response of the layer instead of the handler's. A refusal is

@@ -11,7 +11,9 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header, request};
 
 use super::Rejection;
-use crate::{body::whole::WholeBody, grpc, log::Warnings, response::attributes::Attributes};
+use crate::{
+    body::whole::WholeBody, grpc, response::attributes::Attributes, telemetry::log::Warnings,
+};
 
 /// The settings for refusals.
 #[derive(Clone)]

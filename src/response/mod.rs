@@ -21,9 +21,9 @@ use self::{
 use crate::{
     body::ResponseBody,
     grpc,
-    log::Warnings,
     rejection::{Rejection, Renderer, RequestHead},
     store::Completion,
+    telemetry::log::Warnings,
 };
 
 /// The settings for responses. They are apart from the others because a handler's

@@ -22,8 +22,8 @@ use thiserror::Error;
 
 use crate::{
     body::{Trailers, whole::WholeBody},
+    error::StoreError,
     response::{attributes::Attributes, headers::remove_message_headers},
-    store::StoreError,
 };
 
 /// A recorded response: its status, end-to-end headers, body and trailers. Or a

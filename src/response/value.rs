@@ -17,7 +17,7 @@ use super::{
     ResponseSettings,
     recorded::{NotRecordableError, RecordedResponse},
 };
-use crate::store::{Completion, StoreError};
+use crate::{error::StoreError, store::Completion};
 
 impl RecordedResponse {
     /// A value of work that a [`Guard`](crate::Guard) runs, as if the work had returned

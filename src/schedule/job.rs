@@ -11,11 +11,12 @@ use super::{
 };
 use crate::{
     builder::BuildError,
+    error::StoreError,
     guard::{Guard, Ran, RunError},
     key::Key,
     operation::Operation,
     scope::{RecordName, Scope},
-    store::{Store, StoreError},
+    store::Store,
 };
 
 /// Work that runs once for each period. Made by [`Job::builder`].

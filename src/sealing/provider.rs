@@ -13,7 +13,7 @@ use tokio::time::{self, Instant};
 use tower::BoxError;
 
 use super::{key::SealingKey, secret::Secret};
-use crate::store::StoreError;
+use crate::error::StoreError;
 
 /// Returns the secrets of sealing keys, for example by asking a key management service to
 /// unwrap them.

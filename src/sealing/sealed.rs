@@ -13,11 +13,11 @@ use rand::RngExt as _;
 
 use super::key::{LONGEST_ID, SealingKey, is_sound};
 use crate::{
+    error::StoreError,
     fingerprint::Fingerprint,
     operation::OperationId,
     response::recorded::{MAGIC, SEALED},
     scope::RecordName,
-    store::StoreError,
 };
 
 /// What a sealed response belongs to.

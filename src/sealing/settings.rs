@@ -10,11 +10,12 @@ use super::{
     sealed::{self, Place, is_sealed},
 };
 use crate::{
+    error::StoreError,
     fingerprint::Fingerprint,
     operation::OperationId,
     response::recorded::RecordedResponse,
     scope::RecordName,
-    store::{Completion, Record, RecordState, StoreError},
+    store::{Completion, Record, RecordState},
 };
 
 /// Encrypts the responses in the store: status, headers, body and trailers, and the values

@@ -18,13 +18,12 @@ use super::{
     transition::{StoredRecord, Swept},
 };
 use crate::{
-    log::Warnings,
-    outcome::Notice,
     store::{
         Fence,
         sync::{Arc, AtomicU64, AtomicUsize, Mutex, MutexGuard, Ordering, PoisonError},
         waiters::Waiters,
     },
+    telemetry::{log::Warnings, notice::Notice},
 };
 
 /// Records in memory, lost when the process ends.

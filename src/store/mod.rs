@@ -4,7 +4,6 @@
 //! authors of stores implement [`Store`], and use [`transition`].
 
 mod types;
-mod error;
 mod dyn_store;
 mod sweep;
 mod usage;
@@ -45,7 +44,6 @@ pub use self::sqlite::{SqliteStore, SqliteTransaction};
 pub(crate) use self::usage::SHORTEST_PERIOD;
 pub use self::{
     dyn_store::DynStore,
-    error::{StoreError, StoreErrorKind},
     memory::MemoryStore,
     sweep::{Sweep, SweepReport, Sweeper, SweeperHandle},
     types::{
@@ -54,7 +52,11 @@ pub use self::{
     },
     usage::{Usage, UsageDelta, UsageTable},
 };
-pub use crate::{fingerprint::Fingerprint, scope::RecordName};
+pub use crate::{
+    error::{StoreError, StoreErrorKind},
+    fingerprint::Fingerprint,
+    scope::RecordName,
+};
 
 /// Where records live.
 ///

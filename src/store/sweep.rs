@@ -7,8 +7,8 @@ use tokio::{sync::SetOnce, task::JoinHandle, time};
 
 use super::{Purged, Store, StoreError};
 use crate::{
-    log::{self, LogLimit},
     runtime::backoff::jittered,
+    telemetry::log::{self, LogLimit},
 };
 
 /// A task that removes expired records, batch by batch.
@@ -108,7 +108,7 @@ impl<S: Sweep> Sweeper<S> {
     /// Outside a Tokio runtime.
     pub fn spawn(self) -> SweeperHandle {
         #[cfg(feature = "metrics")]
-        crate::metrics::describe();
+        crate::telemetry::metrics::describe();
         let stop = Arc::default();
         let task = tokio::spawn(self.run(Arc::clone(&stop)));
         SweeperHandle { stop, task }
@@ -222,7 +222,7 @@ impl SweepReport {
         );
         #[cfg(feature = "metrics")]
         {
-            use crate::metrics::SWEPT;
+            use crate::telemetry::metrics::SWEPT;
             metrics::counter!(SWEPT, "what" => "removed").increment(removed);
             metrics::counter!(SWEPT, "what" => "removed-unknown").increment(removed_unknown);
             metrics::counter!(SWEPT, "what" => "marked-unknown").increment(marked_unknown);

@@ -12,10 +12,11 @@ use tokio::time::sleep;
 
 use super::Gate;
 use crate::{
+    error::StoreError,
     scope::RecordName,
     store::{
         Claim, Claimed, Fence, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
-        Store, StoreError, Transition, Transitioned, Usage, UsageDelta,
+        Store, Transition, Transitioned, Usage, UsageDelta,
         admin::{Count, Filter, Page},
     },
 };

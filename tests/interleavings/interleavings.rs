@@ -33,26 +33,28 @@ mod sync {
     };
 }
 
-mod log {
-    /// Never read here.
-    #[derive(Default)]
-    pub(crate) struct Warnings {
-        _limits: (),
-    }
-}
-
-mod outcome {
-    use tower_idempotency::OperationId;
-
-    use crate::log::Warnings;
-
-    pub(crate) enum Notice {
-        UnknownExpired,
+mod telemetry {
+    pub(crate) mod log {
+        /// Never read here.
+        #[derive(Default)]
+        pub(crate) struct Warnings {
+            _limits: (),
+        }
     }
 
-    impl Notice {
-        /// No log is kept here.
-        pub(crate) fn tell(self, _: &Warnings, _: Option<OperationId>) {}
+    pub(crate) mod notice {
+        use tower_idempotency::OperationId;
+
+        use super::log::Warnings;
+
+        pub(crate) enum Notice {
+            UnknownExpired,
+        }
+
+        impl Notice {
+            /// No log is kept here.
+            pub(crate) fn tell(self, _: &Warnings, _: Option<OperationId>) {}
+        }
     }
 }
 

@@ -21,8 +21,8 @@ use super::{
     session::SessionSettings,
 };
 use crate::{
-    log::{self, LogLimit},
     store::StoreError,
+    telemetry::log::{self, LogLimit},
 };
 
 /// Opens the store's connections.

@@ -18,8 +18,8 @@ use tokio::{
 
 use super::{connector::Connector, error::failure, schema::CHANNEL};
 use crate::{
-    log::Warnings,
     store::{Fence, StoreError, waiters::Waiters},
+    telemetry::log::Warnings,
 };
 
 /// The waiters of this process, by the fence of the claim that they wait for.

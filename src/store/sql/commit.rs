@@ -24,10 +24,10 @@ use crate::{
     },
     disposition::HandlerChoice,
     operation::{AsCommitted, Operation, Transacted},
-    outcome::Notice,
     response::correct_length,
     runtime::backoff::Backoff,
     store::{Completion, StoreError, Transitioned},
+    telemetry::notice::Notice,
 };
 
 /// A response that was committed together with the handler's writes.

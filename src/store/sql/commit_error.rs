@@ -20,11 +20,11 @@ use super::error::without_values;
 #[cfg(feature = "sqlite")]
 use super::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
 use crate::{
-    log::{self, Event, LogLimit, Warnings},
     operation::{Operation, OperationId, Transacted},
     rejection::{Rejection, Renderer, RequestHead},
     response::ResponseSettings,
     store::StoreError,
+    telemetry::log::{self, Event, LogLimit, Warnings},
 };
 
 /// The error of a transaction that did not begin, or that was not committed or may not

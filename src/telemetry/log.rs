@@ -11,8 +11,8 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
+    error::{StoreError, StoreErrorKind},
     operation::OperationId,
-    store::{StoreError, StoreErrorKind},
 };
 
 /// Limits how often one kind of event is logged.
