@@ -5,7 +5,7 @@ use std::{fmt, pin::Pin, sync::Arc, time::Duration};
 use http::{StatusCode, request};
 
 use crate::{
-    operation::OperationId,
+    key::OperationId,
     response::{attributes::Attributes, recorded::RecordedResponse},
     store::Record,
 };

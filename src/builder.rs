@@ -15,13 +15,12 @@ use crate::{
     disposition::Dispositions,
     fingerprint::{Fingerprinter, Fingerprinting},
     flow::config::{Config, PerScope, ScopeFn},
-    key::KeySyntax,
+    key::{KeySyntax, Scope},
     layer::IdempotencyLayer,
     policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
     quota::{Quota, QuotaSetting},
     rejection::{Rejection, custom},
     response::{ResponseSettings, headers::KeptHeaders},
-    scope::Scope,
     store::Store,
 };
 

@@ -352,7 +352,6 @@ mod future;
 mod flow;
 
 mod key;
-mod scope;
 mod request_name;
 mod fingerprint;
 mod operation;
@@ -413,15 +412,14 @@ pub use self::{
     error::{StoreError, StoreErrorKind},
     fingerprint::{Fingerprinting, RequestPart},
     future::ResponseFuture,
-    key::{Key, KeySyntax},
+    key::{Key, KeySyntax, OperationId, Scope},
     layer::{Drained, IdempotencyLayer},
-    operation::{Operation, OperationId},
+    operation::Operation,
     outcome::Outcome,
     policy::{ContentDigest, Disconnect, OversizedBody, Reconciler, Recovery, StoreFailure},
     quota::Quota,
     rejection::{Rejection, RejectionKind},
     response::{attributes::Attributes, headers::KeptHeaders},
-    scope::Scope,
     service::Idempotency,
     store::{DynStore, Fence, MemoryStore, Release, Store, Sweeper},
 };

@@ -1,6 +1,6 @@
 //! What the layer did with a request: for outer layers, logs and metrics.
 
-use crate::{operation::OperationId, rejection::RejectionKind};
+use crate::{key::OperationId, rejection::RejectionKind};
 
 /// What the layer did with a guarded request, as an extension of its response.
 ///

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use http::request;
 
-use crate::scope::Scope;
+use crate::key::Scope;
 
 /// How much a scope may keep in the store at a time, over all processes.
 ///

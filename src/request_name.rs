@@ -2,7 +2,7 @@
 
 use std::ops::Deref;
 
-use crate::scope::RecordName;
+use crate::key::RecordName;
 #[cfg(feature = "sealing")]
 use crate::sealing::names::NameDigests;
 

@@ -5,7 +5,7 @@ use super::{
     states::{Call, Effect, State, Status, applied, response_of, status_in, status_of},
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{Claim, Claimed, ReclaimAs, Release, Store, Transitioned, admin::Filter},
 };
 

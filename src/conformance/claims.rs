@@ -8,7 +8,7 @@ use super::{
     states::{Call, State, Status, applied, response_of, status_of, superseded},
 };
 use crate::{
-    operation::OperationId,
+    key::OperationId,
     store::{
         Claim, Claimed, Fence, ReclaimAs, Record, RecordState, Release, Store, Token,
         transition::FORGOTTEN_RETENTION,

@@ -3,8 +3,7 @@ use super::{
     states::{State, Status},
 };
 use crate::{
-    key::Key,
-    scope::{RecordName, Scope},
+    key::{Key, RecordName, Scope},
     store::{
         Record, Store, Transitioned,
         admin::{Count, Filter, FilterKind},

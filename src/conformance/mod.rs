@@ -142,8 +142,7 @@ use self::states::{Call, Status, applied};
 use crate::{
     error::StoreError,
     fingerprint::Fingerprint,
-    key::Key,
-    scope::{RecordName, Scope},
+    key::{Key, RecordName, Scope},
     store::{
         Claim, Claimed, Completion, Fence, Grant, ReclaimAs, Record, Release, Store, Token,
         Transitioned, admin::Resolution,

@@ -9,8 +9,7 @@ use super::{
     states::{Call, Status, response_of, superseded},
 };
 use crate::{
-    key::Key,
-    scope::{RecordName, Scope},
+    key::{Key, RecordName, Scope},
     store::{ReclaimAs, Store, Token, admin::Filter},
 };
 

@@ -7,7 +7,7 @@ use http::Response;
 
 use super::{HOUR, Held, Subject, Trial, beyond, fingerprint, good, name, response};
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{
         Claim, Completion, Fence, ReclaimAs, Record, RecordState, Release, Store, Token,
         Transitioned,

@@ -9,7 +9,7 @@ use super::{
     states::{Call, State, Status, applied, encoded, happened, response_of, same_claim, status_of},
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{Completion, Record, Release, Store, Token, Transitioned},
 };
 

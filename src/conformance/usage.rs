@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::{HOUR, Subject, Trial, good};
 use crate::{
-    scope::Scope,
+    key::Scope,
     store::{Store, Usage, UsageDelta, admin::Filter},
 };
 

@@ -18,7 +18,7 @@ use super::{
     store_call::catch_panic,
 };
 #[cfg(feature = "sealing")]
-use crate::scope::RecordName;
+use crate::key::RecordName;
 use crate::{
     error::StoreErrorKind,
     policy::{Recovery, StoreFailure},

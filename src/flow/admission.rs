@@ -10,11 +10,11 @@ use super::{
 };
 use crate::{
     body::digests::{DeclaredDigests, DigestInvalid},
+    key::RecordName,
     policy::{ContentDigest, Requirement},
     rejection::Rejection,
     request_name::RequestName,
     response::attributes::Attributes,
-    scope::RecordName,
 };
 
 pub(crate) enum Admission {

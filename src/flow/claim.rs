@@ -14,10 +14,10 @@ use super::{
 };
 use crate::{
     error::{StoreError, StoreErrorKind},
+    key::RecordName,
     policy::Recovery,
     rejection::QuotaExceeded,
     runtime::backoff::jittered,
-    scope::RecordName,
     store::{Claimed, Grant, ReclaimAs, Record, RecordState, Store, Transitioned},
     telemetry::notice::Notice,
 };

@@ -8,12 +8,11 @@ use crate::{
     authorizer::ReplayAuthorizer,
     disposition::Dispositions,
     fingerprint::Fingerprinter,
-    key::KeySyntax,
+    key::{KeySyntax, RecordName, Scope},
     policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
     quota::QuotaSetting,
     request_name::RequestName,
     response::ResponseSettings,
-    scope::{RecordName, Scope},
     store::{OwnerTransition, Record},
     telemetry::log::Warnings,
 };

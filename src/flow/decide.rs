@@ -14,12 +14,12 @@ use super::{
 use crate::{
     authorizer::ReplayedRecord,
     fingerprint::{Comparison, Mismatch},
-    operation::OperationId,
+    key::OperationId,
     policy::Recovery,
     store::{Fence, Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
 };
 #[cfg(feature = "sealing")]
-use crate::{error::StoreError, fingerprint::Fingerprint, scope::RecordName};
+use crate::{error::StoreError, fingerprint::Fingerprint, key::RecordName};
 
 /// What a request may do about a record.
 pub(super) enum Decision {

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::scope::Scope;
+use crate::key::Scope;
 
 /// A limit on a number of requests, tasks or bytes. Nothing waits for a permit.
 ///

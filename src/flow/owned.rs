@@ -17,7 +17,8 @@ use super::{
 use crate::{
     error::StoreError,
     fingerprint::Fingerprint,
-    operation::{Operation, OperationId},
+    key::OperationId,
+    operation::Operation,
     rejection::RequestHead,
     runtime::backoff::Backoff,
     store::{OwnerTransition, RecordState, Store, Transitioned},

@@ -26,10 +26,10 @@ use super::{
 };
 use crate::{
     error::StoreError,
+    key::{RecordName, Scope},
     quota::{Quota, QuotaSetting},
     rejection::{Callback, QuotaExceeded, Rejection},
     request_name::RequestName,
-    scope::{RecordName, Scope},
     store::{OwnerTransition, Store, Usage, UsageDelta},
     telemetry::log::Warnings,
 };

@@ -14,7 +14,7 @@ use super::{
 use crate::error::StoreErrorKind;
 use crate::{
     body::ResponseBody,
-    operation::OperationId,
+    key::OperationId,
     outcome::Outcome,
     rejection::{Callback, Rejection, RequestHead},
     response::{ResponseSettings, mark_unrecorded, recorded::RecordedResponse},

@@ -20,8 +20,8 @@ use super::{
 };
 use crate::{
     error::StoreError,
+    key::{RecordName, Scope},
     rejection::Rejection,
-    scope::{RecordName, Scope},
     store::{OwnerTransition, Store, Token, Transition, Transitioned, waiters::Waiters},
 };
 

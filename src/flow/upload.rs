@@ -33,9 +33,9 @@ use crate::{
         upload::{Upload, UploadFault, UploadLimits, UploadState},
     },
     grpc,
+    key::Scope,
     rejection::{MIN_BYTES_PER_SECOND, Rejection, RequestHead},
     request_name::RequestName,
-    scope::Scope,
     store::{OwnerTransition, RecordState, Release, Store},
     telemetry::notice::Notice,
 };

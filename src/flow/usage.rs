@@ -9,9 +9,9 @@ use std::{
 use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
+    key::{RecordName, Scope},
     quota::Quota,
     rejection::QuotaExceeded,
-    scope::{RecordName, Scope},
     store::{SHORTEST_PERIOD, Usage, UsageDelta},
 };
 

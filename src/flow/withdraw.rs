@@ -11,8 +11,8 @@ use tokio::time::{self, Instant};
 use super::{config::Config, limits::Permit, shared::Shared};
 use crate::{
     error::{StoreError, StoreErrorKind},
+    key::RecordName,
     runtime::backoff::Backoff,
-    scope::RecordName,
     store::{
         Claim, Claimed, Fence, OwnerTransition, ReclaimAs, Record, RecordState, Release, Store,
         Transitioned, admin::Resolution,

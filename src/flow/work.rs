@@ -32,11 +32,11 @@ use super::{
 use crate::{
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputFingerprints},
     guard::{error::RunError, ran::Ran},
-    operation::{Operation, OperationId},
+    key::{OperationId, RecordName},
+    operation::Operation,
     outcome::Outcome,
     rejection::{Rejection, RejectionKind, RequestHead},
     response::{ResponseSettings, attributes::Attributes, recorded::RecordedResponse},
-    scope::RecordName,
     store::{Claim, Release, Store, Transitioned},
     telemetry::notice::Notice,
 };

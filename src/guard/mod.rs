@@ -11,9 +11,9 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use self::{builder::GuardBuilder, error::RunError, ran::Ran};
 use crate::{
     flow::{self, shared::Shared},
+    key::RecordName,
     layer::Drained,
     operation::Operation,
-    scope::RecordName,
     store::Store,
 };
 

@@ -1,6 +1,5 @@
 //! The operation that a handler runs.
 
-mod id;
 mod lease;
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
@@ -19,17 +18,15 @@ use std::{
 
 use tokio::time::Instant;
 
-pub use self::id::OperationId;
 pub(crate) use self::lease::{Lease, Renewal};
 pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
     body::upload::UploadState,
     disposition::{Disposition, HandlerChoice},
-    key::Key,
+    key::{Key, OperationId, RecordName, Scope},
     rejection::RequestHead,
     request_name::RequestName,
     response::ResponseSettings,
-    scope::{RecordName, Scope},
     store::{Claim, Completion, Fence, Grant, Token},
 };
 

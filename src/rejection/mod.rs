@@ -15,8 +15,7 @@ use crate::{
     body::{error::BodyError, upload::UploadFault},
     error::{StoreError, StoreErrorKind},
     fingerprint::{BodyFault, Mismatch, RequestPart},
-    key::KeyFault,
-    operation::OperationId,
+    key::{KeyFault, OperationId},
     telemetry::log::Warnings,
 };
 

@@ -13,9 +13,8 @@ use crate::{
     builder::BuildError,
     error::StoreError,
     guard::{Guard, Ran, RunError},
-    key::Key,
+    key::{Key, RecordName, Scope},
     operation::Operation,
-    scope::{RecordName, Scope},
     store::Store,
 };
 

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{mac::MacKey, secret::Secret};
-use crate::scope::RecordName;
+use crate::key::RecordName;
 
 /// Gives each key an id that may be logged, so that an operator finds a client's key.
 ///
@@ -51,7 +51,7 @@ impl fmt::Debug for LogIds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{key::Key, scope::Scope};
+    use crate::key::{Key, Scope};
 
     #[test]
     fn ids_of_keys_keep_their_values() {

@@ -3,10 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{mac::MacKey, secret::Secret};
-use crate::{
-    key::Key,
-    scope::{RecordName, Scope},
-};
+use crate::key::{Key, RecordName, Scope};
 
 /// Replaces the scope and the key of each record with digests, so that the store, its logs
 /// and its backups hold nothing readable of either.

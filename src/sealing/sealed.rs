@@ -15,9 +15,8 @@ use super::key::{LONGEST_ID, SealingKey, is_sound};
 use crate::{
     error::StoreError,
     fingerprint::Fingerprint,
-    operation::OperationId,
+    key::{OperationId, RecordName},
     response::recorded::{MAGIC, SEALED},
-    scope::RecordName,
 };
 
 /// What a sealed response belongs to.
@@ -137,7 +136,10 @@ mod tests {
     use rand::{SeedableRng as _, rngs::StdRng};
 
     use super::*;
-    use crate::{key::Key, scope::Scope, sealing::secret::Secret};
+    use crate::{
+        key::{Key, Scope},
+        sealing::secret::Secret,
+    };
 
     fn key(id: &str) -> SealingKey {
         SealingKey::new(id, &Secret::from_bytes(&[7; 32]).unwrap()).unwrap()

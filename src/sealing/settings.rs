@@ -12,9 +12,8 @@ use super::{
 use crate::{
     error::StoreError,
     fingerprint::Fingerprint,
-    operation::OperationId,
+    key::{OperationId, RecordName},
     response::recorded::RecordedResponse,
-    scope::RecordName,
     store::{Completion, Record, RecordState},
 };
 

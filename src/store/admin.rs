@@ -59,8 +59,8 @@
 use std::time::Duration;
 
 use super::{Record, RecordState};
+use crate::key::{RecordName, Scope};
 pub use crate::response::recorded::{NotRecordableError, RecordedResponse};
-use crate::scope::{RecordName, Scope};
 
 /// Which records to [list](super::Store::list) or [count](super::Store::count).
 ///

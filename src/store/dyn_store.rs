@@ -7,7 +7,7 @@ use super::{
     Usage, UsageDelta,
     admin::{Count, Filter, Page},
 };
-use crate::{scope::RecordName, store::Fence};
+use crate::{key::RecordName, store::Fence};
 
 /// Any store behind one type, for applications that choose it at run time.
 ///

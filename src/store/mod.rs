@@ -55,7 +55,7 @@ pub use self::{
 pub use crate::{
     error::{StoreError, StoreErrorKind},
     fingerprint::Fingerprint,
-    scope::RecordName,
+    key::RecordName,
 };
 
 /// Where records live.

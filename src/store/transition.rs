@@ -35,7 +35,7 @@ use super::{
 };
 use crate::{
     fingerprint::Fingerprint,
-    operation::OperationId,
+    key::OperationId,
     store::{Fence, Token},
 };
 

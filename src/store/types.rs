@@ -6,7 +6,7 @@ use bytes::Bytes;
 use rand::RngExt as _;
 
 use super::{admin::Resolution, transition::Swept};
-use crate::{fingerprint::Fingerprint, operation::OperationId};
+use crate::{fingerprint::Fingerprint, key::OperationId};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
 /// store, so that a claim whose answer got lost can be recognised.

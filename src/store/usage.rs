@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, time::Duration};
 
-use crate::scope::Scope;
+use crate::key::Scope;
 
 /// A change of what a scope keeps, for [`Store::add_usage`](super::Store::add_usage).
 #[derive(Clone, Debug, PartialEq, Eq)]

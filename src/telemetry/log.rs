@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::{
     error::{StoreError, StoreErrorKind},
-    operation::OperationId,
+    key::OperationId,
 };
 
 /// Limits how often one kind of event is logged.

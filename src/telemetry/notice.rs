@@ -3,7 +3,7 @@
 use crate::{
     body::upload::UploadFault,
     error::StoreError,
-    operation::OperationId,
+    key::OperationId,
     telemetry::log::{Event, Warnings, chain},
 };
 

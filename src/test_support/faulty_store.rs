@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use super::Gate;
 use crate::{
     error::StoreError,
-    scope::RecordName,
+    key::RecordName,
     store::{
         Claim, Claimed, Fence, FencedTransition, Grant, OwnerTransition, Purged, ReclaimAs, Record,
         Store, Transition, Transitioned, Usage, UsageDelta,

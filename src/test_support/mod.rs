@@ -22,12 +22,11 @@ pub use self::{
 };
 use crate::{
     fingerprint::Fingerprint,
-    key::Key,
+    key::{Key, RecordName, Scope},
     operation::Operation,
     rejection::RequestHead,
     request_name::RequestName,
     response::ResponseSettings,
-    scope::{RecordName, Scope},
     store::{Claim, Claimed, Store},
 };
 

@@ -1059,7 +1059,7 @@ fn f80_no_decision_reads_the_clock_of_a_host() {
     // The clock of an SQLite store is that of its machine.
     let documented = [
         "src/client/retry.rs",
-        "src/key.rs",
+        "src/key/syntax.rs",
         "src/store/cas/backend.rs",
         "src/store/mod.rs",
         "src/store/sqlite/statements.rs",

@@ -16,7 +16,10 @@ use super::{
     admin::{Filter, Page},
     transition::{State, StoredRecord, Swept},
 };
-use crate::{key::Key, scope::Scope, store::Fence};
+use crate::{
+    key::{Key, Scope},
+    store::Fence,
+};
 
 /// A store on an engine with compare-and-swap: `examples/etcd_store.rs` is one on etcd.
 ///

@@ -4,7 +4,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 
 use super::{CasStore, CompareAndSwap, Swap};
 use crate::{
-    scope::Scope,
+    key::Scope,
     store::{
         StoreError, Usage, UsageDelta,
         usage::{Periods, add_to, live, micros},

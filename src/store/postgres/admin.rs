@@ -10,12 +10,14 @@ use super::{
     session::{PgQuery, Session, column},
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{
         Purged, StoreError,
         admin::{Filter, FilterKind, Page},
-        sql::columns::UNKNOWN,
-        sql::pages::{MAX_EXAMINED, first_name, page, page_limit},
+        sql::{
+            columns::UNKNOWN,
+            pages::{MAX_EXAMINED, first_name, page, page_limit},
+        },
     },
 };
 

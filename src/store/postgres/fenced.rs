@@ -16,7 +16,7 @@ use super::{
     transitions::not_applied,
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{
         Claim, Fence, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
         admin::Resolution,

@@ -54,7 +54,7 @@ use super::{
     sql::single::SingleCalls,
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{Fence, Token},
 };
 

@@ -8,13 +8,15 @@ use super::{
     session::{Session, column},
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{
         Grant, StoreError, Token,
-        sql::batcher::{Answers, Batch},
-        sql::calls::ReadCall,
-        sql::columns::{self, Found, found},
-        sql::single::{Attempt, Single},
+        sql::{
+            batcher::{Answers, Batch},
+            calls::ReadCall,
+            columns::{self, Found, found},
+            single::{Attempt, Single},
+        },
         transition::StoredRecord,
     },
 };

@@ -10,7 +10,7 @@ use super::{
     session::{PgQuery, Session},
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{Completion, Token, sql::calls::ClaimCall},
 };
 

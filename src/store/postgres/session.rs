@@ -10,7 +10,7 @@ use sqlx::{
 };
 
 use super::{engine::PostgresEngine, error::failure, schema::Schema};
-use crate::{scope::RecordName, store::StoreError};
+use crate::{key::RecordName, store::StoreError};
 
 /// A connection for the statements of one call.
 pub(super) struct Session<'c> {

@@ -19,8 +19,8 @@ use super::{
 #[cfg(feature = "guard")]
 use crate::store::sql::commit::commit_value;
 use crate::{
+    key::RecordName,
     operation::Operation,
-    scope::RecordName,
     store::{
         Completion, StoreError, Token, Transitioned,
         sql::{

@@ -10,7 +10,7 @@ use super::{
     session::{Session, column},
 };
 use crate::{
-    scope::Scope,
+    key::Scope,
     store::{StoreError, Usage, UsageDelta},
 };
 

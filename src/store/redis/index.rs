@@ -21,8 +21,7 @@ use super::{
     scripts::Call,
 };
 use crate::{
-    key::Key,
-    scope::{RecordName, Scope},
+    key::{Key, RecordName, Scope},
     store::{
         Purged, Record, StoreError, Token,
         admin::{Filter, Page},

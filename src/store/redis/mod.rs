@@ -32,7 +32,10 @@ use super::{
     admin::{Filter, Page, Resolution},
     transition::{FORGOTTEN_RETENTION, StoredRecord},
 };
-use crate::{operation::OperationId, scope::RecordName, store::Fence};
+use crate::{
+    key::{OperationId, RecordName},
+    store::Fence,
+};
 
 /// A store of records in Redis or Valkey, which many processes can share: on one server,
 /// behind Sentinel, or on a cluster.

@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use redis::Cmd;
 
-use crate::{scope::RecordName, store::Token};
+use crate::{key::RecordName, store::Token};
 
 /// Where a record and its entries are.
 pub(super) struct Place {

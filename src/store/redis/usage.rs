@@ -7,8 +7,7 @@ use redis::FromRedisValue as _;
 
 use super::{Inner, error::unexpected, micros, scripts::Call};
 use crate::{
-    key::Key,
-    scope::{RecordName, Scope},
+    key::{Key, RecordName, Scope},
     store::{StoreError, Usage, UsageDelta},
 };
 

@@ -29,8 +29,8 @@ use super::{
     single::{Limits, Single, SingleCalls},
 };
 use crate::{
+    key::RecordName,
     runtime::per_runtime::{PerRuntime, RuntimeState},
-    scope::RecordName,
     store::StoreError,
 };
 

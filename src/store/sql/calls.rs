@@ -5,7 +5,7 @@ use std::mem::{self, Discriminant};
 use tokio::sync::oneshot;
 
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{Claim, OwnerTransition, StoreError, Token},
 };
 

@@ -8,9 +8,7 @@ use sqlx::Row as _;
 use super::error::failure;
 use crate::{
     fingerprint::Fingerprint,
-    key::Key,
-    operation::OperationId,
-    scope::{RecordName, Scope},
+    key::{Key, OperationId, RecordName, Scope},
     store::{
         Fence, Grant, Record, Release, StoreError, Token,
         transition::{State, StoredRecord},

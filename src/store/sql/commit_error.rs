@@ -20,7 +20,8 @@ use super::error::without_values;
 #[cfg(feature = "sqlite")]
 use super::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
 use crate::{
-    operation::{Operation, OperationId, Transacted},
+    key::OperationId,
+    operation::{Operation, Transacted},
     rejection::{Rejection, Renderer, RequestHead},
     response::ResponseSettings,
     store::StoreError,

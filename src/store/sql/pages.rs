@@ -2,7 +2,7 @@
 
 use super::columns::{StoreRow, found, name};
 use crate::{
-    scope::{RecordName, Scope},
+    key::{RecordName, Scope},
     store::{
         StoreError,
         admin::{Filter, Page},

@@ -12,7 +12,7 @@ use super::{
     single::Single,
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{Claim, Claimed, Record, RecordState, StoreError},
 };
 

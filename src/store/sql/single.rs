@@ -18,7 +18,7 @@ use tokio::{
 };
 
 use super::calls::{Call, Replies, WaitingCall};
-use crate::{runtime::backoff::Backoff, scope::RecordName, store::StoreError};
+use crate::{key::RecordName, runtime::backoff::Backoff, store::StoreError};
 
 /// How a store makes a single call.
 pub(crate) trait Single: Send + Sync + 'static {
@@ -262,7 +262,10 @@ mod tests {
     use tokio::{task::yield_now, time::timeout};
 
     use super::*;
-    use crate::{key::Key, scope::Scope, store::StoreErrorKind};
+    use crate::{
+        key::{Key, Scope},
+        store::StoreErrorKind,
+    };
 
     /// A store that knows which names are locked.
     #[derive(Default)]

@@ -10,7 +10,7 @@ use super::{
     writer::Writer,
 };
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{
         Claimed, Fence, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
         sql::{
@@ -236,8 +236,7 @@ mod tests {
     use super::*;
     use crate::{
         fingerprint::Fingerprint,
-        key::Key,
-        scope::Scope,
+        key::{Key, Scope},
         store::{Claim, Completion, SqliteStore, Store as _},
     };
 

@@ -39,7 +39,7 @@ use super::{
     sql::reads::{Reads, is_own},
     sql::single::Limits,
 };
-use crate::{scope::RecordName, store::Fence};
+use crate::{key::RecordName, store::Fence};
 
 /// A store of records in an SQLite file, which the processes of one host can share.
 ///

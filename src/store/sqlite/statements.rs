@@ -10,7 +10,7 @@ use sqlx::{Error, SqliteConnection, query, query_scalar, sqlite::SqliteRow};
 
 use super::error::failure;
 use crate::{
-    scope::RecordName,
+    key::RecordName,
     store::{
         Fence, Purged, StoreError,
         admin::{Filter, FilterKind, Page},

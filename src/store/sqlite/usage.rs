@@ -9,7 +9,7 @@ use super::{
     statements::{column, json, now},
 };
 use crate::{
-    scope::Scope,
+    key::Scope,
     store::{StoreError, Usage, UsageDelta},
 };
 

@@ -6,7 +6,7 @@ use tokio::{
 };
 
 use super::{super::single::Attempt, *};
-use crate::{key::Key, scope::Scope};
+use crate::key::{Key, Scope};
 
 /// Answers with the name, once the gate is open.
 #[derive(Clone, Default)]

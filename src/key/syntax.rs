@@ -10,34 +10,7 @@ use sfv::{
 use tokio::time::Instant;
 use uuid::Uuid;
 
-/// What the client sent to name its operation: one decoded `Idempotency-Key`.
-///
-/// Keys are compared byte for byte and case-sensitively. `"abc"` and a bare
-/// `abc` are the same key. Where only UUIDs are accepted, a key is the UUID in
-/// lower case, however it was sent. Its `Debug` output shows the length alone, so
-/// that no key reaches a log by accident.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Arc<str>);
-
-impl Key {
-    /// A key as an operator or a test spells it: already decoded, without
-    /// quotes. The syntax of the layer is not applied: write UUIDs in lower case.
-    pub fn new(decoded: impl Into<Arc<str>>) -> Self {
-        Self(decoded.into())
-    }
-
-    /// The decoded key.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Key {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Key({} bytes)", self.0.len())
-    }
-}
+use super::Key;
 
 /// A key as a request brought it.
 pub(crate) struct ParsedKey {

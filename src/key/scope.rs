@@ -1,8 +1,6 @@
-//! Whose key it is. A scope and a key together name a record.
+//! Whose key it is.
 
 use std::{borrow::Cow, fmt, sync::Arc};
-
-use crate::key::Key;
 
 /// Whose key it is: the caller, account or tenant that an operation belongs to.
 ///
@@ -106,38 +104,6 @@ fn escaped(name: &str) -> Option<Cow<'_, str>> {
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Scope({} bytes)", self.as_str().len())
-    }
-}
-
-/// The name of a record: a scope and a key.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RecordName {
-    scope: Scope,
-    key: Key,
-}
-
-impl RecordName {
-    /// Returns the name of the record of this key in this scope.
-    #[must_use]
-    pub fn new(scope: Scope, key: Key) -> Self {
-        Self { scope, key }
-    }
-
-    /// The scope.
-    #[must_use]
-    pub fn scope(&self) -> &Scope {
-        &self.scope
-    }
-
-    /// The key.
-    #[must_use]
-    pub fn key(&self) -> &Key {
-        &self.key
-    }
-
-    /// The length of both in bytes.
-    pub(crate) fn bytes(&self) -> usize {
-        self.scope.as_str().len() + self.key.as_str().len()
     }
 }
 
