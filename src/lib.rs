@@ -364,7 +364,6 @@ mod authorizer;
 mod quota;
 
 mod body;
-mod grpc;
 mod runtime;
 mod telemetry;
 mod error;

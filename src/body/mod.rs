@@ -3,6 +3,7 @@
 pub(crate) mod collect;
 pub(crate) mod digests;
 pub(crate) mod error;
+pub(crate) mod grpc;
 pub(crate) mod read;
 pub(crate) mod timeout;
 pub(crate) mod upload;
@@ -21,7 +22,6 @@ use pin_project_lite::pin_project;
 use tokio::sync::oneshot;
 
 use self::{error::BoxError, upload::Upload};
-use crate::grpc;
 
 /// The trailers of a body in memory. Few bodies have any: boxed, they make no other larger.
 pub(crate) type Trailers = Option<Box<HeaderMap>>;

@@ -22,10 +22,10 @@ use crate::{
     body::{
         ResponseBody, SentBody, Trailers,
         collect::{Collected, collect},
+        grpc,
         read::ReadEnd,
     },
     disposition::HandlerChoice,
-    grpc,
     operation::{AsCommitted, Transacted},
     outcome::Outcome,
     rejection::Rejection,

@@ -6,8 +6,8 @@ use http::{HeaderMap, StatusCode, response};
 
 use super::owned::OwnedClaim;
 use crate::{
+    body::grpc,
     disposition::{Disposition, HandlerChoice},
-    grpc,
     rejection::Rejection,
     store::{Release, Store},
     telemetry::notice::Notice,

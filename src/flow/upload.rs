@@ -30,9 +30,9 @@ use crate::{
     body::{
         ReceivedBody, RequestBody, SentBody,
         digests::DigestCheck,
+        grpc,
         upload::{Upload, UploadFault, UploadLimits, UploadState},
     },
-    grpc,
     key::Scope,
     rejection::{MIN_BYTES_PER_SECOND, Rejection, RequestHead},
     request_name::RequestName,

@@ -1,5 +1,6 @@
 //! Why a request was refused, as problem details (RFC 9457).
 
+mod grpc;
 mod kind;
 mod render;
 

@@ -10,9 +10,11 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header, request};
 
-use super::Rejection;
+use super::{Rejection, grpc::trailers_only};
 use crate::{
-    body::whole::WholeBody, grpc, response::attributes::Attributes, telemetry::log::Warnings,
+    body::{grpc, whole::WholeBody},
+    response::attributes::Attributes,
+    telemetry::log::Warnings,
 };
 
 /// The settings for refusals.
@@ -99,7 +101,7 @@ impl RequestHead {
     /// The default form of a refusal.
     fn standard(&self, rejection: &Rejection) -> Response<Bytes> {
         match self.is_grpc {
-            true => grpc::trailers_only(rejection),
+            true => trailers_only(rejection),
             false => problem(rejection),
         }
     }

@@ -7,7 +7,7 @@ use http::{
     header::{self, HeaderValue},
 };
 
-use crate::grpc;
+use crate::body::grpc;
 
 /// Which headers of a response are kept and replayed.
 ///

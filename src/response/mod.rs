@@ -19,8 +19,7 @@ use self::{
     recorded::{RecordedResponse, encode},
 };
 use crate::{
-    body::ResponseBody,
-    grpc,
+    body::{ResponseBody, grpc},
     rejection::{Rejection, Renderer, RequestHead},
     store::Completion,
     telemetry::log::Warnings,
