@@ -352,7 +352,6 @@ mod future;
 mod flow;
 
 mod key;
-mod request_name;
 mod fingerprint;
 mod operation;
 mod disposition;
@@ -380,6 +379,8 @@ pub mod client;
 pub mod messages;
 #[cfg(feature = "guard")]
 mod guard;
+#[cfg(feature = "sealing")]
+mod secret;
 #[cfg(feature = "sealing")]
 pub mod sealing;
 #[cfg(feature = "schedules")]

@@ -1,6 +1,6 @@
 //! The key of a fingerprint.
 
-use crate::sealing::{mac::MacKey, secret::Secret};
+use crate::secret::{Secret, mac::MacKey};
 
 /// Turns a fingerprint into one that only the service can make.
 #[derive(Debug)]

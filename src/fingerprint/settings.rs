@@ -19,7 +19,7 @@ use super::{
 };
 use crate::body::digests::DigestAlgorithm;
 #[cfg(feature = "sealing")]
-use crate::sealing::secret::Secret;
+use crate::secret::Secret;
 
 /// Decides which requests with the same key are the same request.
 ///

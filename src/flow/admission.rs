@@ -11,9 +11,9 @@ use super::{
 use crate::{
     body::digests::{DeclaredDigests, DigestInvalid},
     key::RecordName,
+    operation::request_name::RequestName,
     policy::{ContentDigest, Requirement},
     rejection::Rejection,
-    request_name::RequestName,
     response::attributes::Attributes,
 };
 

@@ -62,8 +62,8 @@ use self::{
 pub(crate) use self::{guarded::GuardedRequest, reply::ServiceResult};
 use crate::{
     body::{ReceivedBody, RequestBody, SentBody, upload::Upload},
+    operation::request_name::RequestName,
     rejection::{Rejection, RequestHead},
-    request_name::RequestName,
     store::Store,
 };
 

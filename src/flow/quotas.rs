@@ -27,9 +27,9 @@ use super::{
 use crate::{
     error::StoreError,
     key::{RecordName, Scope},
+    operation::request_name::RequestName,
     quota::{Quota, QuotaSetting},
     rejection::{Callback, QuotaExceeded, Rejection},
-    request_name::RequestName,
     store::{OwnerTransition, Store, Usage, UsageDelta},
     telemetry::log::Warnings,
 };

@@ -24,8 +24,8 @@ use crate::{
         error::BodyError,
         read::{BodyReader, ReadEnd},
     },
+    operation::request_name::RequestName,
     rejection::{MIN_BYTES_PER_SECOND, Rejection},
-    request_name::RequestName,
 };
 
 /// Reads a body into memory.

@@ -22,8 +22,8 @@ use crate::{
         upload::Upload,
     },
     fingerprint::{BodyFault, Comparison, Content, Fingerprint, Fingerprinter},
+    operation::request_name::RequestName,
     rejection::{Callback, Rejection},
-    request_name::RequestName,
     store::{Claim, Store},
 };
 

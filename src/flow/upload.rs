@@ -34,8 +34,8 @@ use crate::{
         upload::{Upload, UploadFault, UploadLimits, UploadState},
     },
     key::Scope,
+    operation::request_name::RequestName,
     rejection::{MIN_BYTES_PER_SECOND, Rejection, RequestHead},
-    request_name::RequestName,
     store::{OwnerTransition, RecordState, Release, Store},
     telemetry::notice::Notice,
 };

@@ -15,7 +15,8 @@ use crate::{
 #[cfg(feature = "sealing")]
 use crate::{
     fingerprint::Fingerprinting,
-    sealing::{names::NameDigests, secret::Secret, settings::Sealing},
+    sealing::{names::NameDigests, settings::Sealing},
+    secret::Secret,
 };
 
 /// Builds a [`Guard`]. Made by [`Guard::builder`].

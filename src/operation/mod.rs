@@ -1,6 +1,7 @@
 //! The operation that a handler runs.
 
 mod lease;
+pub(crate) mod request_name;
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
     expect(dead_code, reason = "only the SQL stores have transactions")
@@ -24,8 +25,8 @@ use crate::{
     body::upload::UploadState,
     disposition::{Disposition, HandlerChoice},
     key::{Key, OperationId, RecordName, Scope},
+    operation::request_name::RequestName,
     rejection::RequestHead,
-    request_name::RequestName,
     response::ResponseSettings,
     store::{Claim, Completion, Fence, Grant, Token},
 };

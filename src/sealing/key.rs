@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use aes_gcm_siv::{AesGcmSiv, Key, KeyInit as _, aes::Aes256Enc};
 use thiserror::Error;
 
-use super::{mac::derive, secret::Secret};
+use crate::secret::{Secret, mac::derive};
 
 /// AES-256-GCM-SIV. Only the direction of the cipher that encrypts is needed.
 pub(super) type Cipher = AesGcmSiv<Aes256Enc>;

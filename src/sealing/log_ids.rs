@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{mac::MacKey, secret::Secret};
 use crate::key::RecordName;
+use crate::secret::{Secret, mac::MacKey};
 
 /// Gives each key an id that may be logged, so that an operator finds a client's key.
 ///

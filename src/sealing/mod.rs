@@ -9,11 +9,9 @@
 
 mod key;
 pub(crate) mod log_ids;
-pub(crate) mod mac;
 pub(crate) mod names;
 mod provider;
 mod sealed;
-pub(crate) mod secret;
 pub(crate) mod settings;
 
 pub use self::{
@@ -21,6 +19,6 @@ pub use self::{
     log_ids::LogIds,
     names::NameDigests,
     provider::KeyProvider,
-    secret::{Secret, SecretError},
     settings::Sealing,
 };
+pub use crate::secret::{Secret, SecretError};

@@ -2,8 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{mac::MacKey, secret::Secret};
 use crate::key::{Key, RecordName, Scope};
+use crate::secret::{Secret, mac::MacKey};
 
 /// Replaces the scope and the key of each record with digests, so that the store, its logs
 /// and its backups hold nothing readable of either.

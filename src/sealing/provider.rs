@@ -12,8 +12,9 @@ use thiserror::Error;
 use tokio::time::{self, Instant};
 use tower::BoxError;
 
-use super::{key::SealingKey, secret::Secret};
+use super::key::SealingKey;
 use crate::error::StoreError;
+use crate::secret::Secret;
 
 /// Returns the secrets of sealing keys, for example by asking a key management service to
 /// unwrap them.

@@ -138,7 +138,7 @@ mod tests {
     use super::*;
     use crate::{
         key::{Key, Scope},
-        sealing::secret::Secret,
+        secret::Secret,
     };
 
     fn key(id: &str) -> SealingKey {

@@ -23,9 +23,8 @@ pub use self::{
 use crate::{
     fingerprint::Fingerprint,
     key::{Key, RecordName, Scope},
-    operation::Operation,
+    operation::{Operation, request_name::RequestName},
     rejection::RequestHead,
-    request_name::RequestName,
     response::ResponseSettings,
     store::{Claim, Claimed, Store},
 };

@@ -1,5 +1,7 @@
 //! Bytes that only the service knows.
 
+pub(crate) mod mac;
+
 use std::fmt;
 
 use rand::Rng as _;
@@ -71,7 +73,7 @@ impl Secret {
         secret
     }
 
-    pub(super) fn as_bytes(&self) -> &[u8; Self::LENGTH] {
+    pub(crate) fn as_bytes(&self) -> &[u8; Self::LENGTH] {
         &self.0
     }
 

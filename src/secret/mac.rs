@@ -6,7 +6,7 @@ use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use super::secret::Secret;
+use super::Secret;
 
 /// A key of HMAC-SHA-256. The blocks of the key are hashed once, when it is made.
 pub(crate) struct MacKey(Hmac<Sha256>);
@@ -42,7 +42,7 @@ impl MacWriter {
 }
 
 /// Derives 32 bytes for one purpose.
-pub(super) fn derive(secret: &Secret, purpose: &str) -> Zeroizing<[u8; 32]> {
+pub(crate) fn derive(secret: &Secret, purpose: &str) -> Zeroizing<[u8; 32]> {
     let mut mac = MacWriter(keyed(secret.as_bytes()));
     mac.write(b"tower-idempotency ");
     mac.write(purpose.as_bytes());
