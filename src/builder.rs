@@ -17,10 +17,11 @@ use crate::{
     flow::config::{Config, PerScope, ScopeFn},
     key::{KeySyntax, Scope},
     layer::IdempotencyLayer,
+    operation::response_settings::ResponseSettings,
     policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
     quota::{Quota, QuotaSetting},
     rejection::{Rejection, custom},
-    response::{ResponseSettings, headers::KeptHeaders},
+    response::headers::KeptHeaders,
     store::Store,
 };
 

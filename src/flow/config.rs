@@ -9,10 +9,9 @@ use crate::{
     disposition::Dispositions,
     fingerprint::Fingerprinter,
     key::{KeySyntax, RecordName, Scope},
-    operation::request_name::RequestName,
+    operation::{request_name::RequestName, response_settings::ResponseSettings},
     policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
     quota::QuotaSetting,
-    response::ResponseSettings,
     store::{OwnerTransition, Record},
     telemetry::log::Warnings,
 };

@@ -26,10 +26,10 @@ use crate::{
         read::ReadEnd,
     },
     disposition::HandlerChoice,
-    operation::{AsCommitted, Transacted},
+    operation::{AsCommitted, Transacted, response_settings::ResponseSettings},
     outcome::Outcome,
     rejection::Rejection,
-    response::{ResponseSettings, attributes::Attributes, correct_length, declared_length},
+    response::{attributes::Attributes, correct_length, declared_length},
     store::{OwnerTransition, Release, Store, Transitioned},
     telemetry::notice::Notice,
 };

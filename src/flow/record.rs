@@ -14,10 +14,9 @@ use super::{
 };
 use crate::{
     error::StoreError,
-    operation::{Operation, Transacted},
+    operation::{Operation, Transacted, response_settings::ResponseSettings},
     outcome::Outcome,
     rejection::Rejection,
-    response::ResponseSettings,
     store::{Completion, OwnerTransition, Release, Store, Transitioned},
     telemetry::notice::Notice,
 };

@@ -15,9 +15,10 @@ use crate::error::StoreErrorKind;
 use crate::{
     body::ResponseBody,
     key::OperationId,
+    operation::response_settings::ResponseSettings,
     outcome::Outcome,
     rejection::{Callback, Rejection, RequestHead},
-    response::{ResponseSettings, mark_unrecorded, recorded::RecordedResponse},
+    response::{mark_unrecorded, recorded::RecordedResponse},
     telemetry::{log::Warnings, notice::Notice},
 };
 
@@ -162,7 +163,7 @@ impl<R: Body<Data = Bytes>, E> HttpReply<R, E> {
         let rejection = match RecordedResponse::decode(recorded) {
             Ok(recorded) => match recorded
                 .into_whole()
-                .and_then(|whole| settings.replay(whole))
+                .and_then(|whole| whole.replay(&settings.kept_headers, &settings.marker))
             {
                 Some(mut response) => {
                     if !is_replay {

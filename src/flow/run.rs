@@ -24,10 +24,11 @@ use super::{
 use crate::{
     body::{RequestBody, ResponseBody, SentBody, upload::Upload},
     disposition::HandlerChoice,
+    operation::response_settings::ResponseSettings,
     outcome::Outcome,
     policy::Disconnect,
     rejection::{Rejection, RequestHead},
-    response::{ResponseSettings, mark_unrecorded},
+    response::mark_unrecorded,
     store::Store,
 };
 

@@ -33,10 +33,10 @@ use crate::{
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputFingerprints},
     guard::{error::RunError, ran::Ran},
     key::{OperationId, RecordName},
-    operation::Operation,
+    operation::{Operation, response_settings::ResponseSettings},
     outcome::Outcome,
     rejection::{Rejection, RejectionKind, RequestHead},
-    response::{ResponseSettings, attributes::Attributes, recorded::RecordedResponse},
+    response::{attributes::Attributes, recorded::RecordedResponse},
     store::{Claim, Release, Store, Transitioned},
     telemetry::notice::Notice,
 };

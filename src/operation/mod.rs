@@ -2,6 +2,7 @@
 
 mod lease;
 pub(crate) mod request_name;
+pub(crate) mod response_settings;
 #[cfg_attr(
     not(any(feature = "postgres", feature = "sqlite")),
     expect(dead_code, reason = "only the SQL stores have transactions")
@@ -25,9 +26,8 @@ use crate::{
     body::upload::UploadState,
     disposition::{Disposition, HandlerChoice},
     key::{Key, OperationId, RecordName, Scope},
-    operation::request_name::RequestName,
+    operation::{request_name::RequestName, response_settings::ResponseSettings},
     rejection::RequestHead,
-    response::ResponseSettings,
     store::{Claim, Completion, Fence, Grant, Token},
 };
 

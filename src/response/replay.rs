@@ -4,10 +4,13 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::Body;
 
-use super::{ResponseSettings, headers::retain, recorded::WholeResponse};
+use super::{
+    headers::{KeptHeaders, retain},
+    recorded::WholeResponse,
+};
 use crate::body::ResponseBody;
 
-impl ResponseSettings {
+impl WholeResponse {
     /// Everything that is replayed passes here: the recorded response, marked as a
     /// replay. `None` if its status cannot be that of an answer.
     ///
@@ -15,19 +18,20 @@ impl ResponseSettings {
     /// for headers apply once more. Its length and date are left to the server,
     /// which knows the connection.
     pub(crate) fn replay<B: Body<Data = Bytes>>(
-        &self,
-        recorded: WholeResponse,
+        self,
+        kept_headers: &KeptHeaders,
+        marker: &HeaderName,
     ) -> Option<Response<ResponseBody<B>>> {
-        let WholeResponse {
+        let Self {
             status,
             mut headers,
             mut body,
             mut trailers,
-        } = recorded;
+        } = self;
         if status.is_informational() {
             return None;
         }
-        let kept = self.kept_headers.of(&headers, &self.marker);
+        let kept = kept_headers.of(&headers, marker);
         retain(&mut headers, |name| kept.header(name));
         if let Some(trailers) = &mut trailers {
             retain(trailers, |name| kept.trailer(name));
@@ -36,7 +40,7 @@ impl ResponseSettings {
             body.clear();
             trailers = None;
         }
-        headers.insert(&self.marker, HeaderValue::from_static("true"));
+        headers.insert(marker, HeaderValue::from_static("true"));
         // hyper sends trailers over HTTP/1.1 only if they were announced.
         if let Some(announced) = trailers.as_deref().and_then(announcement) {
             headers.insert(header::TRAILER, announced);

@@ -4,20 +4,12 @@
 //! codec u8, 1 for JSON · schema length u8, schema · the value, to the end
 //! ```
 
-use std::{
-    panic::{AssertUnwindSafe, catch_unwind},
-    time::Duration,
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use bytes::Bytes;
-use http::StatusCode;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::{
-    ResponseSettings,
-    recorded::{NotRecordableError, RecordedResponse},
-};
-use crate::{error::StoreError, store::Completion};
+use super::recorded::{NotRecordableError, RecordedResponse};
+use crate::error::StoreError;
 
 impl RecordedResponse {
     /// A value of work that a [`Guard`](crate::Guard) runs, as if the work had returned
@@ -89,35 +81,12 @@ impl RecordedResponse {
     }
 }
 
-impl ResponseSettings {
-    /// Returns the completion of a value, or why it cannot be kept.
-    pub(crate) fn completion_of_value<T>(
-        &self,
-        value: &T,
-        keep_for: Option<Duration>,
-    ) -> Result<Completion, &'static str>
-    where
-        T: Serialize + ?Sized,
-    {
-        let schema = self.schema.as_deref().unwrap_or_default();
-        let recorded = RecordedResponse::of_value(value, schema).map_err(|_| NOT_SERIALIZABLE)?;
-        let bytes = recorded.value().map_or(0, Bytes::len);
-        if bytes > self.max_body {
-            return Err(TOO_LARGE);
-        }
-        let retention = self.retention_of(|| StatusCode::OK, keep_for);
-        Ok(Completion::new(recorded.encode(), retention, self.lease))
-    }
-}
-
 const JSON: u8 = 1;
-const NOT_SERIALIZABLE: &str = "value not recorded, since it cannot be written as JSON: calls with \
-    its name get `NotReplayable`";
-const TOO_LARGE: &str =
-    "value not recorded, since it exceeds `max_value`: calls with its name get `NotReplayable`";
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
 
     fn recorded() -> RecordedResponse {

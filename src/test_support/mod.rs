@@ -23,9 +23,8 @@ pub use self::{
 use crate::{
     fingerprint::Fingerprint,
     key::{Key, RecordName, Scope},
-    operation::{Operation, request_name::RequestName},
+    operation::{Operation, request_name::RequestName, response_settings::ResponseSettings},
     rejection::RequestHead,
-    response::ResponseSettings,
     store::{Claim, Claimed, Store},
 };
 

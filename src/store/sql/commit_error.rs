@@ -21,9 +21,8 @@ use super::error::without_values;
 use super::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
 use crate::{
     key::OperationId,
-    operation::{Operation, Transacted},
+    operation::{Operation, Transacted, response_settings::ResponseSettings},
     rejection::{Rejection, Renderer, RequestHead},
-    response::ResponseSettings,
     store::StoreError,
     telemetry::log::{self, Event, LogLimit, Warnings},
 };
