@@ -1,7 +1,10 @@
 //! The PostgreSQL store keeps every promise on a table that Citus distributes by key.
 
+#[allow(dead_code, reason = "only the comparison is used")]
+mod any_store;
 mod databases;
 
+use any_store::reference::Compared;
 use databases::CitusSchema;
 use tower_idempotency::{PostgresStore, conformance::Subject, conformance_tests};
 
@@ -32,6 +35,16 @@ impl Subject for Citus {
         store.close().await;
         self.0.remove().await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs the Citus of CITUS_URL"]
+async fn every_call_answers_as_the_transition_function() {
+    let citus = Citus(CitusSchema::new());
+    let store = citus.store().await;
+    Compared::new(&store).every_transition().await;
+    Compared::new(&store).random_walk(7, 300).await;
+    citus.finish(store).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,9 @@
 //! The example of a store on etcd keeps every promise, with two hosts that contend, and
 //! says what failed when there is no etcd.
 
+#[allow(dead_code, reason = "only the comparison is used")]
+mod any_store;
+
 use std::{sync::Mutex, time::Duration};
 
 use tokio::net::TcpListener;
@@ -13,6 +16,7 @@ use tower_idempotency::{
 
 mod etcd;
 
+use any_store::reference::Compared;
 use etcd::{Etcd, Keys};
 
 /// Two hosts that see each record at the latest when time begins to pass.
@@ -64,6 +68,26 @@ impl Subject for Hosts {
 conformance_tests! {
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
     Hosts::new()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_transition_does_as_the_transition_function() {
+    let keys = Keys::new();
+    let store = keys.open();
+    let mut compared = Compared::new(&store);
+    compared.lists_often = false;
+    compared.every_transition().await;
+    keys.remove().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn random_calls_answer_as_the_transition_function() {
+    let keys = Keys::new();
+    let store = keys.open();
+    let mut compared = Compared::new(&store);
+    compared.lists_often = false;
+    compared.random_walk(6, 300).await;
+    keys.remove().await;
 }
 
 #[tokio::test]

@@ -23,9 +23,11 @@ use super::{HOUR, fingerprint, name, transitions::TransitionStore};
 pub(crate) struct Compared<'a, S> {
     store: &'a S,
     reference: TransitionStore,
-    /// Redis removes expired records by itself, so that no record may expire. A list
-    /// reads its 1,024 indexes, so that lists are compared at the end only.
-    pub(crate) is_redis: bool,
+    /// Whether records may expire. Redis removes expired ones by itself.
+    pub(crate) expires: bool,
+    /// Whether lists are compared after each call. Otherwise they are at the end of a random
+    /// walk only, because some stores read a thousand keys for a list.
+    pub(crate) lists_often: bool,
 }
 
 impl<'a, S: Store> Compared<'a, S> {
@@ -33,7 +35,8 @@ impl<'a, S: Store> Compared<'a, S> {
         Self {
             store,
             reference: TransitionStore::new(),
-            is_redis: false,
+            expires: true,
+            lists_often: true,
         }
     }
 
@@ -41,7 +44,7 @@ impl<'a, S: Store> Compared<'a, S> {
     /// one.
     pub(crate) async fn every_transition(&self) {
         let mut case = 0;
-        let other = if self.is_redis { HOUR } else { NOTHING };
+        let other = if self.expires { NOTHING } else { HOUR };
         for retention in HashSet::from([HOUR, other]) {
             for state in STATES {
                 for number in 0..CALLS {
@@ -76,7 +79,7 @@ impl<'a, S: Store> Compared<'a, S> {
             // Mostly the last claim, sometimes an earlier one.
             let back = usize::from(dice.random_bool(0.2));
             let by = granted.iter().rev().nth(back).copied();
-            let [lease, one, other] = [true, !self.is_redis, !self.is_redis].map(|may_be_over| {
+            let [lease, one, other] = [true, self.expires, self.expires].map(|may_be_over| {
                 let is_over = dice.random_bool(0.5) && may_be_over;
                 if is_over { NOTHING } else { HOUR }
             });
@@ -152,7 +155,7 @@ impl<'a, S: Store> Compared<'a, S> {
             there.as_ref().map(Seen::new),
             "{context}: after {call:?}"
         );
-        if !self.is_redis {
+        if self.lists_often {
             self.compare_lists(&format!("{context}: after {call:?}"))
                 .await;
         }
@@ -324,14 +327,16 @@ async fn ask(
 }
 
 async fn listed(store: &impl Store, filter: &Filter) -> Vec<(RecordName, Seen)> {
-    let mut listed: Vec<_> = store
-        .list(filter, None, 1_000)
-        .await
-        .unwrap()
-        .records
-        .into_iter()
-        .map(|(name, record)| (name, Seen::new(&record)))
-        .collect();
+    let (mut listed, mut after) = (Vec::new(), None);
+    loop {
+        let page = store.list(filter, after.as_ref(), 1_000).await.unwrap();
+        let records = page.records.into_iter();
+        listed.extend(records.map(|(name, record)| (name, Seen::new(&record))));
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
     listed.sort_by(|(one, _), (other, _)| one.cmp(other));
     listed
 }
