@@ -175,12 +175,12 @@ impl Schema {
 /// engines other than plain PostgreSQL.
 macro_rules! statements {
     ($($(#[$doc:meta])* $name:ident = $template:expr $(, $portable:expr)?;)*) => {
-        pub(super) struct Statements {
-            $($(#[$doc])* $name: sqlx::SqlStr,)*
+        pub(in crate::store::postgres) struct Statements {
+            $($(#[$doc])* pub(in crate::store::postgres) $name: sqlx::SqlStr,)*
         }
 
         impl Statements {
-            pub(super) fn new(schema: &super::schema::Schema) -> Self {
+            pub(in crate::store::postgres) fn new(schema: &$crate::store::postgres::schema::Schema) -> Self {
                 Self {
                     $($name: $crate::store::postgres::schema::statements!(
                         @new schema, $template $(, $portable)?
