@@ -38,6 +38,8 @@ pub struct Outbox<S> {
     pub(crate) store: S,
     pub(super) topic: String,
     max_payload: usize,
+    /// Whether relays of other processes are notified.
+    pub(crate) notifies: bool,
 }
 
 /// A store that has an outbox: `PostgresStore` and `SqliteStore`. The trait is sealed.
@@ -100,6 +102,15 @@ pub(crate) mod sealed {
         fn lag(&self, topic: &str) -> impl Future<Output = Result<Lag, StoreError>> + Send;
 
         fn wake(&self) -> &Wake;
+
+        /// Wakes the relays of other processes soon, if the store can.
+        fn notify_others(&self) {}
+
+        /// Wakes the relays of this process when another one has notified them. Never
+        /// returns.
+        fn listen(self) -> impl Future<Output = ()> + Send + 'static {
+            std::future::pending()
+        }
     }
 
     /// Returns how many events of each turn are read: few commits for many events, and
@@ -143,18 +154,24 @@ pub(crate) mod sealed {
         relays: watch::Sender<()>,
         /// Whether events were staged since a relay looked.
         staged: Arc<AtomicBool>,
+        /// Whether an outbox that notifies other processes has staged events.
+        notifies: Arc<AtomicBool>,
     }
 
     impl Wake {
-        pub(crate) fn staged(&self) {
+        pub(crate) fn staged(&self, notifies: bool) {
             self.staged.store(true, Ordering::Release);
+            if notifies {
+                self.notifies.store(true, Ordering::Release);
+            }
         }
 
-        /// Wakes the relays if events were staged.
-        pub(crate) fn committed(&self) {
+        /// Wakes the relays if events were staged. Returns whether to notify others.
+        pub(crate) fn committed(&self) -> bool {
             if self.staged.load(Ordering::Acquire) {
                 self.relays.send_replace(());
             }
+            self.notifies.load(Ordering::Acquire)
         }
 
         pub(crate) fn wake(&self) {
@@ -178,6 +195,7 @@ impl<S: OutboxStore> Outbox<S> {
             store,
             topic: topic.to_owned(),
             max_payload: 1 << 20,
+            notifies: false,
         })
     }
 
@@ -265,7 +283,7 @@ impl<S: OutboxStore> Outbox<S> {
                 .stage(transaction, &self.topic, aggregate, events);
             staged += stage.await?;
         }
-        self.store.wake().staged();
+        self.store.wake().staged(self.notifies);
         super::count(super::Counted::Staged, staged);
         Ok(())
     }
@@ -274,6 +292,9 @@ impl<S: OutboxStore> Outbox<S> {
     /// [polling](super::Relay::poll). Call it after COMMIT. The store's own `commit` does.
     pub fn wake(&self) {
         self.store.wake().wake();
+        if self.notifies {
+            self.store.notify_others();
+        }
     }
 
     /// Returns up to `limit` dead events, at most one of each aggregate, in the byte order
@@ -328,6 +349,7 @@ impl<S> fmt::Debug for Outbox<S> {
         f.debug_struct("Outbox")
             .field("topic", &self.topic)
             .field("max_payload", &self.max_payload)
+            .field("notifies", &self.notifies)
             .finish_non_exhaustive()
     }
 }

@@ -56,6 +56,11 @@ where
     F: Future<Output = Publish> + Send + 'static,
 {
     pub(super) async fn run(mut self) {
+        // Aborted with the relay.
+        let mut listener = JoinSet::new();
+        if self.outbox.notifies {
+            listener.spawn(self.outbox.store.clone().listen());
+        }
         let mut stop = self.publishing.stop.clone();
         let mut woken = self.outbox.store.wake().subscribe();
         let mut backoff = FAILURES;

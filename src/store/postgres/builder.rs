@@ -330,6 +330,8 @@ impl PostgresStoreBuilder {
                 outbox: super::outbox::Statements::new(&schema),
                 #[cfg(feature = "outbox")]
                 wake: crate::messages::outbox::sealed::Wake::default(),
+                #[cfg(feature = "outbox")]
+                notifications: super::outbox::Notifications::default(),
                 pool: requests,
                 connector,
             }),

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{ConnectOptions as _, Connection as _, Error, PgConnection, postgres::PgConnectOptions};
+use sqlx::{
+    ConnectOptions as _, Connection as _, Error, PgConnection,
+    postgres::{PgConnectOptions, PgListener, PgPoolOptions},
+};
 use tokio::{
     sync::{Mutex as Turn, OwnedMutexGuard},
     time::{Instant, sleep, timeout},
@@ -125,6 +128,16 @@ impl Connector {
             true => self.down(),
             false => None,
         }
+    }
+
+    /// Listens to a channel on a connection of its own.
+    pub(super) async fn listen(&self, channel: &str) -> Result<PgListener, Error> {
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .connect_lazy_with(self.options.clone());
+        let mut listener = PgListener::connect_with(&pool).await?;
+        listener.listen(channel).await?;
+        Ok(listener)
     }
 
     pub(super) fn address(&self) -> String {

@@ -181,6 +181,8 @@ struct Inner {
     outbox: outbox::Statements,
     #[cfg(feature = "outbox")]
     wake: crate::messages::outbox::sealed::Wake,
+    #[cfg(feature = "outbox")]
+    notifications: outbox::Notifications,
     /// The connections for requests.
     pool: Arc<Pool>,
     connector: Arc<Connector>,

@@ -248,7 +248,9 @@ impl CommitBackend for PostgresStore {
 
     #[cfg(feature = "outbox")]
     fn committed(&self) {
-        self.inner.wake.committed();
+        if self.inner.wake.committed() {
+            self.notify_relays();
+        }
     }
 
     fn is_abort(error: &sqlx::Error) -> bool {

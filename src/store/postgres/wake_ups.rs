@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::postgres::{PgListener, PgPoolOptions};
+use sqlx::postgres::PgListener;
 use tokio::{
     sync::Mutex,
     task::JoinHandle,
@@ -70,21 +70,13 @@ impl WakeUps {
     async fn listen(self: &Arc<Self>) -> Result<(), StoreError> {
         let mut listener = self.listener.lock().await;
         if listener.as_ref().is_none_or(JoinHandle::is_finished) {
-            let opened = timeout(self.connector.acquire_timeout, self.open()).await;
+            let opened = self.connector.listen(CHANNEL);
+            let opened = timeout(self.connector.acquire_timeout, opened).await;
             let opened = opened.map_err(|_| StoreError::timed_out())?;
             let receive = receive(Arc::downgrade(self), opened.map_err(failure)?);
             *listener = Some(tokio::spawn(receive));
         }
         Ok(())
-    }
-
-    async fn open(&self) -> Result<PgListener, sqlx::Error> {
-        let pool = PgPoolOptions::new()
-            .max_connections(1)
-            .connect_lazy_with(self.connector.options.clone());
-        let mut listener = PgListener::connect_with(&pool).await?;
-        listener.listen(CHANNEL).await?;
-        Ok(listener)
     }
 
     /// Stops to listen. Its waiters read their records after pauses.

@@ -139,7 +139,8 @@ impl CommitBackend for SqliteStore {
 
     #[cfg(feature = "outbox")]
     fn committed(&self) {
-        self.wake.committed();
+        // Other processes cannot be notified.
+        let _ = self.wake.committed();
     }
 
     fn is_abort(error: &sqlx::Error) -> bool {

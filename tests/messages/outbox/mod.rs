@@ -4,6 +4,7 @@ mod buffered;
 mod committed;
 mod crashes;
 mod dead;
+mod notified;
 mod ordered;
 pub(crate) mod relay;
 mod relayed;

@@ -1,5 +1,6 @@
 //! The outbox in PostgreSQL.
 
+mod notifications;
 mod statements;
 mod turns;
 
@@ -11,7 +12,7 @@ use sqlx::{
     query::Query,
 };
 
-pub(super) use self::statements::Statements;
+pub(super) use self::{notifications::Notifications, statements::Statements};
 use super::{
     PostgresStore,
     engine::PostgresEngine,
@@ -223,6 +224,14 @@ impl OutboxBackend for PostgresStore {
 
     fn wake(&self) -> &Wake {
         &self.inner.wake
+    }
+
+    fn notify_others(&self) {
+        self.notify_relays();
+    }
+
+    async fn listen(self) {
+        self.listen_for_events().await;
     }
 }
 

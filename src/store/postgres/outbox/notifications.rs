@@ -1,0 +1,112 @@
+//! Notifications that wake the relays of other processes.
+//!
+//! PostgreSQL commits transactions that send a notification one after the other. So it is
+//! sent after COMMIT, in a transaction of its own, and one stands for all commits of a few
+//! milliseconds.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use sqlx::{postgres::PgListener, raw_sql};
+use tokio::{runtime::Handle, time::sleep};
+
+use super::PostgresStore;
+use crate::{
+    messages::Outbox,
+    store::postgres::{error::failure, session::Session},
+    telemetry::log::{self, LogLimit},
+};
+
+/// The notifications that a store sends.
+#[derive(Default)]
+pub(in crate::store::postgres) struct Notifications {
+    /// Whether a task will send the next one.
+    is_due: AtomicBool,
+    failures: LogLimit,
+}
+
+impl Outbox<PostgresStore> {
+    /// Sets whether the relays of other processes are notified of events. Defaults to
+    /// false: they find events by [polling](crate::messages::Relay::poll), and those of
+    /// this process are woken in any case.
+    ///
+    /// Set it where events are staged, and where they are relayed. The store's own `commit`
+    /// then sends a notification, and so does [`wake`](Outbox::wake). It is sent within 5
+    /// milliseconds, once for all commits of that time. A relay keeps a connection of its
+    /// own to listen. It polls too, since a notification may be lost with its connection.
+    ///
+    /// Nothing is sent on Citus, or behind a pooler in transaction mode.
+    #[must_use]
+    pub fn notifications(mut self, notifies: bool) -> Self {
+        self.notifies = notifies;
+        self
+    }
+}
+
+impl PostgresStore {
+    fn may_notify(&self) -> bool {
+        self.inner.wake_ups.are_possible()
+    }
+
+    /// Notifies the relays of other processes soon.
+    pub(in crate::store::postgres) fn notify_relays(&self) {
+        let is_due = &self.inner.notifications.is_due;
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        if !self.may_notify() || is_due.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let store = self.clone();
+        runtime.spawn(async move {
+            sleep(INTERVAL).await;
+            let Notifications { is_due, failures } = &store.inner.notifications;
+            // A commit after this needs another notification.
+            is_due.store(false, Ordering::Release);
+            let notify = async |session: &mut Session<'_>| {
+                let notify = raw_sql(NOTIFY).execute(&mut *session.connection).await;
+                notify.map(drop).map_err(failure)
+            };
+            if let Err(error) = store.inner.admin.run(notify).await {
+                log::warn(failures, NOT_SENT, Some(&error), None);
+            }
+        });
+    }
+
+    /// Wakes the relays of this process at each notification. Never returns.
+    pub(super) async fn listen_for_events(self) {
+        let failures = LogLimit::new();
+        while self.may_notify() {
+            let listened = async {
+                let mut listener = self.inner.connector.listen(CHANNEL).await?;
+                // Notifications before this were lost.
+                self.inner.wake.wake();
+                self.wake_by(&mut listener).await
+            };
+            if let Err(error) = listened.await {
+                log::warn(&failures, LOST, Some(&failure(error)), None);
+            }
+            sleep(PAUSE).await;
+        }
+        std::future::pending::<()>().await;
+    }
+
+    /// Returns when the connection is lost.
+    async fn wake_by(&self, listener: &mut PgListener) -> Result<(), sqlx::Error> {
+        while listener.try_recv().await?.is_some() {
+            self.inner.wake.wake();
+        }
+        Ok(())
+    }
+}
+
+/// Every role of the database may listen, so that the payload is empty.
+const CHANNEL: &str = "idempotency_events";
+const NOTIFY: &str = "NOTIFY idempotency_events";
+const INTERVAL: Duration = Duration::from_millis(5);
+const PAUSE: Duration = Duration::from_secs(1);
+const NOT_SENT: &str = "notification of staged events not sent, relays of other processes find them \
+    by polling";
+const LOST: &str = "connection for notifications of events lost, the relay polls";
