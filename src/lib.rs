@@ -346,9 +346,6 @@
 //! sqlx is the application's choice: enable it on its own dependency on `sqlx`.
 
 mod layer;
-mod builder;
-mod service;
-mod future;
 mod flow;
 
 mod key;
@@ -407,20 +404,22 @@ pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
     authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
     body::{RequestBody, ResponseBody, whole::WholeBody},
-    builder::{BuildError, IdempotencyBuilder},
     disposition::{Disposition, Dispositions, KeepFor},
     error::{StoreError, StoreErrorKind},
     fingerprint::{Fingerprinting, RequestPart},
-    future::ResponseFuture,
     key::{Key, KeySyntax, OperationId, Scope},
-    layer::{Drained, IdempotencyLayer},
+    layer::{
+        Drained, IdempotencyLayer,
+        builder::{BuildError, IdempotencyBuilder},
+        future::ResponseFuture,
+        service::Idempotency,
+    },
     operation::Operation,
     outcome::Outcome,
     policy::{ContentDigest, Disconnect, OversizedBody, Reconciler, Recovery, StoreFailure},
     quota::Quota,
     rejection::{Rejection, RejectionKind},
     response::{attributes::Attributes, headers::KeptHeaders},
-    service::Idempotency,
     store::{DynStore, Fence, MemoryStore, Release, Store, Sweeper},
 };
 

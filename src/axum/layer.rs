@@ -14,9 +14,7 @@ use tower::{BoxError, Layer, Service};
 
 use crate::{
     body::{RequestBody, ResponseBody},
-    future::ResponseFuture,
-    layer::IdempotencyLayer,
-    service::Idempotency,
+    layer::{IdempotencyLayer, future::ResponseFuture, service::Idempotency},
     store::Store,
 };
 

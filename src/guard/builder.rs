@@ -5,18 +5,20 @@ use std::{fmt, sync::Arc, time::Duration};
 use super::Guard;
 #[cfg(all(feature = "sealing", feature = "tracing"))]
 use crate::sealing::log_ids::LogIds;
-use crate::{
-    builder::{BuildError, IdempotencyBuilder},
-    layer::IdempotencyLayer,
-    policy::Recovery,
-    quota::Quota,
-    store::Store,
-};
 #[cfg(feature = "sealing")]
 use crate::{
     fingerprint::Fingerprinting,
     sealing::{names::NameDigests, settings::Sealing},
     secret::Secret,
+};
+use crate::{
+    layer::{
+        IdempotencyLayer,
+        builder::{BuildError, IdempotencyBuilder},
+    },
+    policy::Recovery,
+    quota::Quota,
+    store::Store,
 };
 
 /// Builds a [`Guard`]. Made by [`Guard::builder`].

@@ -10,10 +10,10 @@ use super::{
     period::{Period, Periods},
 };
 use crate::{
-    builder::BuildError,
     error::StoreError,
     guard::{Guard, Ran, RunError},
     key::{Key, RecordName, Scope},
+    layer::builder::BuildError,
     operation::Operation,
     store::Store,
 };

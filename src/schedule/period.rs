@@ -7,7 +7,7 @@ use jiff::{
 };
 
 use super::calendar::{hour_around, just_before, shifted, start_of_day};
-use crate::builder::BuildError;
+use crate::layer::builder::BuildError;
 
 /// Hours, days, weeks or months in one time zone.
 ///

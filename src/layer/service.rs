@@ -20,7 +20,7 @@ use crate::{
         discard::{discard, waits_for_continue},
         shared::Shared,
     },
-    future::ResponseFuture,
+    layer::future::ResponseFuture,
     rejection::{Callback, Rejection},
     store::Store,
 };

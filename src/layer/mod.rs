@@ -1,12 +1,16 @@
 //! The layer.
 
+pub(crate) mod builder;
+pub(crate) mod future;
+pub(crate) mod service;
+
 use std::{fmt, sync::Arc, time::Duration};
 
 use tower::Layer;
 
 use crate::{
     flow::{config::Config, shared::Shared},
-    service::Idempotency,
+    layer::service::Idempotency,
     store::Store,
 };
 
