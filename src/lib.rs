@@ -351,13 +351,10 @@ mod flow;
 mod key;
 mod fingerprint;
 mod operation;
-mod disposition;
 mod response;
 mod outcome;
 mod rejection;
 mod policy;
-mod authorizer;
-mod quota;
 
 mod body;
 mod runtime;
@@ -402,9 +399,7 @@ pub use self::store::{RedisStore, RedisStoreBuilder};
 #[cfg(feature = "sqlite")]
 pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
-    authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
     body::{RequestBody, ResponseBody, whole::WholeBody},
-    disposition::{Disposition, Dispositions, KeepFor},
     error::{StoreError, StoreErrorKind},
     fingerprint::{Fingerprinting, RequestPart},
     key::{Key, KeySyntax, OperationId, Scope},
@@ -414,10 +409,16 @@ pub use self::{
         future::ResponseFuture,
         service::Idempotency,
     },
-    operation::Operation,
+    operation::{
+        Operation,
+        disposition::{Disposition, Dispositions, KeepFor},
+    },
     outcome::Outcome,
-    policy::{ContentDigest, Disconnect, OversizedBody, Reconciler, Recovery, StoreFailure},
-    quota::Quota,
+    policy::{
+        ContentDigest, Disconnect, OversizedBody, Reconciler, Recovery, StoreFailure,
+        authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
+        quota::Quota,
+    },
     rejection::{Rejection, RejectionKind},
     response::{attributes::Attributes, headers::KeptHeaders},
     store::{DynStore, Fence, MemoryStore, Release, Store, Sweeper},

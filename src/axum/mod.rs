@@ -13,8 +13,10 @@ use ::axum::{
 use http::{StatusCode, request};
 
 use crate::{
-    disposition::{Disposition, KeepFor},
-    operation::Operation,
+    operation::{
+        Operation,
+        disposition::{Disposition, KeepFor},
+    },
     store::Release,
     telemetry::log::{self, LogLimit},
 };

@@ -14,7 +14,7 @@ use super::{
     reply::{HttpReply, Reply},
 };
 use crate::{
-    authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
+    policy::authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
     rejection::{Rejection, RequestHead},
     response::recorded::RecordedResponse,
 };

@@ -5,13 +5,15 @@ use std::{sync::Arc, time::Duration};
 use http::{HeaderName, Method, StatusCode, request};
 
 use crate::{
-    authorizer::ReplayAuthorizer,
-    disposition::Dispositions,
     fingerprint::Fingerprinter,
     key::{KeySyntax, RecordName, Scope},
-    operation::{request_name::RequestName, response_settings::ResponseSettings},
-    policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
-    quota::QuotaSetting,
+    operation::{
+        disposition::Dispositions, request_name::RequestName, response_settings::ResponseSettings,
+    },
+    policy::{
+        ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure,
+        authorizer::ReplayAuthorizer, quota::QuotaSetting,
+    },
     store::{OwnerTransition, Record},
     telemetry::log::Warnings,
 };

@@ -11,15 +11,14 @@ use super::{
     config::Config,
     request::{Comparable, Keyed},
 };
-use crate::{
-    authorizer::ReplayedRecord,
-    fingerprint::{Comparison, Mismatch},
-    key::OperationId,
-    policy::Recovery,
-    store::{Fence, Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
-};
 #[cfg(feature = "sealing")]
 use crate::{error::StoreError, fingerprint::Fingerprint, key::RecordName};
+use crate::{
+    fingerprint::{Comparison, Mismatch},
+    key::OperationId,
+    policy::{Recovery, authorizer::ReplayedRecord},
+    store::{Fence, Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
+};
 
 /// What a request may do about a record.
 pub(super) enum Decision {

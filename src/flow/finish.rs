@@ -25,8 +25,9 @@ use crate::{
         grpc,
         read::ReadEnd,
     },
-    disposition::HandlerChoice,
-    operation::{AsCommitted, Transacted, response_settings::ResponseSettings},
+    operation::{
+        AsCommitted, Transacted, disposition::HandlerChoice, response_settings::ResponseSettings,
+    },
     outcome::Outcome,
     rejection::Rejection,
     response::{attributes::Attributes, correct_length, declared_length},

@@ -7,7 +7,7 @@ use http::{HeaderMap, StatusCode, response};
 use super::owned::OwnedClaim;
 use crate::{
     body::grpc,
-    disposition::{Disposition, HandlerChoice},
+    operation::disposition::{Disposition, HandlerChoice},
     rejection::Rejection,
     store::{Release, Store},
     telemetry::notice::Notice,

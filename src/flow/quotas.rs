@@ -28,7 +28,7 @@ use crate::{
     error::StoreError,
     key::{RecordName, Scope},
     operation::request_name::RequestName,
-    quota::{Quota, QuotaSetting},
+    policy::quota::{Quota, QuotaSetting},
     rejection::{Callback, QuotaExceeded, Rejection},
     store::{OwnerTransition, Store, Usage, UsageDelta},
     telemetry::log::Warnings,

@@ -23,8 +23,7 @@ use super::{
 };
 use crate::{
     body::{RequestBody, ResponseBody, SentBody, upload::Upload},
-    disposition::HandlerChoice,
-    operation::response_settings::ResponseSettings,
+    operation::{disposition::HandlerChoice, response_settings::ResponseSettings},
     outcome::Outcome,
     policy::Disconnect,
     rejection::{Rejection, RequestHead},

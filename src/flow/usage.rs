@@ -10,7 +10,7 @@ use tokio::{sync::OnceCell, time::Instant};
 
 use crate::{
     key::{RecordName, Scope},
-    quota::Quota,
+    policy::quota::Quota,
     rejection::QuotaExceeded,
     store::{SHORTEST_PERIOD, Usage, UsageDelta},
 };

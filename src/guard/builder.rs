@@ -16,8 +16,7 @@ use crate::{
         IdempotencyLayer,
         builder::{BuildError, IdempotencyBuilder},
     },
-    policy::Recovery,
-    quota::Quota,
+    policy::{Recovery, quota::Quota},
     store::Store,
 };
 

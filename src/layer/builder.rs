@@ -10,16 +10,17 @@ use crate::sealing::log_ids::LogIds;
 #[cfg(feature = "sealing")]
 use crate::sealing::{names::NameDigests, settings::Sealing};
 use crate::{
-    authorizer::ReplayAuthorizer,
     body::whole::WholeBody,
-    disposition::Dispositions,
     fingerprint::{Fingerprinter, Fingerprinting},
     flow::config::{Config, PerScope, ScopeFn},
     key::{KeySyntax, Scope},
     layer::IdempotencyLayer,
-    operation::response_settings::ResponseSettings,
-    policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
-    quota::{Quota, QuotaSetting},
+    operation::{disposition::Dispositions, response_settings::ResponseSettings},
+    policy::{
+        ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure,
+        authorizer::ReplayAuthorizer,
+        quota::{Quota, QuotaSetting},
+    },
     rejection::{Rejection, custom},
     response::headers::KeptHeaders,
     store::Store,

@@ -1,5 +1,6 @@
 //! The operation that a handler runs.
 
+pub(crate) mod disposition;
 mod lease;
 pub(crate) mod request_name;
 pub(crate) mod response_settings;
@@ -24,9 +25,12 @@ pub(crate) use self::lease::{Lease, Renewal};
 pub(crate) use self::transactions::{AsCommitted, Transacted, Transactions};
 use crate::{
     body::upload::UploadState,
-    disposition::{Disposition, HandlerChoice},
     key::{Key, OperationId, RecordName, Scope},
-    operation::{request_name::RequestName, response_settings::ResponseSettings},
+    operation::{
+        disposition::{Disposition, HandlerChoice},
+        request_name::RequestName,
+        response_settings::ResponseSettings,
+    },
     rejection::RequestHead,
     store::{Claim, Completion, Fence, Grant, Token},
 };

@@ -1,6 +1,9 @@
 //! What happens without a key, after an unknown outcome, when the client leaves, when the
 //! store fails, and with a body that is declared or too large.
 
+pub(crate) mod authorizer;
+pub(crate) mod quota;
+
 use std::{fmt, pin::Pin, sync::Arc};
 
 use crate::{operation::Operation, store::admin::Resolution};
