@@ -69,6 +69,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn long_field_has_its_length_in_several_bytes() {
+        for (length, before) in [
+            (126, &[0x7f][..]),
+            (127, &[0x80, 0x01]),
+            (300, &[0xad, 0x02]),
+            (16_383, &[0x80, 0x80, 0x01]),
+        ] {
+            let field = vec![7; length];
+            let mut framed = Framed::default();
+            framed.field(&field);
+            assert_eq!(framed.digest(), digest(&[before, &field].concat()));
+        }
+    }
+
+    #[test]
     fn fields_do_not_run_into_one_another() {
         let of = |length: usize| vec![u8::MAX; length];
         let cases: [&[Vec<Vec<u8>>]; 8] = [

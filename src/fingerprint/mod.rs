@@ -207,6 +207,45 @@ mod tests {
         assert_ne!(of("text/plain"), of("text/plain;charset=utf-8"));
     }
 
+    #[cfg(feature = "multipart")]
+    #[test]
+    fn rule_37_a_boundary_counts_unless_parts_are_compared() {
+        let of = |settings: &Fingerprinting, media_type: &str, boundary: &str| {
+            let media_type = format!("{media_type}; boundary={boundary}");
+            identified(settings, "/", &media_type, "x").unwrap()
+        };
+        for (settings, media_type) in [
+            (Fingerprinting::bytes(), "multipart/form-data"),
+            (Fingerprinting::json(), "multipart/form-data"),
+            (Fingerprinting::multipart(), "multipart/mixed"),
+        ] {
+            let [one, other] = ["a", "b"].map(|boundary| of(&settings, media_type, boundary));
+            assert_ne!(one, other, "{settings:?} {media_type}");
+        }
+    }
+
+    #[test]
+    fn debug_output_shows_the_form_and_its_pointers() {
+        let shown = |settings: Fingerprinting| format!("{settings:?}");
+        assert!(shown(Fingerprinting::bytes()).contains("form: Bytes"));
+        assert!(shown(Fingerprinting::json()).contains("Json(all [])"));
+        let pointers = ["/b", "/a"];
+        let only = r#"Json(only ["/a", "/b"])"#;
+        assert!(shown(Fingerprinting::json_only(pointers)).contains(only));
+        let without = r#"Json(without ["/a", "/b"])"#;
+        assert!(shown(Fingerprinting::json_without(pointers)).contains(without));
+        let custom = shown(Fingerprinting::custom("one", |_, _| Vec::new()));
+        assert!(custom.contains(r#"Custom("one")"#), "{custom}");
+    }
+
+    #[test]
+    fn a_digest_never_stands_for_what_a_function_returns() {
+        let custom = Fingerprinting::custom("one", |_, body| body.to_vec());
+        for algorithm in [DigestAlgorithm::Sha256, DigestAlgorithm::Sha512] {
+            assert!(custom.by_digest(algorithm).is_none());
+        }
+    }
+
     #[test]
     fn json_that_cannot_be_compared_is_refused() {
         let of = |media_type, body| identified(&Fingerprinting::json(), "/", media_type, body);
@@ -410,6 +449,23 @@ mod tests {
         for (sent, expected) in [("/a", "c872a9ec95f27601"), ("/v1/a", "c872a9ec95f27602")] {
             assert_eq!(id(&Fingerprinting::bytes(), &request(sent, "/a")), expected);
         }
+    }
+
+    #[test]
+    fn a_request_with_many_chosen_headers_keeps_its_fingerprint() {
+        let names = ["x-a", "x-b", "x-c", "x-d", "x-e", "x-f"].map(header::HeaderName::from_static);
+        let (mut settings, mut request) = (Fingerprinting::bytes(), Request::post("/"));
+        for name in names {
+            request = request.header(&name, name.as_str());
+            settings = settings.header(name);
+        }
+        let (parts, ()) = request.body(()).unwrap().into_parts();
+        let (fingerprint, _) = identify(&settings, &parts, &Bytes::new());
+        // The fifth shares a place with the first, and the sixth with the second.
+        assert_eq!(
+            hex::encode(&fingerprint.as_bytes()[68..]),
+            "6896d7012d62a07ca6535f1161c51e5e"
+        );
     }
 
     #[test]

@@ -387,6 +387,13 @@ mod tests {
     }
 
     #[test]
+    fn an_empty_key_is_refused_as_empty() {
+        for empty in [&b""[..], b"  ", b"\"\"", b"\"\";a=1"] {
+            assert_eq!(compat(empty), Err(KeyFault::invalid("it is empty")));
+        }
+    }
+
+    #[test]
     fn the_length_counts_decoded_characters() {
         let escaped = format!("\"{}\"", "\\\"".repeat(255));
         assert_eq!(compat(escaped.as_bytes()).unwrap().as_str().len(), 255);

@@ -522,6 +522,24 @@ mod tests {
         );
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    #[test]
+    fn response_has_the_length_of_its_body() {
+        let attributes = || Attributes::new().with("user", "u_7");
+        let value = RecordedResponse::encoded_value(vec![7; 9].into());
+        for (recorded, length, is_without_response) in [
+            (response(), 256, false),
+            (RecordedResponse::tombstone(), 0, true),
+            (value, 9, false),
+        ] {
+            assert_eq!(recorded.body_len(), length);
+            assert_eq!(is_tombstone(&recorded.encode()), is_without_response);
+            let attributed = recorded.with_attributes(attributes());
+            assert_eq!(attributed.body_len(), length);
+            assert_eq!(is_tombstone(&attributed.encode()), is_without_response);
+        }
+    }
+
     #[test]
     fn attributes_that_are_too_large_are_left_out() {
         let large = Attributes::new().with("a", "x".repeat(5_000));

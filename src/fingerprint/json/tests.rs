@@ -52,7 +52,31 @@ fn rule_25_half_a_surrogate_pair_equals_itself_in_any_spelling() {
         let mut tokens = Tokens::new(&text);
         let first = tokens.next().unwrap();
         tokens.scalar(first).unwrap();
-        assert!(std::str::from_utf8(&tokens.out).is_err(), "{text}");
+        // As UTF-8 would write a character of this number.
+        let bytes = [
+            0xed,
+            0x80 | (half >> 6 & 0x3f) as u8,
+            0x80 | (half & 0x3f) as u8,
+        ];
+        assert_eq!(tokens.out, [b"\"", &bytes[..], b"\""].concat(), "{text}");
+    }
+}
+
+#[test]
+fn rule_25_a_short_escape_equals_the_long_one() {
+    let all = Selection::All;
+    for (short, long) in [
+        (r#""\b""#, r#""\u0008""#),
+        (r#""\f""#, r#""\u000c""#),
+        (r#""\n""#, r#""\u000A""#),
+        (r#""\r""#, r#""\u000d""#),
+        (r#""\t""#, r#""\u0009""#),
+        (r#""\/""#, r#""/""#),
+        (r#""\"""#, r#""\u0022""#),
+        (r#""\\""#, r#""\u005c""#),
+    ] {
+        assert!(same(&all, short, long), "{short}");
+        assert!(!same(&all, short, r#""x""#), "{short}");
     }
 }
 

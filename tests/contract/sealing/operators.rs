@@ -21,6 +21,7 @@ use crate::{
 on_each_store! {
     rule_96_an_operator_seals_the_response_of_a_resolved_record
     rule_96_the_response_of_a_hook_is_sealed
+    rule_96_a_response_that_a_hook_sealed_is_replayed
 }
 
 fn found() -> RecordedResponse {
@@ -72,5 +73,25 @@ async fn rule_96_the_response_of_a_hook_is_sealed(place: &Place) {
     let record = record(&store, "K").await.unwrap();
     let read = sealing().open(&named("K"), &record).await.unwrap().unwrap();
     assert_eq!(read.status(), Some(StatusCode::CREATED));
+    assert_eq!(probe.runs(), 1);
+}
+
+async fn rule_96_a_response_that_a_hook_sealed_is_replayed(place: &Place) {
+    let store = place.open().await;
+    let read = store.clone();
+    let hook = Reconciler::new(move |_| {
+        let store = read.clone();
+        async move {
+            let seen = record(&store, "K").await.unwrap();
+            let own = sealing().seal(&named("K"), &seen, &found()).await;
+            Some(Resolution::Happened(own.unwrap()))
+        }
+    });
+    let (api, probe) = lost(&store, Recovery::Reconcile(hook)).await;
+    for _ in 0..2 {
+        let replay = api.send(keyed("K")).await;
+        assert!(replay.is_replay(), "{replay:?}");
+        assert_eq!(replay.body, "paid after all");
+    }
     assert_eq!(probe.runs(), 1);
 }
