@@ -8,6 +8,7 @@
 #[allow(dead_code, reason = "it serves other tests too")]
 #[path = "../contract/api.rs"]
 mod api;
+mod caller;
 mod canaries;
 #[path = "../databases/mod.rs"]
 mod databases;

@@ -3,13 +3,11 @@
 use std::{convert::Infallible, panic, time::Duration};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use http::{HeaderMap, HeaderValue, Response, StatusCode, header};
+use http::{Response, StatusCode};
 use http_body_util::BodyExt as _;
 use tokio::time::sleep;
 use tower_idempotency::{
-    ContentDigest, Disconnect, DynStore, Fingerprinting, Guard, IdempotencyBuilder, Key, Quota,
-    ReplayAuthorizer, ReplayDecision, Scope, Store as _, Sweeper,
-    sealing::{LogIds, NameDigests, Sealing, SealingKey, Secret},
+    Disconnect, DynStore, Fingerprinting, Guard, Key, Quota, Scope, Store as _, Sweeper,
     store::{
         RecordName,
         admin::{Filter, RecordedResponse, Resolution},
@@ -18,13 +16,11 @@ use tower_idempotency::{
 };
 
 use crate::{
-    api::{Answer, Api, Ask, ask, eventually, required},
-    canaries::{
-        ANSWER, ATTRIBUTE, BODY, COOKIE, FAILURE, HEADER, INPUT, KEY, QUERY, SCOPE, SET_COOKIE,
-        TOKEN, VALUE,
-    },
+    api::{Api, eventually, required},
+    caller::{Caller, answer, digests, named, print_answer, refused, sealing, secret, secret_ask},
+    canaries::{ANSWER, BODY, FAILURE, HEADER, INPUT, KEY, SCOPE, VALUE},
     output::print,
-    probe::{Failure, Probe, Run, breaking_after, chunks_and_trailers, data, streamed},
+    probe::{Failure, Probe, breaking_after, data, streamed},
 };
 
 /// Makes them all against this store. Prints what another caller may see.
@@ -44,70 +40,7 @@ pub(crate) async fn make_each_kind(store: DynStore, hidden: bool) {
     caller.be_resolved_by_an_operator().await;
 }
 
-struct Caller {
-    store: DynStore,
-    hidden: bool,
-}
-
 impl Caller {
-    fn builder(&self, store: DynStore) -> IdempotencyBuilder<DynStore> {
-        let user = |request: &http::request::Parts| {
-            let user = request.headers.get("x-user")?;
-            user.to_str().ok().map(str::to_owned)
-        };
-        let authorizer = ReplayAuthorizer::new(move |request, record| {
-            let is_same = user(request).as_deref() == record.attribute("user");
-            let decision = match is_same {
-                true => ReplayDecision::Allow,
-                false => ReplayDecision::Refuse,
-            };
-            async move { decision }
-        });
-        let authorizer = authorizer.attributes(move |request| {
-            let user = user(request).map(|user| ("user", user));
-            user.into_iter().collect()
-        });
-        let stream = ContentDigest::Stream {
-            max_upload: 1 << 20,
-        };
-        let builder = required(store)
-            .fingerprint(self.fingerprinting())
-            .authorize_replay(authorizer)
-            .content_digest(stream)
-            .log_ids(LogIds::new(&secret(3)))
-            .lease(Duration::from_secs(2))
-            .heartbeat(Duration::from_millis(500))
-            .request_body_timeout(Duration::from_millis(300))
-            .max_request_body(10_000)
-            .max_response_body(5_000);
-        match self.hidden {
-            true => builder.sealing(sealing()).name_digests(digests()),
-            false => builder,
-        }
-    }
-
-    fn fingerprinting(&self) -> Fingerprinting {
-        let form = Fingerprinting::json().header(header::CONTENT_LANGUAGE);
-        match self.hidden {
-            true => form.keyed(&secret(1)),
-            false => form,
-        }
-    }
-
-    fn api(&self, probe: &Probe) -> Api {
-        Api::new(self.builder(self.store.clone()), probe)
-    }
-
-    /// The name under which the store has a key of the caller.
-    fn kept_name(&self, key: &str) -> RecordName {
-        let name = RecordName::new(Scope::new(SCOPE).unwrap(), Key::new(named(key)));
-        print(format_args!("{name:?}"));
-        match self.hidden {
-            true => digests().of(&name),
-            false => name,
-        }
-    }
-
     /// A first request and its retries, and another caller with the same key.
     async fn succeed(&self) {
         let api = self.api(&Probe::answering(|run| answer(&run)));
@@ -355,70 +288,6 @@ impl Caller {
         sleep(Duration::from_millis(200)).await;
         print(format_args!("{:?}", sweeper.stop().await));
     }
-}
-
-/// A request with a canary in each part.
-fn secret_ask(key: &str) -> Ask {
-    ask(&format!("/count?q={QUERY}"))
-        .key(&named(key))
-        .from(SCOPE)
-        .header("x-user", ATTRIBUTE)
-        .header("authorization", format!("Bearer {TOKEN}"))
-        .header("cookie", format!("session={COOKIE}"))
-        .body(format!("{{\"{BODY}\":1}}"))
-}
-
-fn named(key: &str) -> String {
-    format!("{KEY}-{key}")
-}
-
-/// The answer to the caller; another one gets nothing of it.
-fn answer(run: &Run) -> Response<axum::body::Body> {
-    let operation = run.operation();
-    print(format_args!(
-        "{operation:?} {:?} {:?}",
-        operation.scope(),
-        operation.key()
-    ));
-    let mut response = run.created();
-    if operation.scope().as_str() != SCOPE {
-        return response;
-    }
-    let mut trailers = HeaderMap::new();
-    trailers.insert("x-trailer", HeaderValue::from_static(HEADER));
-    *response.body_mut() = chunks_and_trailers(&[ANSWER], trailers);
-    let headers = response.headers_mut();
-    headers.insert("x-header", HeaderValue::from_static(HEADER));
-    headers.insert(header::SET_COOKIE, HeaderValue::from_static(SET_COOKIE));
-    response
-}
-
-/// Prints a refusal, which shows its caller nothing either.
-#[track_caller]
-fn refused(answer: &Answer, problem: &str) {
-    let body = String::from_utf8_lossy(&answer.body);
-    assert!(body.contains(problem), "{problem}: {answer:?}");
-    print_answer(answer);
-}
-
-fn print_answer(answer: &Answer) {
-    let body = String::from_utf8_lossy(&answer.body);
-    print(format_args!(
-        "{} {:?} {body}",
-        answer.status, answer.headers
-    ));
-}
-
-fn secret(filled: u8) -> Secret {
-    Secret::from_bytes(&[filled; 32]).unwrap()
-}
-
-fn sealing() -> Sealing {
-    Sealing::new("payments", SealingKey::new("2026-11", &secret(11)).unwrap())
-}
-
-fn digests() -> NameDigests {
-    NameDigests::new(&secret(2))
 }
 
 const DAY: Duration = Duration::from_secs(24 * 3_600);
