@@ -1,14 +1,13 @@
 //! Work under a key that is not HTTP.
 
 mod builder;
-pub(crate) mod error;
-pub(crate) mod ran;
 
 use std::{fmt, sync::Arc, time::Duration};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-pub use self::{builder::GuardBuilder, error::RunError, ran::Ran};
+pub use self::builder::GuardBuilder;
+pub use crate::flow::work::{Ran, RunError};
 use crate::{
     flow::{self, shared::Shared},
     key::RecordName,

@@ -1,5 +1,8 @@
 //! The way of work under a key that is not HTTP: acquire its key, run it, record its value.
 
+mod error;
+mod ran;
+
 use std::{
     convert::Infallible,
     future::{Ready, ready},
@@ -16,6 +19,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::runtime::Handle;
 use tower::service_fn;
 
+pub use self::{error::RunError, ran::Ran};
 use super::{
     Background, Client,
     acquire::{Acquired, NotRun, acquire},
@@ -31,7 +35,6 @@ use super::{
 };
 use crate::{
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputFingerprints},
-    guard::{error::RunError, ran::Ran},
     key::{OperationId, RecordName},
     operation::{Operation, response_settings::ResponseSettings},
     outcome::Outcome,
