@@ -2,7 +2,8 @@
 -- are published.
 --
 -- Moments are microseconds since 1970, as in the table of records. Names have byte
--- order, since other collations can treat two of them as equal.
+-- order, since other collations can treat two of them as equal. Keys begin with the column
+-- that differs most, so that a comparison ends early.
 --
 -- Citus: distribute all three by aggregate, the second and third colocated with the
 -- first.
@@ -13,7 +14,7 @@ CREATE TABLE idempotency_streams (
     topic         text COLLATE "C" NOT NULL,
     aggregate     text COLLATE "C" NOT NULL,
     last_position bigint           NOT NULL,
-    PRIMARY KEY (topic, aggregate)
+    PRIMARY KEY (aggregate, topic)
 );
 
 -- Rows are only inserted and deleted.
@@ -24,8 +25,8 @@ CREATE TABLE idempotency_events (
     id        text COLLATE "C" NOT NULL,
     payload   bytea            NOT NULL,
     staged_at bigint           NOT NULL,
-    PRIMARY KEY (topic, aggregate, position),
-    UNIQUE (topic, aggregate, id)
+    PRIMARY KEY (aggregate, topic, position),
+    UNIQUE (aggregate, topic, id)
 );
 
 -- One row for each aggregate with events: when a relay may take it. Relays never lock
@@ -41,7 +42,7 @@ CREATE TABLE idempotency_turns (
     attempts      integer          NOT NULL DEFAULT 0,
     -- The first of these attempts.
     failing_since bigint,
-    PRIMARY KEY (topic, aggregate)
+    PRIMARY KEY (aggregate, topic)
 );
 
 CREATE INDEX idempotency_turns_due_at ON idempotency_turns (topic, due_at);

@@ -143,8 +143,8 @@ pub(super) const OUTBOX: Unit = Unit {
                 ("payload", "bytea", true),
                 ("staged_at", "bigint", true),
             ],
-            primary_key: &["topic", "aggregate", "position"],
-            indexes: &[(&["topic", "aggregate", "id"], None)],
+            primary_key: &["aggregate", "topic", "position"],
+            indexes: &[(&["aggregate", "topic", "id"], None)],
         },
         Table {
             name: "idempotency_streams",
@@ -153,7 +153,7 @@ pub(super) const OUTBOX: Unit = Unit {
                 ("aggregate", "text", true),
                 ("last_position", "bigint", true),
             ],
-            primary_key: &["topic", "aggregate"],
+            primary_key: &["aggregate", "topic"],
             indexes: &[],
         },
         Table {
@@ -166,7 +166,7 @@ pub(super) const OUTBOX: Unit = Unit {
                 ("attempts", "integer", true),
                 ("failing_since", "bigint", false),
             ],
-            primary_key: &["topic", "aggregate"],
+            primary_key: &["aggregate", "topic"],
             indexes: &[(&["topic", "due_at"], None)],
         },
     ],
