@@ -526,7 +526,7 @@ mod tests {
     #[test]
     fn response_has_the_length_of_its_body() {
         let attributes = || Attributes::new().with("user", "u_7");
-        let value = RecordedResponse::encoded_value(vec![7; 9].into());
+        let value = RecordedResponse::of(Kept::Value(vec![7; 9].into()));
         for (recorded, length, is_without_response) in [
             (response(), 256, false),
             (RecordedResponse::tombstone(), 0, true),
