@@ -324,7 +324,8 @@ impl<S: InboxStore> Inbox<S> {
     }
 
     /// Returns up to `limit` messages of this consumer, in the byte order of their ids,
-    /// beginning after the id `after`. For operators.
+    /// beginning after the id `after`. For operators. PostgreSQL also reads the marks that
+    /// other consumers have between these ids.
     ///
     /// # Errors
     ///
