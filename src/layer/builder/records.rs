@@ -1,4 +1,4 @@
-//! Settings of records: what is kept of a response, and for how long.
+//! Settings of records: the kept parts of a response, and their retention.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use super::IdempotencyBuilder;
 use crate::{operation::disposition::Dispositions, response::headers::KeptHeaders, store::Store};
 
-/// Settings of records: what is kept of a response, and for how long.
+/// Settings of records: the kept parts of a response, and their retention.
 impl<S: Store> IdempotencyBuilder<S> {
     /// Sets which responses are recorded. Defaults to [`Dispositions::standard`].
     pub fn dispositions(mut self, dispositions: Dispositions) -> Self {
