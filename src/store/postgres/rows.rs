@@ -141,7 +141,7 @@ impl ByRows {
 }
 
 /// Each number of rows is a statement of its own, which each connection prepares once.
-pub(super) const MAX_ROWS: usize = 32;
+pub(super) const MAX_ROWS: usize = 64;
 
 const CLAIM: &str = "
 INSERT INTO {records}
