@@ -17,6 +17,8 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
     let store = RedisStore::connect(&url).await.unwrap();
     let client = Client::open(url).unwrap();
     let connection = client.get_multiplexed_async_connection().await.unwrap();
+    // Before the load: it looks for its record among all keys.
+    bytes_of_a_record(report, &store, connection.clone()).await;
     for in_flight in [1, 64] {
         let (plain_connection, store) = (connection.clone(), store.clone());
         let pairs = Pairs::measure(
@@ -40,7 +42,6 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
             pairs.ratios(number),
         ));
     }
-    bytes_of_a_record(report, &store, connection).await;
 }
 
 async fn plain(mut connection: MultiplexedConnection) {
