@@ -190,9 +190,8 @@ const ORDERS_IN_ROUND: u32 = 250;
 /// Longer than the lease and the pauses of the relay.
 const LAST_EVENTS: Duration = Duration::from_secs(60);
 
-/// How long a fault waits for a request. All orders may be placed, and their events may wait
-/// for the lease of a killed relay and then for a pause.
-const NEXT_REQUEST: Duration = Duration::from_secs(30);
+/// How long a fault waits for a request.
+const NEXT_REQUEST: Duration = Duration::from_secs(10);
 
 const HALF_A_SECOND: Duration = Duration::from_millis(500);
 const LONGER_THAN_STORE_TIMEOUT: Duration = Duration::from_millis(1_500);
