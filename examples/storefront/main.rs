@@ -36,6 +36,7 @@ mod load;
 mod network;
 mod ordered;
 mod outcome;
+mod pace;
 mod page;
 mod processes;
 mod provider;

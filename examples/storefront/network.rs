@@ -99,6 +99,9 @@ async fn order(State(network): State<Network>, request: Request) -> Response {
             ..Event::of("network", what)
         });
     };
+    if let Some(cart) = &labels.cart {
+        network.processes.pace.allowed(cart).await;
+    }
     tell("request", None, None);
     let response = match network.pass(Role::Shop, parts, body).await {
         Ok(response) => response,

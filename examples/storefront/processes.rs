@@ -17,6 +17,7 @@ use crate::{
     Error,
     faults::{Fault, Faults},
     load,
+    pace::Pace,
     role::Role,
     server,
     timeline::{Event, Timeline},
@@ -28,6 +29,7 @@ pub(crate) struct Processes {
     seats: Arc<HashMap<Role, Seat>>,
     pub(crate) timeline: Timeline,
     pub(crate) faults: Faults,
+    pub(crate) pace: Pace,
 }
 
 /// Holds one process at a time.
@@ -64,6 +66,7 @@ impl Processes {
             seats: Arc::new(seats.into()),
             timeline: Timeline::default(),
             faults: Faults::default(),
+            pace: Pace::default(),
         }
     }
 

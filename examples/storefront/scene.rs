@@ -15,6 +15,7 @@ use crate::{
     database::Database,
     faults::Fault,
     network::Network,
+    pace::CARTS,
     page,
     processes::{Processes, Settings},
     provider::Bank,
@@ -50,7 +51,7 @@ impl Scene {
             orders,
             // On the guarded side of the page. New for each run, since a database of
             // PostgreSQL has the orders of all.
-            prefix: format!("with-load-{}-", OperationId::random()),
+            prefix: format!("{CARTS}{}-", OperationId::random()),
         };
         let page = page::router(processes.timeline.clone(), processes.faults.clone());
         let app = page.merge(Network::router(processes.clone()));

@@ -109,19 +109,24 @@ enum Trouble {
     For(Fault, Duration),
 }
 
-/// Lets each trouble happen in its turn, spread over the orders.
+/// Lets each trouble happen in its turn, spread over the orders. Those of the next turn wait
+/// for it, so that each trouble meets orders.
 async fn disturb(scene: &Scene, orders: u32) -> Result<(), Error> {
     let rounds = (orders / ORDERS_IN_ROUND).max(1);
     let turns = std::iter::repeat_n(TROUBLES, rounds as usize).flatten();
     let count = rounds * TROUBLES.len() as u32;
     for (turn, (trouble, process, what)) in (1..).zip(turns) {
-        let due = (orders * turn).div_ceil(count + 1);
-        while scene.database.orders(&scene.settings.prefix).await?.1 < due.into() {
+        let due = |turn: u32| (orders * turn).div_ceil(count + 1);
+        let Processes {
+            faults,
+            timeline,
+            pace,
+            ..
+        } = &scene.processes;
+        pace.allow(due(turn));
+        while scene.database.orders(&scene.settings.prefix).await?.1 < due(turn).into() {
             time::sleep(POLL).await;
         }
-        let Processes {
-            faults, timeline, ..
-        } = &scene.processes;
         let before = timeline.count(process, what);
         let happened = async {
             while timeline.count(process, what) == before {
@@ -132,6 +137,7 @@ async fn disturb(scene: &Scene, orders: u32) -> Result<(), Error> {
             Trouble::Kill(role) => scene.processes.kill(role),
             Trouble::Once(fault) | Trouble::For(fault, _) => faults.switch(fault, true),
         }
+        pace.allow(due(turn + 1));
         // It stays among the troubles that have not happened if no request comes for it.
         let _ = time::timeout(NEXT_REQUEST, happened).await;
         if let Trouble::For(fault, time) = trouble {
