@@ -1,4 +1,4 @@
-//! Responses as they are recorded and replayed.
+//! Recorded responses: their bytes, their headers, and their replays.
 
 pub(crate) mod attributes;
 pub(crate) mod headers;
