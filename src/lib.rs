@@ -364,6 +364,8 @@ mod error;
 #[cfg(any(doc, doctest))]
 pub mod guide;
 pub mod store;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod transaction;
 #[cfg(feature = "client")]
 pub mod client;
 #[cfg(all(
@@ -392,12 +394,8 @@ pub use self::axum::{
 };
 #[cfg(feature = "guard")]
 pub use self::guard::{Guard, GuardBuilder, Ran, RunError};
-#[cfg(feature = "postgres")]
-pub use self::store::{PostgresStore, PostgresTransaction};
 #[cfg(feature = "redis")]
 pub use self::store::{RedisStore, RedisStoreBuilder};
-#[cfg(feature = "sqlite")]
-pub use self::store::{SqliteStore, SqliteTransaction};
 pub use self::{
     body::{RequestBody, ResponseBody, whole::WholeBody},
     error::{StoreError, StoreErrorKind},
@@ -423,15 +421,19 @@ pub use self::{
     response::{attributes::Attributes, headers::KeptHeaders},
     store::{DynStore, Fence, MemoryStore, Release, Store, Sweeper},
 };
+#[cfg(feature = "postgres")]
+pub use self::{store::PostgresStore, transaction::postgres::PostgresTransaction};
+#[cfg(feature = "sqlite")]
+pub use self::{store::SqliteStore, transaction::sqlite::SqliteTransaction};
 
 #[cfg(feature = "__simulate")]
 #[doc(hidden)]
 pub use self::runtime::backoff::repeatable::seed_jitter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub use self::store::sql::{
+pub use self::transaction::{
+    OperationTransaction,
     commit::{CommitFuture, CommitResponse, Committed},
-    commit_error::{CommitError, CommitErrorKind},
-    transaction::OperationTransaction,
+    error::{CommitError, CommitErrorKind},
 };
 /// The sqlx that the SQL stores are built on, so that an application names the
 /// same version of its types.

@@ -273,7 +273,7 @@ fn released(rejection: impl IntoResponse, operation: Option<&Operation>) -> Resp
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl IntoResponse for crate::store::sql::commit::Committed {
+impl IntoResponse for crate::transaction::commit::Committed {
     fn into_response(self) -> Response {
         self.into_http().map(::axum::body::Body::new)
     }
@@ -282,7 +282,7 @@ impl IntoResponse for crate::store::sql::commit::Committed {
 /// Logs the error and shows no cause, as
 /// [`CommitError::into_http`](crate::CommitError::into_http) does.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl IntoResponse for crate::store::sql::commit_error::CommitError {
+impl IntoResponse for crate::transaction::error::CommitError {
     fn into_response(self) -> Response {
         self.into_http().map(::axum::body::Body::new)
     }

@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use crate::{
     error::StoreError,
-    store::sql::commit_error::{CommitError, CommitErrorKind},
+    transaction::error::{CommitError, CommitErrorKind},
 };
 
 /// The error of an inbox or an outbox.

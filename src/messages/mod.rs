@@ -9,9 +9,11 @@ mod error;
 #[cfg(feature = "outbox")]
 mod event;
 #[cfg(feature = "inbox")]
-pub(crate) mod inbox;
+mod inbox;
 #[cfg(feature = "outbox")]
-pub(crate) mod outbox;
+mod outbox;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "outbox")]
 mod publishing;
 #[cfg(feature = "outbox")]
@@ -19,7 +21,9 @@ mod relay;
 #[cfg(feature = "outbox")]
 mod run;
 #[cfg(feature = "outbox")]
-pub(crate) mod selection;
+mod selection;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 pub use self::error::{MessageError, MessageErrorKind};
 #[cfg(feature = "inbox")]
@@ -34,7 +38,7 @@ pub use self::{
 pub(crate) mod sealed {
     use sqlx::Database;
 
-    use crate::store::sql::commit::CommitBackend;
+    use crate::transaction::commit::CommitBackend;
 
     /// A store with a database in which messages can be kept.
     #[expect(private_bounds, reason = "the trait is sealed")]

@@ -18,11 +18,11 @@ mod cached;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) mod sql;
 #[cfg(feature = "postgres")]
-mod postgres;
+pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "sqlite")]
-mod sqlite;
+pub(crate) mod sqlite;
 
 use std::{
     future::{pending, ready},
@@ -33,14 +33,11 @@ use self::admin::{Count, Filter, Page, Resolution};
 #[cfg(feature = "cache")]
 pub use self::cached::CachedStore;
 #[cfg(feature = "postgres")]
-pub use self::postgres::{
-    PostgresStore, builder::PostgresStoreBuilder, engine::PostgresEngine,
-    transaction::PostgresTransaction,
-};
+pub use self::postgres::{PostgresStore, builder::PostgresStoreBuilder, engine::PostgresEngine};
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisStore, builder::RedisStoreBuilder};
 #[cfg(feature = "sqlite")]
-pub use self::sqlite::{SqliteStore, SqliteTransaction};
+pub use self::sqlite::SqliteStore;
 pub(crate) use self::usage::SHORTEST_PERIOD;
 pub use self::{
     dyn_store::DynStore,

@@ -1,6 +1,10 @@
 //! Which messages a consumer has processed.
 
-pub(crate) mod sealed;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod sealed;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 use std::{collections::HashSet, fmt, time::Duration};
 
@@ -12,13 +16,10 @@ use super::{Connection, MessageError, check_name};
 use crate::{
     error::StoreError,
     runtime::backoff::Backoff,
-    store::{
-        Purged, Sweep, Token,
-        sql::{
-            commit::{ENDED, send_commit},
-            commit_error::{CommitError, CommitErrorKind},
-            detached,
-        },
+    store::{Purged, Sweep, Token, sql::detached},
+    transaction::{
+        commit::{ENDED, send_commit},
+        error::{CommitError, CommitErrorKind},
     },
 };
 

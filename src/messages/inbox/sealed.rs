@@ -7,7 +7,8 @@ use sqlx::Transaction;
 use super::SeenMessage;
 use crate::{
     messages::{Connection, MessageError, sealed::MessageBackend},
-    store::{StoreError, Token, sql::commit_error::CommitError},
+    store::{StoreError, Token},
+    transaction::error::CommitError,
 };
 
 /// The database's part in an inbox.

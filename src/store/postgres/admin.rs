@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Calls that no request waits for.
-pub(super) struct Admin {
+pub(crate) struct Admin {
     pub(super) pool: Arc<Pool>,
     sql: Statements,
 }
@@ -36,7 +36,7 @@ impl Admin {
     }
 
     /// Must be awaited in a task that is not dropped.
-    pub(super) async fn run<T>(
+    pub(crate) async fn run<T>(
         &self,
         call: impl AsyncFnOnce(&mut Session<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {

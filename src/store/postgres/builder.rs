@@ -19,7 +19,7 @@ use super::{
     schema::Schema,
     server,
     session::{SessionSettings, Timeouts},
-    transaction::HandlerTransactions,
+    transactions::HandlerTransactions,
     transitions::Transitions,
     wake_ups::WakeUps,
 };
@@ -330,9 +330,9 @@ impl PostgresStoreBuilder {
                 #[cfg(feature = "outbox")]
                 outbox: super::outbox::Statements::new(&schema),
                 #[cfg(feature = "outbox")]
-                wake: crate::messages::outbox::sealed::Wake::default(),
+                wake: crate::store::sql::wake::Wake::default(),
                 #[cfg(feature = "outbox")]
-                notifications: super::outbox::Notifications::default(),
+                notifications: super::notifications::Notifications::default(),
                 pool: requests,
                 connector,
             }),

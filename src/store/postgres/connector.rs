@@ -34,12 +34,12 @@ use crate::{
 /// their own. So a server that does not answer costs one timeout, not one for each
 /// call. After a failed attempt, calls fail with its error, and one attempt a second
 /// in the background finds out when the server is back.
-pub(super) struct Connector {
+pub(crate) struct Connector {
     pub(super) options: PgConnectOptions,
-    pub(super) schema: Arc<Schema>,
+    pub(crate) schema: Arc<Schema>,
     pub(super) settings: SessionSettings,
     /// The limit of an attempt.
-    pub(super) acquire_timeout: Duration,
+    pub(crate) acquire_timeout: Duration,
     /// Held during an attempt that others wait for.
     first: Arc<Turn<()>>,
     state: Mutex<State>,
@@ -131,7 +131,7 @@ impl Connector {
     }
 
     /// Listens to a channel on a connection of its own.
-    pub(super) async fn listen(&self, channel: &str) -> Result<PgListener, Error> {
+    pub(crate) async fn listen(&self, channel: &str) -> Result<PgListener, Error> {
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .connect_lazy_with(self.options.clone());

@@ -10,7 +10,7 @@ use crate::store::{
     sql::single::RECORD_LOCKED,
 };
 
-pub(super) fn failure(error: Error) -> StoreError {
+pub(crate) fn failure(error: Error) -> StoreError {
     sql_error::failure(error, reported)
 }
 
@@ -41,7 +41,7 @@ pub(super) fn address(options: &PgConnectOptions) -> String {
     }
 }
 
-pub(super) fn sqlstate(error: &Error) -> Option<Cow<'_, str>> {
+pub(crate) fn sqlstate(error: &Error) -> Option<Cow<'_, str>> {
     error.as_database_error()?.code()
 }
 

@@ -39,7 +39,7 @@ impl PostgresStore {
         self.migrate_units(&STORE).await
     }
 
-    pub(super) async fn migrate_units(
+    pub(crate) async fn migrate_units(
         &self,
         units: &'static [&'static Unit],
     ) -> Result<(), StoreError> {

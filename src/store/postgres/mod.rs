@@ -6,27 +6,27 @@ pub(super) mod builder;
 mod claims;
 mod connector;
 pub(super) mod engine;
-mod error;
+pub(crate) mod error;
 mod fenced;
 #[cfg(feature = "inbox")]
 mod inbox;
 #[cfg(feature = "outbox")]
-mod outbox;
-#[cfg(any(feature = "inbox", feature = "outbox"))]
-mod messages;
+pub(crate) mod outbox;
+#[cfg(feature = "outbox")]
+mod notifications;
 mod migrations;
-mod parameters;
+pub(crate) mod parameters;
 mod pool;
 mod reads;
 mod rows;
 mod schema;
 mod server;
-mod session;
+pub(crate) mod session;
 mod tables;
-pub(super) mod transaction;
+pub(crate) mod transactions;
 mod transitions;
 mod usage;
-mod units;
+pub(crate) mod units;
 mod wake_ups;
 
 use std::{fmt, future::pending, sync::Arc, time::Duration};
@@ -39,7 +39,7 @@ use self::{
     pool::Pool,
     reads::RecordReads,
     session::Session,
-    transaction::HandlerTransactions,
+    transactions::HandlerTransactions,
     transitions::Transitions,
     wake_ups::WakeUps,
 };
@@ -161,31 +161,31 @@ use crate::{
 /// Clones share the connections. Calls need a Tokio runtime.
 #[derive(Clone)]
 pub struct PostgresStore {
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
-struct Inner {
+pub(crate) struct Inner {
     claims: Batcher<Claims>,
     transitions: Batcher<Transitions>,
     /// Large responses take long on a slow network.
     large_transitions: Batcher<Transitions>,
     reads: Reads<RecordReads>,
     fenced: SingleCalls<Fenced>,
-    transactions: HandlerTransactions,
-    admin: Admin,
+    pub(crate) transactions: HandlerTransactions,
+    pub(crate) admin: Admin,
     usage: usage::Statements,
     wake_ups: Arc<WakeUps>,
     #[cfg(feature = "inbox")]
-    inbox: inbox::Statements,
+    pub(crate) inbox: inbox::Statements,
     #[cfg(feature = "outbox")]
-    outbox: outbox::Statements,
+    pub(crate) outbox: outbox::Statements,
     #[cfg(feature = "outbox")]
-    wake: crate::messages::outbox::sealed::Wake,
+    pub(crate) wake: super::sql::wake::Wake,
     #[cfg(feature = "outbox")]
-    notifications: outbox::Notifications,
+    notifications: notifications::Notifications,
     /// The connections for requests.
-    pool: Arc<Pool>,
-    connector: Arc<Connector>,
+    pub(crate) pool: Arc<Pool>,
+    pub(crate) connector: Arc<Connector>,
 }
 
 impl PostgresStore {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::store::{Fence, ReclaimAs};
 
 /// Returns microseconds for a statement to add to its clock.
-pub(super) fn micros(duration: Duration) -> i64 {
+pub(crate) fn micros(duration: Duration) -> i64 {
     let micros = duration.min(LONGEST).as_micros();
     micros.try_into().unwrap_or(i64::MAX)
 }

@@ -28,14 +28,14 @@ use super::{
 };
 use crate::{runtime::backoff::Backoff, store::StoreError};
 
-pub(super) struct Pool {
+pub(crate) struct Pool {
     connector: Arc<Connector>,
     permits: Arc<Semaphore>,
     max: u32,
     /// Names the limit, for errors.
     limit: String,
     /// The limit of a call's statements.
-    pub(super) call_timeout: Duration,
+    pub(crate) call_timeout: Duration,
     /// How many calls wait for an answer of the server before they have a connection.
     connecting: AtomicU32,
     state: Mutex<State>,
@@ -89,7 +89,7 @@ impl Pool {
     ///
     /// Must be awaited in a task that is not dropped: a partial response would reach
     /// the next call.
-    pub(super) async fn run<T>(
+    pub(crate) async fn run<T>(
         self: &Arc<Self>,
         call: impl AsyncFnOnce(&mut Session<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
@@ -126,7 +126,7 @@ impl Pool {
 
     /// Fails if the server cannot be reached, unless a connection is idle or was
     /// answered a moment ago.
-    pub(super) fn check(&self) -> Result<(), StoreError> {
+    pub(crate) fn check(&self) -> Result<(), StoreError> {
         let Some(error) = self.connector.unreachable() else {
             return Ok(());
         };
@@ -139,7 +139,7 @@ impl Pool {
 
     /// Awaits `future` for up to `limit`, or until the server cannot be reached.
     /// Returns `None` after `limit`.
-    pub(super) async fn while_reachable<F: Future>(
+    pub(crate) async fn while_reachable<F: Future>(
         &self,
         limit: Duration,
         future: F,

@@ -19,10 +19,10 @@ use crate::store::{
 /// Each statement names the schema, so that the `search_path` of a transaction
 /// changes nothing.
 #[derive(Debug)]
-pub(super) struct Schema {
+pub(crate) struct Schema {
     name: String,
     role: String,
-    pub(super) engine: PostgresEngine,
+    pub(crate) engine: PostgresEngine,
 }
 
 impl Schema {
@@ -130,7 +130,7 @@ impl Schema {
     }
 
     /// Returns the statements that make the tables, which name the schema.
-    pub(super) fn definitions(&self, unit: &Unit) -> String {
+    pub(crate) fn definitions(&self, unit: &Unit) -> String {
         let template = unit
             .definitions
             .replace("TABLE idempotency_", "TABLE {name}.idempotency_")
@@ -154,14 +154,14 @@ impl Schema {
     }
 
     /// Returns the privileges that the store's role needs on the tables of the unit's owner.
-    pub(super) fn needed(&self, unit: &Unit) -> String {
+    pub(crate) fn needed(&self, unit: &Unit) -> String {
         let grants = self.grants(&self.role, &unit.of_its_owner());
         format!("the role needs {}", grants.join(" "))
     }
 
     /// Adds the GRANT statements to an error about missing privileges. They are those of
     /// the tables that the error names, or of the records.
-    pub(super) fn explain(&self, error: StoreError) -> StoreError {
+    pub(crate) fn explain(&self, error: StoreError) -> StoreError {
         if !error.lacks_privileges() {
             return error;
         }
@@ -175,12 +175,12 @@ impl Schema {
 /// engines other than plain PostgreSQL.
 macro_rules! statements {
     ($($(#[$doc:meta])* $name:ident = $template:expr $(, $portable:expr)?;)*) => {
-        pub(in crate::store::postgres) struct Statements {
-            $($(#[$doc])* pub(in crate::store::postgres) $name: sqlx::SqlStr,)*
+        pub(crate) struct Statements {
+            $($(#[$doc])* pub(crate) $name: sqlx::SqlStr,)*
         }
 
         impl Statements {
-            pub(in crate::store::postgres) fn new(schema: &$crate::store::postgres::schema::Schema) -> Self {
+            pub(crate) fn new(schema: &$crate::store::postgres::schema::Schema) -> Self {
                 Self {
                     $($name: $crate::store::postgres::schema::statements!(
                         @new schema, $template $(, $portable)?

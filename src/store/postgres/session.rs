@@ -13,16 +13,16 @@ use super::{engine::PostgresEngine, error::failure, schema::Schema};
 use crate::{key::RecordName, store::StoreError};
 
 /// A connection for the statements of one call.
-pub(super) struct Session<'c> {
-    pub(super) connection: &'c mut PgConnection,
+pub(crate) struct Session<'c> {
+    pub(crate) connection: &'c mut PgConnection,
     /// Whether the server keeps prepared statements for the next call.
-    pub(super) persistent: bool,
+    pub(crate) persistent: bool,
 }
 
 pub(super) type PgQuery = Query<'static, Postgres, PgArguments>;
 
 impl Session<'_> {
-    pub(super) fn query(&self, statement: &SqlStr) -> PgQuery {
+    pub(crate) fn query(&self, statement: &SqlStr) -> PgQuery {
         sqlx::query(statement.clone()).persistent(self.persistent)
     }
 
@@ -45,27 +45,27 @@ impl Session<'_> {
         self.query(statement).bind(scopes).bind(keys)
     }
 
-    pub(super) async fn rows(&mut self, query: PgQuery) -> Result<Vec<PgRow>, StoreError> {
+    pub(crate) async fn rows(&mut self, query: PgQuery) -> Result<Vec<PgRow>, StoreError> {
         query
             .fetch_all(&mut *self.connection)
             .await
             .map_err(failure)
     }
 
-    pub(super) async fn row(&mut self, query: PgQuery) -> Result<Option<PgRow>, StoreError> {
+    pub(crate) async fn row(&mut self, query: PgQuery) -> Result<Option<PgRow>, StoreError> {
         let row = query.fetch_optional(&mut *self.connection);
         row.await.map_err(failure)
     }
 
     /// Returns whether the statement changed a record.
-    pub(super) async fn changes(&mut self, query: PgQuery) -> Result<bool, StoreError> {
+    pub(crate) async fn changes(&mut self, query: PgQuery) -> Result<bool, StoreError> {
         let done = query.execute(&mut *self.connection).await;
         Ok(done.map_err(failure)?.rows_affected() > 0)
     }
 }
 
 /// Returns a value of the row.
-pub(super) fn column<'r, T>(row: &'r PgRow, name: &str) -> Result<T, StoreError>
+pub(crate) fn column<'r, T>(row: &'r PgRow, name: &str) -> Result<T, StoreError>
 where
     T: Decode<'r, Postgres> + Type<Postgres>,
 {

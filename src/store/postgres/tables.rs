@@ -23,7 +23,7 @@ impl PostgresStore {
         self.check_units(&STORE).await
     }
 
-    pub(super) async fn check_units(
+    pub(crate) async fn check_units(
         &self,
         units: &'static [&'static Unit],
     ) -> Result<(), StoreError> {
@@ -61,7 +61,7 @@ impl PostgresStore {
         self.grants(role, &STORE)
     }
 
-    pub(super) fn grants(&self, role: &str, units: &[&Unit]) -> String {
+    pub(crate) fn grants(&self, role: &str, units: &[&Unit]) -> String {
         self.inner.connector.schema.grants(role, units).join("\n")
     }
 }

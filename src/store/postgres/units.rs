@@ -6,11 +6,11 @@ use sqlx::{
 };
 
 /// Tables that are made together.
-pub(super) struct Unit {
+pub(crate) struct Unit {
     pub(super) version: i64,
     name: &'static str,
     /// The type that has `migrate`, `schema_sql`, `check_schema` and `grants_for`.
-    pub(super) owner: &'static str,
+    pub(crate) owner: &'static str,
     /// All are there if the first one is.
     pub(super) tables: &'static [Table],
     pub(super) definitions: &'static str,
@@ -109,7 +109,7 @@ pub(super) const USAGE: Unit = Unit {
 pub(super) const STORE: [&Unit; 2] = [&RECORDS, &USAGE];
 
 #[cfg(feature = "inbox")]
-pub(super) const INBOX: Unit = Unit {
+pub(crate) const INBOX: Unit = Unit {
     version: 2,
     name: "inbox",
     owner: "Inbox",
@@ -128,7 +128,7 @@ pub(super) const INBOX: Unit = Unit {
 };
 
 #[cfg(feature = "outbox")]
-pub(super) const OUTBOX: Unit = Unit {
+pub(crate) const OUTBOX: Unit = Unit {
     version: 3,
     name: "outbox",
     owner: "Outbox",

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// A call that may write.
-pub(super) enum WriteCall {
+pub(crate) enum WriteCall {
     Claim(ClaimCall),
     Reclaim {
         call: ClaimCall,
@@ -42,7 +42,7 @@ pub(super) enum WriteCall {
 
 /// The answer to a [`WriteCall`].
 #[derive(Clone)]
-pub(super) enum Written {
+pub(crate) enum Written {
     Claimed(ClaimAnswer),
     Reclaimed(Option<Grant>),
     Transitioned(Transitioned),

@@ -8,14 +8,14 @@ use crate::store::{
 };
 
 /// Returns the store's error for one of sqlx, with its remedy.
-pub(super) fn failure(error: sqlx::Error) -> StoreError {
+pub(crate) fn failure(error: sqlx::Error) -> StoreError {
     error::failure(error, of_database)
 }
 
 /// Returns whether a transaction that began as a reader cannot write any more, since
 /// another one has written.
 #[cfg(any(feature = "inbox", feature = "outbox"))]
-pub(super) fn is_stale_reader(error: &sqlx::Error) -> bool {
+pub(crate) fn is_stale_reader(error: &sqlx::Error) -> bool {
     const BUSY_SNAPSHOT: &str = "517";
     let error = error.as_database_error();
     error.and_then(DatabaseError::code).as_deref() == Some(BUSY_SNAPSHOT)
@@ -52,7 +52,7 @@ const CORRUPT: u8 = 11;
 const FULL: u8 = 13;
 const CANNOT_OPEN: u8 = 14;
 const TOO_BIG: u8 = 18;
-pub(super) const CONSTRAINT: u8 = 19;
+pub(crate) const CONSTRAINT: u8 = 19;
 const NOT_A_DATABASE: u8 = 26;
 
 #[cfg(test)]

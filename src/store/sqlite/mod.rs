@@ -1,18 +1,11 @@
 //! A store of records in an SQLite file.
 
 mod batches;
-mod error;
-#[cfg(feature = "inbox")]
-mod inbox;
-#[cfg(any(feature = "inbox", feature = "outbox"))]
-mod messages;
-#[cfg(feature = "outbox")]
-mod outbox;
-mod setup;
-mod statements;
-mod transaction;
+pub(crate) mod error;
+pub(crate) mod setup;
+pub(crate) mod statements;
 mod usage;
-mod writer;
+pub(crate) mod writer;
 
 use std::{fmt, path::Path, sync::Arc, time::Duration};
 
@@ -22,7 +15,6 @@ use sqlx::{
 };
 use tokio::sync::Semaphore;
 
-pub use self::transaction::SqliteTransaction;
 use self::{
     batches::{Reader, WriteCall, Written},
     error::failure,
@@ -84,15 +76,15 @@ use crate::{key::RecordName, store::Fence};
 /// Clones share the connections. Calls need a Tokio runtime.
 #[derive(Clone)]
 pub struct SqliteStore {
-    writer: Writer,
-    readers: SqlitePool,
-    transactions: SqlitePool,
+    pub(crate) writer: Writer,
+    pub(crate) readers: SqlitePool,
+    pub(crate) transactions: SqlitePool,
     writes: Batcher<Writer>,
     /// Writes of large responses, which alternate with the others.
     large_writes: Batcher<Writer>,
     reads: Reads<Reader>,
     #[cfg(feature = "outbox")]
-    wake: crate::messages::outbox::sealed::Wake,
+    pub(crate) wake: super::sql::wake::Wake,
 }
 
 impl SqliteStore {
@@ -166,7 +158,7 @@ impl SqliteStore {
             writer,
             readers,
             #[cfg(feature = "outbox")]
-            wake: crate::messages::outbox::sealed::Wake::default(),
+            wake: super::sql::wake::Wake::default(),
             // A connection is used once: SQLite may have ended a transaction that
             // failed, which sqlx does not notice.
             transactions: pool(TRANSACTIONS)

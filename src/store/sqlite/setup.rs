@@ -57,7 +57,7 @@ async fn connect(options: &SqliteConnectOptions) -> Result<SqliteConnection, Sto
 ///
 /// Each name has a ledger of its own. In a common one, the store and the application would
 /// each refuse the other's migrations.
-pub(super) async fn make_tables(
+pub(crate) async fn make_tables(
     on: &mut SqliteConnection,
     name: &'static str,
     definitions: &'static str,

@@ -23,14 +23,14 @@ use crate::{
 };
 
 /// Returns the time on the store's clock.
-pub(super) fn now() -> Duration {
+pub(crate) fn now() -> Duration {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     // The columns have no nanoseconds.
     Duration::from_micros(column(now.unwrap_or_default()).unsigned_abs())
 }
 
 /// Loads a record. Leaves out a response that is longer than `max_response`.
-pub(super) async fn load(
+pub(crate) async fn load(
     connection: &mut SqliteConnection,
     name: &RecordName,
     max_response: usize,
@@ -78,12 +78,12 @@ pub(super) async fn load_all(
 }
 
 /// The moments in a row are relative to 1970.
-pub(super) fn decode(row: Option<&SqliteRow>) -> Loaded {
+pub(crate) fn decode(row: Option<&SqliteRow>) -> Loaded {
     row.map(|row| columns::load(row, 0)).transpose()
 }
 
 /// Inserts a record, or updates the record with its name.
-pub(super) async fn store(
+pub(crate) async fn store(
     connection: &mut SqliteConnection,
     name: &RecordName,
     record: &StoredRecord,
@@ -153,7 +153,7 @@ fn go_together<'n>(names: impl ExactSizeIterator<Item = &'n RecordName>) -> bool
     names.len() > 1 && !names.into_iter().any(has_nul)
 }
 
-pub(super) fn json(values: &impl Serialize) -> Result<String, StoreError> {
+pub(crate) fn json(values: &impl Serialize) -> Result<String, StoreError> {
     serde_json::to_string(values).map_err(StoreError::unavailable)
 }
 
@@ -233,7 +233,7 @@ pub(super) async fn purge_expired(
 }
 
 /// Returns the microseconds of a moment or an age.
-pub(super) fn column(moment: Duration) -> i64 {
+pub(crate) fn column(moment: Duration) -> i64 {
     moment.as_micros().try_into().unwrap_or(i64::MAX)
 }
 

@@ -7,15 +7,15 @@ use crate::store::StoreError;
 
 /// Begins a transaction that has the write lock from its start. One that begins as a
 /// reader fails at once if another process has written meanwhile.
-pub(super) const BEGIN: &str = "BEGIN IMMEDIATE";
+pub(crate) const BEGIN: &str = "BEGIN IMMEDIATE";
 
 /// The one connection of a store that writes.
 #[derive(Clone)]
-pub(super) struct Writer(pub(super) SqlitePool);
+pub(crate) struct Writer(pub(super) SqlitePool);
 
 impl Writer {
     /// Runs `work` in a transaction. Call it from a task that is never dropped.
-    pub(super) async fn write<T>(
+    pub(crate) async fn write<T>(
         &self,
         work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {

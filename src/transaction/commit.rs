@@ -14,8 +14,8 @@ use sqlx::{Database, Transaction};
 use tokio::time::{self, Instant};
 
 use super::{
-    commit_error::{CommitError, CommitErrorKind},
-    transaction::OperationTransaction,
+    OperationTransaction,
+    error::{CommitError, CommitErrorKind},
 };
 use crate::{
     body::{

@@ -2,10 +2,11 @@
 
 use sqlx::{Sqlite, SqliteConnection};
 
-use super::{SqliteStore, error::is_stale_reader, setup::make_tables};
-use crate::{
-    messages::{MessageError, MessageErrorKind, sealed::MessageBackend},
-    store::{StoreError, sql::detached},
+use super::{MessageError, MessageErrorKind, sealed::MessageBackend};
+use crate::store::{
+    SqliteStore, StoreError,
+    sql::detached,
+    sqlite::{error::is_stale_reader, setup::make_tables},
 };
 
 impl MessageBackend for SqliteStore {

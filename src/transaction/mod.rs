@@ -1,5 +1,12 @@
 //! The transaction that a handler begins for its own writes.
 
+pub(crate) mod commit;
+pub(crate) mod error;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+#[cfg(feature = "sqlite")]
+pub(crate) mod sqlite;
+
 use std::{
     fmt,
     ops::{Deref, DerefMut},
@@ -7,11 +14,11 @@ use std::{
 
 use sqlx::{Database, Transaction};
 
-use super::{
-    commit_error::{CommitError, CommitErrorKind},
-    detached,
+use self::error::{CommitError, CommitErrorKind};
+use crate::{
+    operation::{Operation, WeakOperation},
+    store::sql::detached,
 };
-use crate::operation::{Operation, WeakOperation};
 
 /// A transaction for the writes of an operation's handler. A store's `begin` begins
 /// it, and the store's `commit` ends it.

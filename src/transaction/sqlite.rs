@@ -1,25 +1,23 @@
-//! The handler's own transaction, which completes its record and commits both.
+//! Transactions of handlers in an SQLite file.
 
 use sqlx::{Connection as _, Sqlite, Transaction, query};
 
-use super::{
-    SqliteStore,
-    error::{CONSTRAINT, failure},
-    statements::{decode, load, now, store},
-    writer::BEGIN,
-};
 #[cfg(feature = "guard")]
-use crate::store::sql::commit::commit_value;
+use super::commit::commit_value;
+use super::{
+    OperationTransaction,
+    commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
+    error::{CommitError, CommitErrorKind},
+};
 use crate::{
     operation::Operation,
     store::{
-        Completion, OwnerTransition, StoreError, Token, Transitioned,
-        sql::{
-            commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
-            commit_error::{CommitError, CommitErrorKind},
-            detached,
-            error::sqlite_code,
-            transaction::OperationTransaction,
+        Completion, OwnerTransition, SqliteStore, StoreError, Token, Transitioned,
+        sql::{detached, error::sqlite_code},
+        sqlite::{
+            error::{CONSTRAINT, failure},
+            statements::{decode, load, now, store},
+            writer::BEGIN,
         },
         transition::{State, StoredRecord},
     },
@@ -44,7 +42,7 @@ impl SqliteStore {
     }
 
     /// Begins a transaction on one of the connections for handlers.
-    pub(super) fn begin_transaction(
+    pub(crate) fn begin_transaction(
         &self,
     ) -> impl Future<Output = Result<Transaction<'static, Sqlite>, CommitError>> + Send + 'static
     {
@@ -180,7 +178,7 @@ fn status(record: Option<&StoredRecord>, token: Token) -> ClaimStatus {
 ///
 /// SQLite rolls one back by itself for `OR ROLLBACK` or a full disk, and sqlx does not notice it. Each later
 /// statement would then commit by itself.
-pub(super) async fn has_ended(
+pub(crate) async fn has_ended(
     transaction: &mut Transaction<'static, Sqlite>,
 ) -> Result<bool, CommitError> {
     if !transaction.is_in_transaction() {

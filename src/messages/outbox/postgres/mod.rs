@@ -1,7 +1,5 @@
 //! The outbox in PostgreSQL.
 
-mod notifications;
-mod statements;
 mod turns;
 
 use std::time::Duration;
@@ -12,21 +10,23 @@ use sqlx::{
     query::Query,
 };
 
-pub(super) use self::{notifications::Notifications, statements::Statements};
 use super::{
-    PostgresStore,
-    engine::PostgresEngine,
-    error::failure,
-    parameters::micros,
-    session::{Session, column},
-    units::OUTBOX,
+    Outbox,
+    sealed::{OutboxBackend, Settlement, Turn},
 };
 use crate::{
-    messages::{
-        DeadEvent, Event, Lag, MessageError, Outbox,
-        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake},
+    messages::{DeadEvent, Event, Lag, MessageError},
+    store::{
+        PostgresEngine, PostgresStore, StoreError, Token,
+        postgres::{
+            error::failure,
+            outbox::Statements,
+            parameters::micros,
+            session::{Session, column},
+            units::OUTBOX,
+        },
+        sql::{detached, wake::Wake},
     },
-    store::{StoreError, Token, sql::detached},
 };
 
 impl PostgresStore {
@@ -57,6 +57,22 @@ impl Outbox<PostgresStore> {
     #[must_use]
     pub fn grants_for(&self, role: &str) -> String {
         self.store.grants(role, &[&OUTBOX])
+    }
+
+    /// Sets whether the relays of other processes are notified of events. Defaults to
+    /// false: they find events by [polling](crate::messages::Relay::poll), and those of
+    /// this process are woken in any case.
+    ///
+    /// Set it where events are staged, and where they are relayed. The store's own `commit`
+    /// then sends a notification, and so does [`wake`](Outbox::wake). It is sent within 5
+    /// milliseconds, once for all commits of that time. A relay keeps a connection of its
+    /// own to listen. It polls too, since a notification may be lost with its connection.
+    ///
+    /// Nothing is sent on Citus, or behind a pooler in transaction mode.
+    #[must_use]
+    pub fn notifications(mut self, notifies: bool) -> Self {
+        self.notifies = notifies;
+        self
     }
 }
 

@@ -15,15 +15,14 @@ use http_body_util::Full;
 use sqlx::error::DatabaseError;
 
 #[cfg(feature = "postgres")]
-use super::error::has_class;
-use super::error::without_values;
+use crate::store::sql::error::has_class;
 #[cfg(feature = "sqlite")]
-use super::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
+use crate::store::sql::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
 use crate::{
     key::OperationId,
     operation::{Operation, Transacted, response_settings::ResponseSettings},
     rejection::{Rejection, Renderer, RequestHead},
-    store::StoreError,
+    store::{StoreError, sql::error::without_values},
     telemetry::log::{self, Event, LogLimit, Warnings},
 };
 

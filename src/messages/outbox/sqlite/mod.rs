@@ -11,18 +11,23 @@ use self::statements::{
     REMOVE_TURN, REVIVE, SETTLE, SIZES, STAGE, TAKE,
 };
 use super::{
-    SqliteStore,
-    error::failure,
-    messages::of_transaction,
-    statements::{column, now},
+    Outbox,
+    sealed::{OutboxBackend, Settlement, Turn, events_each},
 };
 use crate::{
     messages::{
-        DeadEvent, Event, Lag, MessageError, Outbox,
-        outbox::sealed::{OutboxBackend, Settlement, Turn, Wake, events_each},
+        DeadEvent, Event, Lag, MessageError,
         selection::{Candidate, select},
+        sqlite::of_transaction,
     },
-    store::{StoreError, Token, sql::detached},
+    store::{
+        SqliteStore, StoreError, Token,
+        sql::{detached, wake::Wake},
+        sqlite::{
+            error::failure,
+            statements::{column, now},
+        },
+    },
 };
 
 impl SqliteStore {

@@ -2,8 +2,11 @@
 
 use sqlx::Postgres;
 
-use super::{PostgresStore, error::sqlstate, units::Unit};
-use crate::messages::{MessageError, sealed::MessageBackend};
+use super::{MessageError, sealed::MessageBackend};
+use crate::store::{
+    PostgresStore,
+    postgres::{error::sqlstate, units::Unit},
+};
 
 impl MessageBackend for PostgresStore {
     type Sql = Postgres;

@@ -1,37 +1,25 @@
-//! The handler's own transaction, which completes its record and commits both.
+//! Transactions of handlers in PostgreSQL.
 
-use std::sync::Arc;
+use sqlx::{Connection as _, Postgres, SqlStr, Transaction, query, query_as, query_scalar};
 
-use sqlx::{
-    Connection as _, PgPool, Postgres, SqlSafeStr as _, SqlStr, Transaction,
-    postgres::PgPoolOptions, query, query_as, query_scalar,
-};
-
-use super::{
-    Inner, PostgresStore,
-    connector::Connector,
-    error::{failure, sqlstate},
-    parameters::micros,
-    pool::Pool,
-    schema::{Schema, statements},
-    session::{Session, SessionSettings, column},
-};
 #[cfg(feature = "guard")]
-use crate::store::sql::commit::commit_value;
+use super::commit::commit_value;
+use super::{
+    OperationTransaction,
+    commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
+    error::{CommitError, CommitErrorKind},
+};
 use crate::{
-    key::RecordName,
     operation::Operation,
     store::{
-        Completion, StoreError, Token, Transitioned,
-        sql::{
-            calls::Call,
-            columns::{
-                COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN,
-            },
-            commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
-            commit_error::{CommitError, CommitErrorKind},
-            single::{Attempt, Limits, Single, SingleCalls},
-            transaction::OperationTransaction,
+        Completion, PostgresStore, StoreError, Token, Transitioned,
+        postgres::{
+            error::{failure, sqlstate},
+            parameters::micros,
+            transactions::HandlerTransactions,
+        },
+        sql::columns::{
+            COMPLETED, IN_PROGRESS, RELEASED_ANY_REQUEST, RELEASED_SAME_REQUEST, UNKNOWN,
         },
     },
 };
@@ -53,9 +41,9 @@ impl PostgresStore {
     /// [`acquire_timeout`](crate::store::PostgresStoreBuilder::acquire_timeout), and
     /// [`LeaseLost`](CommitErrorKind::LeaseLost). Both are 503 with `Retry-After`.
     pub async fn begin(&self, operation: &Operation) -> Result<PostgresTransaction, CommitError> {
-        let inner = Arc::clone(&self.inner);
-        let begin = inner.transactions.begin.clone();
-        OperationTransaction::begin(operation, async move { inner.begin(begin).await }).await
+        let store = self.clone();
+        let begin = store.inner.transactions.begin.clone();
+        OperationTransaction::begin(operation, async move { store.begin_with(begin).await }).await
     }
 
     /// Commits `transaction` together with `response`: after a crash at any
@@ -164,23 +152,6 @@ impl PostgresStore {
     }
 }
 
-impl Inner {
-    /// Begins a transaction on one of the connections for handlers.
-    pub(super) async fn begin(
-        &self,
-        begin: SqlStr,
-    ) -> Result<Transaction<'static, Postgres>, CommitError> {
-        self.pool.check()?;
-        let timeout = self.connector.acquire_timeout;
-        let limit = timeout.saturating_add(self.pool.call_timeout);
-        let begin = self.transactions.pool.begin_with(begin);
-        let began = self.pool.while_reachable(limit, begin).await?;
-        began
-            .unwrap_or(Err(sqlx::Error::PoolTimedOut))
-            .map_err(|error| self.transactions.not_begun(error))
-    }
-}
-
 /// A transaction that [`PostgresStore::begin`] began, on an sqlx connection to
 /// PostgreSQL.
 pub type PostgresTransaction = OperationTransaction<Postgres>;
@@ -201,7 +172,7 @@ impl CommitBackend for PostgresStore {
         let HandlerTransactions {
             sql, persistent, ..
         } = &self.inner.transactions;
-        let refused = |error| self.inner.transactions.refused(error);
+        let refused = |error| self.refused(error);
         let (isolation, path, role): (String, Option<String>, Option<String>) =
             query_as(sql.prepare.clone())
                 .persistent(*persistent)
@@ -224,11 +195,8 @@ impl CommitBackend for PostgresStore {
             .await
             .map_err(refused)?;
         if completed.rows_affected() == 0 {
-            let is_open = self
-                .inner
-                .transactions
-                .is_open(transaction, operation.token());
-            return match is_open.await? {
+            let is_open = self.is_still_open(transaction, operation.token()).await?;
+            return match is_open {
                 true => Ok(Transitioned::Superseded),
                 false => Err(CommitError::caused(CommitErrorKind::Aborted, ENDED)),
             };
@@ -261,8 +229,7 @@ impl CommitBackend for PostgresStore {
 
     async fn claim_status(&self, operation: &Operation) -> Result<ClaimStatus, StoreError> {
         let (name, token) = (operation.name().clone(), operation.token());
-        let lookups = &self.inner.transactions.lookups;
-        match lookups.call(CommitLookup { name, token }).await? {
+        match self.inner.transactions.look_up(name, token).await? {
             Some(COMPLETED) => Ok(ClaimStatus::Completed),
             Some(IN_PROGRESS | UNKNOWN) => Ok(ClaimStatus::Open),
             None | Some(RELEASED_SAME_REQUEST | RELEASED_ANY_REQUEST) => {
@@ -273,57 +240,32 @@ impl CommitBackend for PostgresStore {
     }
 }
 
-/// The transactions of handlers.
-pub(super) struct HandlerTransactions {
-    pub(super) pool: PgPool,
-    pub(super) begin: SqlStr,
-    pub(super) persistent: bool,
-    sql: Statements,
-    schema: Arc<Schema>,
-    lookups: SingleCalls<CommitLookups>,
-    pub(super) lookup_pool: Arc<Pool>,
-}
-
-impl HandlerTransactions {
-    pub(super) fn new(
-        connector: &Connector,
-        settings: SessionSettings,
-        max_connections: u32,
-        lookup_pool: Arc<Pool>,
-        lookup_limits: Limits,
-    ) -> Self {
-        let begin = settings.begin.clone();
-        let settings = Arc::new(settings);
-        let pool = PgPoolOptions::new()
-            .max_connections(max_connections)
-            .acquire_timeout(connector.acquire_timeout)
-            .after_connect(move |connection, _| {
-                let settings = Arc::clone(&settings);
-                Box::pin(async move { settings.apply(connection).await })
-            });
-        let lookups = CommitLookups {
-            pool: Arc::clone(&lookup_pool),
-            sql: Statements::new(&connector.schema),
-        };
-        Self {
-            pool: pool.connect_lazy_with(connector.options.clone()),
-            persistent: begin.is_none(),
-            begin: begin.unwrap_or_else(|| BEGIN.into_sql_str()),
-            sql: Statements::new(&connector.schema),
-            schema: Arc::clone(&connector.schema),
-            lookups: SingleCalls::new(Arc::new(lookups), lookup_limits),
-            lookup_pool,
-        }
+impl PostgresStore {
+    /// Begins a transaction on one of the connections for handlers.
+    pub(crate) async fn begin_with(
+        &self,
+        begin: SqlStr,
+    ) -> Result<Transaction<'static, Postgres>, CommitError> {
+        let inner = &self.inner;
+        inner.pool.check()?;
+        let timeout = inner.connector.acquire_timeout;
+        let limit = timeout.saturating_add(inner.pool.call_timeout);
+        let begin = inner.transactions.pool.begin_with(begin);
+        let began = inner.pool.while_reachable(limit, begin).await?;
+        began
+            .unwrap_or(Err(sqlx::Error::PoolTimedOut))
+            .map_err(|error| self.not_begun(error))
     }
 
     /// Returns whether the transaction that was prepared for `token` is still open.
-    pub(super) async fn is_open(
+    pub(crate) async fn is_still_open(
         &self,
         transaction: &mut Transaction<'static, Postgres>,
         token: Token,
     ) -> Result<bool, CommitError> {
-        query_scalar(self.sql.is_open.clone())
-            .persistent(self.persistent)
+        let transactions = &self.inner.transactions;
+        query_scalar(transactions.sql.is_open.clone())
+            .persistent(transactions.persistent)
             .bind(token.as_bytes().as_slice())
             .fetch_one(&mut **transaction)
             .await
@@ -334,7 +276,7 @@ impl HandlerTransactions {
         let kind = CommitErrorKind::Unavailable;
         match error {
             sqlx::Error::PoolTimedOut => {
-                let options = self.pool.options();
+                let options = self.inner.transactions.pool.options();
                 let reason = format!(
                     "no connection for a transaction was free or could be opened within {:?}, \
                      `transaction_connections` is {}",
@@ -348,165 +290,23 @@ impl HandlerTransactions {
     }
 
     /// Returns the error of a statement that failed before COMMIT was sent.
-    pub(super) fn refused(&self, error: sqlx::Error) -> CommitError {
+    fn refused(&self, error: sqlx::Error) -> CommitError {
         let kind = CommitErrorKind::Aborted;
         match sqlstate(&error).as_deref() {
             // The table of records does not exist.
             Some("42P01") => CommitError::caused(CommitErrorKind::OtherDatabase, error),
             // Neither the handler's role nor the session's may write to it.
-            Some("42501") => CommitError::caused(kind, self.schema.explain(failure(error))),
+            Some("42501") => {
+                let schema = &self.inner.connector.schema;
+                CommitError::caused(kind, schema.explain(failure(error)))
+            }
             _ => CommitError::caused(kind, error),
         }
     }
 }
-
-/// Looks up the outcome of a COMMIT whose answer got lost.
-struct CommitLookups {
-    pool: Arc<Pool>,
-    sql: Statements,
-}
-
-struct CommitLookup {
-    name: RecordName,
-    token: Token,
-}
-
-impl Call for CommitLookup {
-    fn name(&self) -> &RecordName {
-        &self.name
-    }
-}
-
-impl Single for CommitLookups {
-    type Call = CommitLookup;
-    /// The state of the record with this token, once no transaction can change it.
-    type Answer = Option<i64>;
-
-    async fn attempt(&self, call: &CommitLookup) -> Result<Attempt<Option<i64>>, StoreError> {
-        self.pool
-            .run(async |session| self.look_up(session, call).await)
-            .await
-    }
-}
-
-impl CommitLookups {
-    async fn look_up(
-        &self,
-        session: &mut Session<'_>,
-        CommitLookup { name, token }: &CommitLookup,
-    ) -> Result<Attempt<Option<i64>>, StoreError> {
-        for (statement, is_locked) in [(&self.sql.unlocked_state, false), (&self.sql.state, true)] {
-            let query = session.query_record(statement, name);
-            let row = session.row(query.bind(token.as_bytes().as_slice())).await?;
-            match row {
-                Some(_) if is_locked => return Ok(Attempt::Locked),
-                Some(row) => return Ok(Attempt::Made(Some(column(&row, "state")?))),
-                None => {}
-            }
-        }
-        Ok(Attempt::Made(None))
-    }
-}
-
-const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 const RESTORE: &str = "
 SELECT CASE WHEN $1::pg_catalog.text IS NOT NULL THEN
            pg_catalog.set_config('search_path', $1, true) END,
        CASE WHEN $2::pg_catalog.text IS NOT NULL THEN
            pg_catalog.set_config('role', $2, true) END";
-
-/// The state of the record with a claim's token.
-macro_rules! state {
-    () => {
-        "
-SELECT state::bigint
-FROM {records}
-WHERE scope = $1 AND key = $2 AND token = $3"
-    };
-}
-
-/// Whether the transaction that `prepare` prepared for this token is still open. NULL counts
-/// as no. Citus allows no COALESCE around a setting.
-macro_rules! is_open {
-    ($token:literal) => {
-        concat!(
-            "current_setting('tower_idempotency.completes', true) = encode(",
-            $token,
-            ", 'hex')"
-        )
-    };
-}
-
-statements! {
-    /// Sets what `complete` needs, until the transaction ends.
-    ///
-    /// `complete` does nothing if the transaction has ended since, by a ROLLBACK of the
-    /// driver or of the handler: each statement would commit on its own. A transaction
-    /// from another pool becomes as durable as the store's own.
-    ///
-    /// The record is completed with the `search_path` of a new session, because the
-    /// handler's may lead to operators that a tenant has made. If the handler's role may
-    /// not write to the records, the session's role completes the record. Returns the
-    /// settings that were changed, for [`RESTORE`]. Functions and operators are
-    /// qualified, because this statement runs with the handler's `search_path`.
-    prepare = "
-SELECT before.isolation,
-       CASE WHEN said.path OPERATOR(pg_catalog.<>) before.path THEN before.path END,
-       CASE WHEN said.role OPERATOR(pg_catalog.<>) before.role THEN before.role END
-FROM (
-    SELECT pg_catalog.current_setting('transaction_isolation') AS isolation,
-           pg_catalog.current_setting('search_path') AS path,
-           pg_catalog.current_setting('role') AS role,
-           CASE
-               WHEN pg_catalog.current_setting('role') OPERATOR(pg_catalog.=) 'none' THEN true
-               ELSE EXISTS (
-                   SELECT FROM pg_catalog.pg_class AS class
-                       JOIN pg_catalog.pg_namespace AS namespace
-                           ON namespace.oid OPERATOR(pg_catalog.=) class.relnamespace
-                   WHERE namespace.nspname OPERATOR(pg_catalog.=) {schema}
-                     AND class.relname OPERATOR(pg_catalog.=) 'idempotency_records'
-                     AND pg_catalog.has_schema_privilege(namespace.oid, 'USAGE')
-                     AND pg_catalog.has_table_privilege(class.oid, 'SELECT')
-                     AND pg_catalog.has_table_privilege(class.oid, 'UPDATE'))
-           END AS may_complete
-    OFFSET 0
-) AS before CROSS JOIN LATERAL (
-    SELECT pg_catalog.set_config(
-               'tower_idempotency.completes', pg_catalog.encode($1, 'hex'), true),
-           pg_catalog.set_config('synchronous_commit',
-               CASE
-                   WHEN pg_catalog.current_setting('synchronous_commit')
-                       OPERATOR(pg_catalog.=) 'remote_apply' THEN 'remote_apply'
-                   ELSE 'on'
-               END, true),
-           pg_catalog.set_config('search_path', NULL, true) AS path,
-           CASE
-               WHEN before.may_complete THEN before.role
-               ELSE pg_catalog.set_config('role', NULL, true)
-           END AS role
-    OFFSET 0
-) AS said";
-
-    /// Completes an open claim. A record that was completed before, even with this token,
-    /// must not take further writes with it.
-    complete = concat!("
-UPDATE {records}
-SET state = {completed},
-    response = $4,
-    unknown_since = NULL,
-    expires_at = GREATEST(claimed_at + $5, clock.now + $6)
-FROM {clock}
-WHERE scope = $1 AND key = $2 AND token = $3 AND state IN ({in_progress}, {unknown})
-  AND ", is_open!("$3"), "
-RETURNING {notify} AS notified");
-
-    is_open = concat!("SELECT COALESCE(", is_open!("$1"), ", false)");
-
-    /// Skips a record that an open transaction has written. A plain read would see the
-    /// version before it.
-    unlocked_state = concat!(state!(), "\nFOR SHARE SKIP LOCKED");
-
-    /// Finds a record that `unlocked_state` skipped because it is locked.
-    state = state!();
-}

@@ -12,37 +12,15 @@ use std::{
 use sqlx::{postgres::PgListener, raw_sql};
 use tokio::{runtime::Handle, time::sleep};
 
-use super::PostgresStore;
-use crate::{
-    messages::Outbox,
-    store::postgres::{error::failure, session::Session},
-    telemetry::log::{self, LogLimit},
-};
+use super::{PostgresStore, error::failure, session::Session};
+use crate::telemetry::log::{self, LogLimit};
 
 /// The notifications that a store sends.
 #[derive(Default)]
-pub(in crate::store::postgres) struct Notifications {
+pub(super) struct Notifications {
     /// Whether a task will send the next one.
     is_due: AtomicBool,
     failures: LogLimit,
-}
-
-impl Outbox<PostgresStore> {
-    /// Sets whether the relays of other processes are notified of events. Defaults to
-    /// false: they find events by [polling](crate::messages::Relay::poll), and those of
-    /// this process are woken in any case.
-    ///
-    /// Set it where events are staged, and where they are relayed. The store's own `commit`
-    /// then sends a notification, and so does [`wake`](Outbox::wake). It is sent within 5
-    /// milliseconds, once for all commits of that time. A relay keeps a connection of its
-    /// own to listen. It polls too, since a notification may be lost with its connection.
-    ///
-    /// Nothing is sent on Citus, or behind a pooler in transaction mode.
-    #[must_use]
-    pub fn notifications(mut self, notifies: bool) -> Self {
-        self.notifies = notifies;
-        self
-    }
 }
 
 impl PostgresStore {
@@ -51,7 +29,7 @@ impl PostgresStore {
     }
 
     /// Notifies the relays of other processes soon.
-    pub(in crate::store::postgres) fn notify_relays(&self) {
+    pub(crate) fn notify_relays(&self) {
         let is_due = &self.inner.notifications.is_due;
         let Ok(runtime) = Handle::try_current() else {
             return;
@@ -76,7 +54,7 @@ impl PostgresStore {
     }
 
     /// Wakes the relays of this process at each notification. Never returns.
-    pub(super) async fn listen_for_events(self) {
+    pub(crate) async fn listen_for_events(self) {
         let failures = LogLimit::new();
         while self.may_notify() {
             let listened = async {

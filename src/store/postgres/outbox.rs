@@ -1,6 +1,6 @@
-//! The statements of the outbox in PostgreSQL.
+//! The statements of the outbox.
 
-use crate::store::postgres::schema::statements;
+use super::schema::statements;
 
 statements! {
     /// Locks the stream until the transaction ends. The events of the statement get the

@@ -1,16 +1,13 @@
 //! Events that are published if and only if their transaction commits.
 
-use std::{
-    fmt,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "sqlite")]
+mod sqlite;
+
+use std::{fmt, time::Duration};
 
 use sqlx::Connection as _;
-use tokio::sync::watch;
 
 use super::{Connection, DeadEvent, Event, Lag, MessageError, check_name};
 use crate::{error::StoreError, store::Token};
@@ -47,9 +44,9 @@ pub trait OutboxStore: sealed::OutboxBackend {}
 
 impl<S: sealed::OutboxBackend> OutboxStore for S {}
 
-pub(crate) mod sealed {
+pub(super) mod sealed {
     use super::*;
-    use crate::messages::sealed::MessageBackend;
+    use crate::{messages::sealed::MessageBackend, store::sql::wake::Wake};
 
     /// The database's part in an outbox.
     pub trait OutboxBackend: MessageBackend {
@@ -146,45 +143,6 @@ pub(crate) mod sealed {
         pub(crate) pause: Option<Duration>,
         /// Whether all events of the aggregate are published, unless more were staged.
         pub(crate) is_all: bool,
-    }
-
-    /// Wakes the relays of this process.
-    #[derive(Clone, Debug, Default)]
-    pub struct Wake {
-        relays: watch::Sender<()>,
-        /// Whether events were staged since a relay looked.
-        staged: Arc<AtomicBool>,
-        /// Whether an outbox that notifies other processes has staged events.
-        notifies: Arc<AtomicBool>,
-    }
-
-    impl Wake {
-        pub(crate) fn staged(&self, notifies: bool) {
-            self.staged.store(true, Ordering::Release);
-            if notifies {
-                self.notifies.store(true, Ordering::Release);
-            }
-        }
-
-        /// Wakes the relays if events were staged. Returns whether to notify others.
-        pub(crate) fn committed(&self) -> bool {
-            if self.staged.load(Ordering::Acquire) {
-                self.relays.send_replace(());
-            }
-            self.notifies.load(Ordering::Acquire)
-        }
-
-        pub(crate) fn wake(&self) {
-            self.relays.send_replace(());
-        }
-
-        pub(crate) fn subscribe(&self) -> watch::Receiver<()> {
-            self.relays.subscribe()
-        }
-
-        pub(crate) fn looked(&self) {
-            self.staged.store(false, Ordering::Release);
-        }
     }
 }
 

@@ -5,21 +5,20 @@ use std::time::Duration;
 use sqlx::{Sqlite, SqliteConnection, Transaction, query, query_as, query_scalar};
 
 use super::{
-    SqliteStore,
-    error::failure,
-    messages::of_transaction,
-    statements::{column, json, now},
-    transaction::has_ended,
+    Inbox, SeenMessage,
+    sealed::{InboxBackend, Marked, Unseen},
 };
 use crate::{
-    messages::{
-        Inbox, MessageError, SeenMessage,
-        inbox::sealed::{InboxBackend, Marked, Unseen},
-    },
+    messages::{MessageError, sqlite::of_transaction},
     store::{
-        StoreError, Token,
-        sql::{commit_error::CommitError, detached},
+        SqliteStore, StoreError, Token,
+        sql::detached,
+        sqlite::{
+            error::failure,
+            statements::{column, json, now},
+        },
     },
+    transaction::{error::CommitError, sqlite::has_ended},
 };
 
 impl SqliteStore {
