@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::Notify;
 
-use crate::key::Scope;
+use crate::{key::Scope, rejection::Numbers};
 
 /// A limit on a number of requests, tasks or bytes. Nothing waits for a permit.
 ///
@@ -89,9 +89,29 @@ impl Limit {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
     /// Less is left of the limit.
-    Process,
+    Process(Exceeded),
     /// Less is left of what one scope may take.
-    Scope,
+    Scope(Exceeded),
+}
+
+/// A limit, and the sum that would exceed it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exceeded {
+    limit: usize,
+    got: usize,
+}
+
+impl Exceeded {
+    /// Returns the numbers for the log. `unit` is what the limit counts.
+    pub(crate) fn numbers(self, unit: &'static str, refused: &'static str) -> Numbers {
+        let [limit, got] = [self.limit, self.got].map(|number| number as u64);
+        Numbers {
+            limit,
+            unit,
+            got,
+            refused,
+        }
+    }
 }
 
 /// A part of a [`Limit`], given back when it is dropped.
@@ -110,28 +130,28 @@ struct Counted {
 impl Permit {
     /// Adds `size` to the permit. Returns false if less is left.
     pub(crate) fn try_grow(&mut self, size: usize) -> bool {
-        self.take(size).is_some()
+        self.take(size).is_ok()
     }
 
     /// Adds `size` to the permit, which is that of a request of `scope`.
     pub(crate) fn grow(&mut self, scope: &Scope, size: usize) -> Result<(), Full> {
-        let before = self.take(size).ok_or(Full::Process)?;
+        let before = self.take(size).map_err(Full::Process)?;
         // A single tenant is alone, and may take everything.
         if before + size <= self.counter.max / 2 || *scope == Scope::single_tenant() {
             return Ok(());
         }
         let counter = Arc::clone(&self.counter);
-        if counter.count(scope, size) {
-            let counted = self.counted.get_or_insert_with(|| {
-                let scope = scope.clone();
-                Box::new(Counted { scope, size: 0 })
-            });
-            counted.size += size;
-            return Ok(());
+        if let Err(exceeded) = counter.count(scope, size) {
+            self.size -= size;
+            counter.give_back(size);
+            return Err(Full::Scope(exceeded));
         }
-        self.size -= size;
-        counter.give_back(size);
-        Err(Full::Scope)
+        let counted = self.counted.get_or_insert_with(|| {
+            let scope = scope.clone();
+            Box::new(Counted { scope, size: 0 })
+        });
+        counted.size += size;
+        Ok(())
     }
 
     /// Makes the permit, which is that of a request of `scope`, one for `size`. Changes nothing
@@ -156,29 +176,32 @@ impl Permit {
         self.counter.give_back(size);
     }
 
-    /// Takes `size` of the limit. Returns the sum of all permits before, or `None` if less
-    /// than `size` is left.
-    fn take(&mut self, size: usize) -> Option<usize> {
+    /// Takes `size` of the limit. Returns the sum of all permits before.
+    fn take(&mut self, size: usize) -> Result<usize, Exceeded> {
         let Counter { max, taken, .. } = &*self.counter;
         let before = taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |taken| {
             taken.checked_add(size).filter(|sum| sum <= max)
         });
-        let before = before.ok()?;
+        let before = before.map_err(|taken| Exceeded {
+            limit: *max,
+            got: taken.saturating_add(size),
+        })?;
         self.size += size;
-        Some(before)
+        Ok(before)
     }
 }
 
 impl Counter {
-    /// Returns whether the scope may take `size` more, and counts it.
-    fn count(&self, scope: &Scope, size: usize) -> bool {
+    /// Counts `size` for the scope, if it may take so much.
+    fn count(&self, scope: &Scope, size: usize) -> Result<(), Exceeded> {
         let mut of_scopes = self.of_scopes();
         let taken = of_scopes.get(scope).copied().unwrap_or_default();
-        let fits = size <= self.max_per_scope.saturating_sub(taken);
-        if fits {
-            of_scopes.insert(scope.clone(), taken + size);
+        let (limit, got) = (self.max_per_scope, taken.saturating_add(size));
+        if got > limit {
+            return Err(Exceeded { limit, got });
         }
-        fits
+        of_scopes.insert(scope.clone(), got);
+        Ok(())
     }
 
     fn uncount(&self, scope: &Scope, size: usize) {
@@ -219,21 +242,29 @@ impl Drop for Permit {
 mod tests {
     use super::*;
 
+    fn of_process(limit: usize, got: usize) -> Full {
+        Full::Process(Exceeded { limit, got })
+    }
+
+    fn of_scope(limit: usize, got: usize) -> Full {
+        Full::Scope(Exceeded { limit, got })
+    }
+
     #[test]
     fn one_scope_leaves_a_quarter_to_others() {
         let (one, other) = (Scope::new("one").unwrap(), Scope::new("other").unwrap());
         let limit = Limit::with_scopes(8, 2);
         let mut held: Vec<_> = (0..6).map(|_| limit.acquire(&one).unwrap()).collect();
-        assert_eq!(limit.acquire(&one).err(), Some(Full::Scope));
+        assert_eq!(limit.acquire(&one).err(), Some(of_scope(2, 3)));
         assert_eq!(limit.taken(), 6);
         held.extend([&other, &other].map(|scope| limit.acquire(scope).unwrap()));
-        assert_eq!(limit.acquire(&other).err(), Some(Full::Process));
+        assert_eq!(limit.acquire(&other).err(), Some(of_process(8, 9)));
         // All counted parts are given back, and the map is empty.
         held.clear();
         assert_eq!((limit.taken(), limit.0.of_scopes().len()), (0, 0));
         let alone = Scope::single_tenant();
         held.extend((0..8).map(|_| limit.acquire(&alone).unwrap()));
-        assert_eq!(limit.acquire(&alone).err(), Some(Full::Process));
+        assert_eq!(limit.acquire(&alone).err(), Some(of_process(8, 9)));
     }
 
     #[test]
@@ -243,11 +274,11 @@ mod tests {
         let mut permit = limit.empty_permit();
         assert_eq!(permit.grow(&scope, 50), Ok(()));
         assert_eq!(permit.grow(&scope, 7), Ok(()));
-        assert_eq!(permit.grow(&scope, 4), Err(Full::Scope));
+        assert_eq!(permit.grow(&scope, 4), Err(of_scope(10, 11)));
         assert_eq!(permit.grow(&scope, 3), Ok(()));
         assert_eq!(limit.taken(), 60);
         assert_eq!(permit.resize(&scope, 45), Ok(()));
-        assert_eq!(permit.resize(&scope, 58), Err(Full::Scope));
+        assert_eq!(permit.resize(&scope, 58), Err(of_scope(10, 13)));
         assert_eq!(permit.resize(&scope, 54), Ok(()));
         drop(permit);
         assert_eq!((limit.taken(), limit.0.of_scopes().len()), (0, 0));

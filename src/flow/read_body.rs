@@ -114,11 +114,19 @@ impl ReadBody {
 
 fn too_many_bytes(full: Full) -> Rejection {
     match full {
-        Full::Process => Rejection::too_many_bytes(),
-        Full::Scope => Rejection::scope_overloaded(
+        Full::Process(exceeded) => Rejection::overloaded(
+            "too many bytes of request bodies are held in memory, request refused with 503: \
+             raise `max_buffered_bytes`, or lower `max_request_body`",
+        )
+        .exceeding(exceeded.numbers("bytes", "this part of a body")),
+        Full::Scope(exceeded) => Rejection::scope_overloaded(
             "too many bytes of one scope's request bodies are held in memory, request refused \
              with 429: raise `max_buffered_bytes_per_scope`, or lower `max_request_body`",
-        ),
+        )
+        .exceeding(exceeded.numbers(
+            "bytes of a scope beyond half of `max_buffered_bytes`",
+            "this part of a body",
+        )),
     }
 }
 

@@ -156,14 +156,19 @@ impl<S> Shared<S> {
     /// flag and does not run.
     pub(crate) fn running_permit(&self, scope: &Scope) -> Result<Permit, Rejection> {
         let permit = self.running.acquire(scope).map_err(|full| match full {
-            Full::Process => Rejection::overloaded(
+            Full::Process(exceeded) => Rejection::overloaded(
                 "too many requests claim, wait or run, request refused with 503: raise \
                  `max_in_flight`, or find out why they take long",
-            ),
-            Full::Scope => Rejection::scope_overloaded(
+            )
+            .exceeding(exceeded.numbers("requests", "this one")),
+            Full::Scope(exceeded) => Rejection::scope_overloaded(
                 "too many requests of one scope claim, wait or run, request refused with 429: \
                  raise `max_in_flight_per_scope`, or find out why they take long",
-            ),
+            )
+            .exceeding(exceeded.numbers(
+                "requests of a scope beyond half of `max_in_flight`",
+                "this one",
+            )),
         })?;
         match self.is_draining() {
             true => Err(Rejection::draining()),
@@ -174,13 +179,17 @@ impl<S> Shared<S> {
     /// Returns a permit for a body that is still arriving.
     pub(crate) fn upload_permit(&self, scope: &Scope) -> Result<Permit, Rejection> {
         self.uploads.acquire(scope).map_err(|full| match full {
-            Full::Process => Rejection::overloaded(
+            Full::Process(exceeded) => Rejection::overloaded(
                 "too many request bodies are arriving, request refused with 503: raise \
                  `max_uploads`, or lower `request_body_timeout`",
-            ),
-            Full::Scope => Rejection::scope_overloaded(
+            )
+            .exceeding(exceeded.numbers("bodies", "this one")),
+            Full::Scope(exceeded) => Rejection::scope_overloaded(
                 "too many request bodies of one scope are arriving, request refused with 429: \
                  raise `max_uploads_per_scope`, or lower `request_body_timeout`",
+            )
+            .exceeding(
+                exceeded.numbers("bodies of a scope beyond half of `max_uploads`", "this one"),
             ),
         })
     }

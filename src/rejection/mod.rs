@@ -1,14 +1,16 @@
 //! Why a request was refused, as problem details (RFC 9457).
 
+mod exceeded;
 mod grpc;
 mod kind;
 mod render;
 
-use std::{borrow::Cow, fmt, sync::Arc, time::Duration};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use http::{HeaderName, StatusCode};
 use serde_json::json;
 
+pub(crate) use self::exceeded::{Numbers, QuotaExceeded};
 pub use self::kind::RejectionKind;
 pub(crate) use self::render::{Renderer, RequestHead, custom};
 
@@ -36,8 +38,7 @@ pub struct Rejection {
     /// too much.
     warning: Option<&'static str>,
     cause: Option<Box<StoreError>>,
-    /// For the log alone.
-    exceeded: Option<Box<QuotaExceeded>>,
+    exceeded: Option<Box<Numbers>>,
     mismatch: Option<Box<Mismatch>>,
     /// What the problem type begins with.
     types: Option<Arc<str>>,
@@ -90,11 +91,6 @@ impl Rejection {
 
         wrong_digest: DigestMismatch
             "The request body is not the one that the header Content-Digest declares. Nothing ran, and this request did not use the key.";
-
-        too_many_bytes: Overloaded
-            "Too many requests with idempotency keys are in progress here. This one did not run; send it again with the same key."
-            .retry_after(1)
-            .warning("too many bytes of request bodies are held in memory, request refused with 503: raise `max_buffered_bytes`, or lower `max_request_body`");
 
         replay_refused: ReplayRefused
             "This caller may not receive the response to an earlier request with this key. Nothing ran.";
@@ -406,18 +402,15 @@ impl Rejection {
             retry_after,
             ..
         } = exceeded;
-        let rejection = Self::new(
+        Self::new(
             RejectionKind::QuotaExceeded,
             format!(
                 "This caller may keep up to {limit} {unit} for its idempotency keys, and they are used up. Nothing ran, and the key is unused. Send the request again when older keys have expired."
             ),
         )
         .retry_after(retry_after)
-        .warning("scope has used up its `quota`, request refused with 429: raise the quota, or shorten `retention`");
-        Self {
-            exceeded: Some(Box::new(exceeded)),
-            ..rejection
-        }
+        .warning("scope has used up its `quota`, request refused with 429: raise the quota, or shorten `retention`")
+        .exceeding(exceeded.numbers())
     }
 
     /// A panic of the layer itself, or of a function that it does not catch.
@@ -488,6 +481,14 @@ impl Rejection {
     fn warning(mut self, warning: &'static str) -> Self {
         self.warning = Some(warning);
         self
+    }
+
+    /// Adds the numbers of a limit to its warning.
+    pub(crate) fn exceeding(self, numbers: Numbers) -> Self {
+        Self {
+            exceeded: Some(Box::new(numbers)),
+            ..self
+        }
     }
 
     fn caused(self, warning: &'static str, cause: &StoreError) -> Self {
@@ -631,30 +632,6 @@ pub(crate) enum Callback {
     Quota,
     Dispositions,
     Renderer,
-}
-
-/// Why a new record would exceed a quota.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct QuotaExceeded {
-    /// What the limit counts: records or bytes.
-    pub(crate) unit: &'static str,
-    pub(crate) limit: u64,
-    /// The records or bytes with the new record.
-    pub(crate) got: u64,
-    /// The seconds until enough records have expired.
-    pub(crate) retry_after: u64,
-}
-
-impl fmt::Display for QuotaExceeded {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            unit, limit, got, ..
-        } = self;
-        write!(
-            f,
-            "up to {limit} {unit} are allowed, and with the new record it would be {got}"
-        )
-    }
 }
 
 impl Callback {

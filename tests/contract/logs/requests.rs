@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use axum::{Router, routing::post};
+use futures_util::future::join_all;
 use http::header;
 use tower::ServiceExt as _;
 use tower_idempotency::{Fingerprinting, Operation, Quota};
@@ -35,7 +36,10 @@ async fn f110_overload_names_the_setting() {
     api.send(secret("L"))
         .await
         .assert_problem(503, "overloaded");
-    log.only("`max_in_flight`");
+    log.only("`max_in_flight`").says(
+        "message",
+        "up to 1 requests are allowed, and with this one it would be 2",
+    );
     gate.open();
     running.await.unwrap();
 
@@ -52,9 +56,58 @@ async fn f110_overload_names_the_setting() {
     api.send(secret("L").body("s3cr3t-b0dy".repeat(8)))
         .await
         .assert_problem(503, "overloaded");
-    log.only("`max_buffered_bytes`");
+    log.only("`max_buffered_bytes`").says(
+        "message",
+        "up to 100 bytes are allowed, and with this part of a body it would be 176",
+    );
     drop(frames);
     uploading.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn f110_an_overload_of_one_scope_is_logged_with_its_numbers() {
+    let log = Log::listen();
+    let gate = Gate::closed();
+    let builder = required(memory())
+        .max_in_flight(4)
+        .max_in_flight_per_scope(1);
+    let api = Api::new(builder, &Probe::behind(&gate));
+    let running = ["K", "L", "M"].map(|key| api.spawn(secret(key)));
+    settle().await;
+    let refused = api.send(secret("N")).await;
+    refused.assert_problem(429, "scope-overloaded");
+    log.only("`max_in_flight_per_scope`").says(
+        "message",
+        "up to 1 requests of a scope beyond half of `max_in_flight` are allowed, and with this one \
+         it would be 2",
+    );
+    gate.open();
+    join_all(running).await;
+
+    let builder = required(memory())
+        .max_request_body(100)
+        .max_buffered_bytes(200)
+        .max_buffered_bytes_per_scope(100);
+    let api = Api::new(builder, &Probe::counting());
+    let uploads = ["K", "L"].map(|key| {
+        let (frames, body) = streamed();
+        frames
+            .send(Ok(data("s3cr3t-b0dy".repeat(8).leak())))
+            .unwrap();
+        (frames, api.spawn(secret(key).body(body)))
+    });
+    settle().await;
+    let refused = api.send(secret("M").body("s3cr3t-b0dy".repeat(2))).await;
+    refused.assert_problem(429, "scope-overloaded");
+    log.only("`max_buffered_bytes_per_scope`").says(
+        "message",
+        "up to 100 bytes of a scope beyond half of `max_buffered_bytes` are allowed, and with this \
+         part of a body it would be 110",
+    );
+    for (frames, upload) in uploads {
+        drop(frames);
+        upload.await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]
