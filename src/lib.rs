@@ -352,7 +352,6 @@ mod key;
 mod fingerprint;
 mod operation;
 mod response;
-mod outcome;
 mod rejection;
 mod policy;
 
@@ -388,18 +387,20 @@ pub mod test_support;
 #[cfg(feature = "axum")]
 mod axum;
 
-#[cfg(feature = "axum")]
-pub use self::axum::{
-    AxumIdempotency, AxumIdempotencyLayer, AxumResponseFuture, NotGuarded, OrRelease,
-};
 #[cfg(feature = "guard")]
 pub use self::guard::{Guard, GuardBuilder, Ran, RunError};
 #[cfg(feature = "redis")]
 pub use self::store::{RedisStore, RedisStoreBuilder};
+#[cfg(feature = "axum")]
+pub use self::{
+    axum::{NotGuarded, OrRelease},
+    layer::axum::{AxumIdempotency, AxumIdempotencyLayer, AxumResponseFuture},
+};
 pub use self::{
     body::{RequestBody, ResponseBody, whole::WholeBody},
     error::{StoreError, StoreErrorKind},
     fingerprint::{Fingerprinting, RequestPart},
+    flow::outcome::Outcome,
     key::{Key, KeySyntax, OperationId, Scope},
     layer::{
         Drained, IdempotencyLayer,
@@ -410,10 +411,10 @@ pub use self::{
     operation::{
         Operation,
         disposition::{Disposition, Dispositions, KeepFor},
+        recovery::{Reconciler, Recovery},
     },
-    outcome::Outcome,
     policy::{
-        ContentDigest, Disconnect, OversizedBody, Reconciler, Recovery, StoreFailure,
+        ContentDigest, Disconnect, OversizedBody, StoreFailure,
         authorizer::{ReplayAuthorizer, ReplayDecision, ReplayedRecord},
         quota::Quota,
     },

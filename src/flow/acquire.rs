@@ -20,12 +20,8 @@ use super::{
 #[cfg(feature = "sealing")]
 use crate::key::RecordName;
 use crate::{
-    error::StoreErrorKind,
-    policy::{Recovery, StoreFailure},
-    rejection::Rejection,
-    runtime::backoff::Backoff,
-    store::Store,
-    telemetry::notice::Notice,
+    error::StoreErrorKind, operation::recovery::Recovery, policy::StoreFailure,
+    rejection::Rejection, runtime::backoff::Backoff, store::Store, telemetry::notice::Notice,
 };
 
 /// How a request may run.

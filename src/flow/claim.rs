@@ -15,7 +15,7 @@ use super::{
 use crate::{
     error::{StoreError, StoreErrorKind},
     key::RecordName,
-    policy::Recovery,
+    operation::recovery::Recovery,
     rejection::QuotaExceeded,
     runtime::backoff::jittered,
     store::{Claimed, Grant, ReclaimAs, Record, RecordState, Store, Transitioned},

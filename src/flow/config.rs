@@ -8,10 +8,11 @@ use crate::{
     fingerprint::Fingerprinter,
     key::{KeySyntax, RecordName, Scope},
     operation::{
-        disposition::Dispositions, request_name::RequestName, response_settings::ResponseSettings,
+        disposition::Dispositions, recovery::Recovery, request_name::RequestName,
+        response_settings::ResponseSettings,
     },
     policy::{
-        ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure,
+        ContentDigest, Disconnect, OversizedBody, Requirement, StoreFailure,
         authorizer::ReplayAuthorizer, quota::QuotaSetting,
     },
     store::{OwnerTransition, Record},

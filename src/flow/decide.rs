@@ -16,7 +16,8 @@ use crate::{error::StoreError, fingerprint::Fingerprint, key::RecordName};
 use crate::{
     fingerprint::{Comparison, Mismatch},
     key::OperationId,
-    policy::{Recovery, authorizer::ReplayedRecord},
+    operation::recovery::Recovery,
+    policy::authorizer::ReplayedRecord,
     store::{Fence, Grant, ReclaimAs, Record, RecordState, Release, transition::NO_OWNER},
 };
 

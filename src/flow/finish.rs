@@ -25,10 +25,10 @@ use crate::{
         grpc,
         read::ReadEnd,
     },
+    flow::outcome::Outcome,
     operation::{
         AsCommitted, Transacted, disposition::HandlerChoice, response_settings::ResponseSettings,
     },
-    outcome::Outcome,
     rejection::Rejection,
     response::{attributes::Attributes, correct_length, declared_length},
     store::{OwnerTransition, Release, Store, Transitioned},

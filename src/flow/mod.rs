@@ -12,6 +12,7 @@ mod guarded;
 mod heartbeat;
 mod judge;
 mod limits;
+pub(crate) mod outcome;
 mod owned;
 mod quotas;
 mod read_body;

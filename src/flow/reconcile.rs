@@ -8,8 +8,7 @@ use tokio::time::{self, Instant};
 use super::{claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared};
 use crate::{
     error::StoreError,
-    operation::Operation,
-    policy::Reconciler,
+    operation::{Operation, recovery::Reconciler},
     rejection::RequestHead,
     store::{Claim, OwnerTransition, ReclaimAs, Store, Transitioned, admin::Resolution},
 };

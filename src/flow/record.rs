@@ -14,8 +14,8 @@ use super::{
 };
 use crate::{
     error::StoreError,
+    flow::outcome::Outcome,
     operation::{Operation, Transacted, response_settings::ResponseSettings},
-    outcome::Outcome,
     rejection::Rejection,
     store::{Completion, OwnerTransition, Release, Store, Transitioned},
     telemetry::notice::Notice,

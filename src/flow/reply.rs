@@ -14,9 +14,9 @@ use super::{
 use crate::error::StoreErrorKind;
 use crate::{
     body::ResponseBody,
+    flow::outcome::Outcome,
     key::OperationId,
     operation::response_settings::ResponseSettings,
-    outcome::Outcome,
     rejection::{Callback, Rejection, RequestHead},
     response::{mark_unrecorded, recorded::RecordedResponse},
     telemetry::{log::Warnings, notice::Notice},

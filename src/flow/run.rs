@@ -23,8 +23,8 @@ use super::{
 };
 use crate::{
     body::{RequestBody, ResponseBody, SentBody, upload::Upload},
+    flow::outcome::Outcome,
     operation::{disposition::HandlerChoice, response_settings::ResponseSettings},
-    outcome::Outcome,
     policy::Disconnect,
     rejection::{Rejection, RequestHead},
     response::mark_unrecorded,

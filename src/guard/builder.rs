@@ -16,7 +16,8 @@ use crate::{
         IdempotencyLayer,
         builder::{BuildError, IdempotencyBuilder},
     },
-    policy::{Recovery, quota::Quota},
+    operation::recovery::Recovery,
+    policy::quota::Quota,
     store::Store,
 };
 

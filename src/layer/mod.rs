@@ -1,5 +1,7 @@
 //! The layer.
 
+#[cfg(feature = "axum")]
+pub(crate) mod axum;
 pub(crate) mod builder;
 pub(crate) mod future;
 pub(crate) mod service;

@@ -2,6 +2,7 @@
 
 pub(crate) mod disposition;
 mod lease;
+pub(crate) mod recovery;
 pub(crate) mod request_name;
 pub(crate) mod response_settings;
 #[cfg_attr(

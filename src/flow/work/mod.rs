@@ -35,9 +35,9 @@ use super::{
 };
 use crate::{
     fingerprint::{Comparison, Fingerprint, Fingerprinter, InputFingerprints},
+    flow::outcome::Outcome,
     key::{OperationId, RecordName},
     operation::{Operation, response_settings::ResponseSettings},
-    outcome::Outcome,
     rejection::{Rejection, RejectionKind, RequestHead},
     response::{attributes::Attributes, recorded::RecordedResponse},
     store::{Claim, Release, Store, Transitioned},

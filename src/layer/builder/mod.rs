@@ -25,8 +25,10 @@ use crate::{
     flow::config::{Config, PerScope, ScopeFn},
     key::{KeySyntax, Scope},
     layer::IdempotencyLayer,
-    operation::{disposition::Dispositions, response_settings::ResponseSettings},
-    policy::{ContentDigest, Disconnect, OversizedBody, Recovery, Requirement, StoreFailure},
+    operation::{
+        disposition::Dispositions, recovery::Recovery, response_settings::ResponseSettings,
+    },
+    policy::{ContentDigest, Disconnect, OversizedBody, Requirement, StoreFailure},
     store::Store,
 };
 

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use super::IdempotencyBuilder;
 use crate::{
-    policy::{Disconnect, Recovery, StoreFailure, authorizer::ReplayAuthorizer},
+    operation::recovery::Recovery,
+    policy::{Disconnect, StoreFailure, authorizer::ReplayAuthorizer},
     store::Store,
 };
 

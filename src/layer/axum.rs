@@ -12,9 +12,9 @@ use http::{Request, Response};
 use pin_project_lite::pin_project;
 use tower::{BoxError, Layer, Service};
 
+use super::{IdempotencyLayer, future::ResponseFuture, service::Idempotency};
 use crate::{
     body::{RequestBody, ResponseBody},
-    layer::{IdempotencyLayer, future::ResponseFuture, service::Idempotency},
     store::Store,
 };
 

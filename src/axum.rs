@@ -1,10 +1,6 @@
-//! For axum applications: extractors, responses, and a form of the layer.
-
-mod layer;
+//! For axum applications: extractors and responses.
 
 use std::convert::Infallible;
-
-pub use self::layer::{AxumIdempotency, AxumIdempotencyLayer, AxumResponseFuture};
 
 use ::axum::{
     extract::{FromRequest, FromRequestParts, OptionalFromRequestParts, Request},
