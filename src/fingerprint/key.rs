@@ -119,64 +119,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_secret_understands_other_forms_only_if_they_are_named() {
-        let plain = Fingerprinting::bytes();
-        let (new, old) = (
-            plain.clone().keyed(&secret(8)),
-            plain.clone().keyed(&secret(7)),
-        );
-        let by_old = made(&old, "/a", "x");
-        let by_none = made(&plain, "/a", "x");
-        let alone = Fingerprinter::new(new.clone(), Vec::new());
-        for recorded in [&by_old, &by_none] {
-            let unknown = compared(&alone, recorded, "/a", "x");
-            assert!(matches!(unknown, Comparison::SchemeUnknown));
-        }
-        let rotating = Fingerprinter::new(new.clone(), vec![old.clone(), plain.clone()]);
-        for recorded in [&by_old, &by_none] {
-            assert!(matches!(
-                compared(&rotating, recorded, "/a", "x"),
-                Comparison::Same
-            ));
-            let other = compared(&rotating, recorded, "/a", "y");
-            assert!(matches!(other, Comparison::Different(_)));
-        }
-        // A process that learns the secret as an earlier one, and still makes plain ones.
-        let first_step = Fingerprinter::new(plain, vec![new.clone()]);
-        let by_new = made(&new, "/a", "x");
-        assert!(matches!(
-            compared(&first_step, &by_new, "/a", "x"),
-            Comparison::Same
-        ));
-    }
-
-    #[cfg(feature = "guard")]
-    #[test]
-    fn a_keyed_input_is_compared_under_each_named_secret() {
-        let of = |by: &Fingerprinter, json: &str| by.of_input(json.as_bytes()).unwrap();
-        let keyed = |filled| Fingerprinting::bytes().keyed(&secret(filled));
-        let plain = Fingerprinter::new(Fingerprinting::bytes(), Vec::new());
-        let old = Fingerprinter::new(keyed(7), Vec::new());
-        let new = Fingerprinter::new(keyed(8), vec![keyed(7), Fingerprinting::bytes()]);
-        for recorded in [of(&plain, "1").current, of(&old, "1").current] {
-            assert!(matches!(of(&new, "1").compare(&recorded), Comparison::Same));
-            assert!(matches!(
-                of(&new, "2").compare(&recorded),
-                Comparison::Different(_)
-            ));
-        }
-        let recorded = of(&new, "1").current;
-        assert!(matches!(
-            of(&old, "1").compare(&recorded),
-            Comparison::SchemeUnknown
-        ));
-        assert!(matches!(
-            of(&plain, "1").compare(&recorded),
-            Comparison::SchemeUnknown
-        ));
-    }
-
     /// Made by Python's `hmac`.
     const GOLDEN: &str = concat!(
         "37d95cb63cb66b00",

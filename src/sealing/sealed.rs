@@ -170,55 +170,6 @@ mod tests {
     }
 
     #[test]
-    fn every_flipped_bit_and_every_cut_is_refused() {
-        let data = data("k", "t", &name("a", "b"), 1, 2);
-        let sealed = seal(&key("k"), &data, b"paid");
-        for bit in 0..8 * sealed.len() {
-            let mut flipped = sealed.to_vec();
-            flipped[bit / 8] ^= 1 << (bit % 8);
-            // Whichever key the damaged id would choose.
-            let opened = open(&key("k"), &data, &flipped);
-            assert!(
-                opened.is_err() || key_id(&flipped).unwrap() != "k",
-                "bit {bit}"
-            );
-        }
-        for end in 0..sealed.len() {
-            assert!(
-                open(&key("k"), &data, &sealed[..end]).is_err(),
-                "cut at {end}"
-            );
-            assert!(
-                open(&key("k"), &data, &sealed[end + 1..]).is_err(),
-                "from {end}"
-            );
-        }
-        let longer = [&sealed[..], b"x"].concat();
-        assert!(open(&key("k"), &data, &longer).is_err());
-    }
-
-    #[test]
-    fn a_response_opens_in_its_own_place_alone() {
-        let own = data("k", "t", &name("a", "bc"), 1, 2);
-        let sealed = seal(&key("k"), &own, b"paid");
-        for other in [
-            data("j", "t", &name("a", "bc"), 1, 2),
-            data("k", "u", &name("a", "bc"), 1, 2),
-            data("k", "t", &name("b", "bc"), 1, 2),
-            data("k", "t", &name("a", "bd"), 1, 2),
-            data("k", "t", &name("ab", "c"), 1, 2),
-            data("k", "ta", &name("", "bc"), 1, 2),
-            data("k", "t", &name("a", "bc"), 3, 2),
-            data("k", "t", &name("a", "bc"), 1, 3),
-        ] {
-            assert!(open(&key("k"), &other, &sealed).is_err());
-        }
-        let other = SealingKey::new("k", &Secret::random()).unwrap();
-        assert!(open(&other, &own, &sealed).is_err());
-        assert!(open(&key("k"), &own, &sealed).is_ok());
-    }
-
-    #[test]
     fn different_places_have_different_associated_data() {
         let mut rng = StdRng::seed_from_u64(0);
         let mut seen = std::collections::HashMap::new();
@@ -237,24 +188,6 @@ mod tests {
             assert_eq!(*before, place);
         }
         assert!(seen.len() > 1_000);
-    }
-
-    #[test]
-    fn no_bytes_make_opening_panic() {
-        let data = data("k", "t", &name("a", "b"), 1, 2);
-        let sealed = seal(&key("k"), &data, &[9; 40]);
-        let mut rng = StdRng::seed_from_u64(1);
-        for _ in 0..2_000 {
-            let mut damaged = sealed.to_vec();
-            for _ in 0..rng.random_range(1..4) {
-                let place = rng.random_range(0..damaged.len());
-                damaged[place] = rng.random();
-            }
-            damaged.truncate(rng.random_range(0..=damaged.len()));
-            if damaged != sealed {
-                assert!(key_id(&damaged).is_err() || open(&key("k"), &data, &damaged).is_err());
-            }
-        }
     }
 
     /// Made by the `AESGCMSIV` and `hmac` of Python.

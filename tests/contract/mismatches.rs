@@ -457,14 +457,23 @@ async fn rule_37_a_multipart_body_with_a_new_boundary_replays_by_parts() {
 
 #[tokio::test]
 async fn rule_37_a_new_multipart_boundary_is_a_mismatch_by_bytes() {
-    let probe = Probe::counting();
-    let api = Api::new(required(memory()), &probe);
-    let first = api.send(form("one", "42")).await;
-    api.send(form("two", "42"))
-        .await
-        .assert_problem(422, "key-reused");
-    api.send(form("one", "42")).await.assert_replay_of(&first);
-    assert_eq!(probe.runs(), 1);
+    for (settings, media_type) in [
+        (Fingerprinting::bytes(), "multipart/form-data"),
+        (Fingerprinting::json(), "multipart/form-data"),
+        (Fingerprinting::multipart(), "multipart/mixed"),
+    ] {
+        let probe = Probe::counting();
+        let api = Api::new(required(memory()).fingerprint(settings), &probe);
+        let typed = |boundary: &str| {
+            let media_type = format!("{media_type}; boundary={boundary}");
+            form(boundary, "42").header("content-type", media_type)
+        };
+        let first = api.send(typed("one")).await;
+        let refused = api.send(typed("two")).await;
+        refused.assert_problem(422, "key-reused");
+        api.send(typed("one")).await.assert_replay_of(&first);
+        assert_eq!(probe.runs(), 1);
+    }
 }
 
 fn form(boundary: &str, amount: &str) -> Ask {

@@ -284,6 +284,9 @@ async fn rule_25_invalid_json_is_refused_and_leaves_the_key_free() {
     }
     api.send(keyed("K")).await.assert_replay_of(&first);
     assert_eq!(probe.runs(), 1);
+    // A body of another media type is no document.
+    let text = keyed("L").header("content-type", "text/plain").body("{");
+    api.send(text).await.assert_run(2);
 }
 
 #[tokio::test]

@@ -261,16 +261,20 @@ async fn rule_11_other_syntaxes_accept_uuids_or_validated_keys_only() {
         "123",
         "8e03978e40d543ddbc936894a57f9324",
         "8e03978e-40d5-43dd-bc93-6894a57f932g",
+        "00000000-0000-0000-0000-000000000000",
+        "FFFFFFFF-ffff-ffff-ffff-ffffffffffff",
     ] {
         uuids
             .send(keyed(key))
             .await
             .assert_problem(400, "key-invalid");
     }
-    uuids
+    let first = uuids
         .send(keyed("8e03978e-40d5-43dd-bc93-6894a57f9324"))
-        .await
-        .assert_run(1);
+        .await;
+    first.assert_run(1);
+    let upper = "8E03978E-40D5-43DD-BC93-6894A57F9324";
+    uuids.send(keyed(upper)).await.assert_replay_of(&first);
 
     let day = Duration::from_secs(24 * 3600);
     let recent = KeySyntax::strict().uuid_v7(day);
