@@ -1,26 +1,30 @@
 //! Tells why the body of a request broke, from its error and that error's sources.
 
-use std::{error::Error, io};
+use std::io;
 
 use http_body_util::LengthLimitError;
+use thiserror::Error;
 
 /// The error of a body, as tower-http's layers require it too.
-pub(crate) type BoxError = Box<dyn Error + Send + Sync>;
+pub(crate) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// What broke a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub(crate) enum BodyError {
     /// A limit outside of the layer, as that of tower-http's
     /// `RequestBodyLimitLayer`.
+    #[error("the request body exceeds a limit that stands before the idempotency layer")]
     TooLarge,
     /// A timeout outside of the layer, or of the connection.
+    #[error("the request body exceeded a timeout that stands before the idempotency layer")]
     TimedOut,
     /// Anything else, as a connection that broke.
+    #[error("the request body could not be read to its end")]
     Broken,
 }
 
 impl BodyError {
-    pub(crate) fn of(error: &(dyn Error + 'static)) -> Self {
+    pub(crate) fn of(error: &(dyn std::error::Error + 'static)) -> Self {
         let mut next = Some(error);
         while let Some(error) = next {
             if error.is::<LengthLimitError>() {
@@ -35,7 +39,7 @@ impl BodyError {
     }
 }
 
-fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
     error.is::<tokio::time::error::Elapsed>()
         || error.is::<tower::timeout::error::Elapsed>()
         || error
@@ -46,7 +50,9 @@ fn is_timeout(error: &(dyn Error + 'static)) -> bool {
 
 /// The error below this one. The source of an `io::Error` is not the error that it
 /// wraps, but the source of that one.
-fn source<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a (dyn Error + 'static)> {
+fn source<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> Option<&'a (dyn std::error::Error + 'static)> {
     let wrapped = error
         .downcast_ref::<io::Error>()
         .and_then(io::Error::get_ref);

@@ -42,7 +42,7 @@ pub(super) async fn answer<R: Body<Data = Bytes>, E>(
             Reply::refuse_about(&config.responses, head, &rejection, operation)
         }
         Ok(ReplayDecision::Unavailable) => {
-            let rejection = Rejection::authorization_unavailable();
+            let rejection = Rejection::authorization_unavailable(UNAVAILABLE);
             Reply::refuse_about(&config.responses, head, &rejection, operation)
         }
         Err(rejection) => Reply::refuse_about(&config.responses, head, &rejection, operation),
@@ -76,6 +76,11 @@ async fn ask(
     match time::timeout(authorizer.longest(), asked).await {
         Ok(Ok(decision)) => Ok(decision),
         Ok(Err(_panic)) => Err(Rejection::authorizer_panicked()),
-        Err(_) => Err(Rejection::authorization_timed_out()),
+        Err(_) => Err(Rejection::authorization_unavailable(TIMED_OUT)),
     }
 }
+
+const UNAVAILABLE: &str = "`ReplayAuthorizer` returned `Unavailable`, request refused with 503: find \
+    out why the hook cannot decide";
+const TIMED_OUT: &str = "`ReplayAuthorizer` took longer than its `timeout`, request refused with 503: \
+    find out what the hook waits for, or raise `ReplayAuthorizer::timeout`";

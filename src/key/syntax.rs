@@ -7,6 +7,7 @@ use sfv::{
     BareItemFromInput, Parser,
     visitor::{Ignored, parameter_visitor_with},
 };
+use thiserror::Error;
 use tokio::time::Instant;
 use uuid::Uuid;
 
@@ -258,9 +259,11 @@ impl fmt::Debug for KeySyntax {
 }
 
 /// The reason why a header is not a key. Never contains the header's value.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Error)]
 pub(crate) enum KeyFault {
+    #[error("{0}")]
     Invalid(&'static str),
+    #[error("a key has {} to {} characters, and this one has {got}", allowed.start(), allowed.end())]
     Length {
         allowed: RangeInclusive<usize>,
         got: usize,

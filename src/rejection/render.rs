@@ -155,8 +155,11 @@ impl Renderer {
         }
         let rendered = catch_unwind(AssertUnwindSafe(|| render(rejection, parts)));
         let Ok(rendered) = rendered else {
-            let mut panicked = Rejection::renderer_panicked(rejection.retry_after);
-            panicked.types.clone_from(&rejection.types);
+            let panicked = Rejection {
+                retry_after: rejection.retry_after,
+                types: rejection.types.clone(),
+                ..Rejection::renderer_panicked()
+            };
             panicked.log(warnings);
             return Some(head.standard(&panicked));
         };

@@ -30,14 +30,14 @@ use super::{
 pub(crate) enum UploadFault {
     #[error("the request body is not the one that `Content-Digest` declares")]
     WrongDigest,
-    #[error("the request body has more than {max} bytes")]
+    #[error("the request body has more than the {max} bytes that an upload may have")]
     TooLarge { max: u64 },
     #[error("the request body came too slowly")]
     TooSlow,
     #[error("too many bytes of request bodies are held in memory")]
     Overloaded,
     /// The connection, or a layer outside, broke it.
-    #[error("the request body could not be read to its end")]
+    #[error("{0}")]
     Broken(BodyError),
     /// The handler did not read it to its end.
     #[error("the request body was not read to its end")]
