@@ -12,9 +12,10 @@ use crate::{
     response::{
         REPLAYED,
         attributes::Attributes,
+        codec::encode_response,
         correct_length,
         headers::{KeptHeaders, RECORDED},
-        recorded::{RecordedResponse, encode},
+        recorded::RecordedResponse,
     },
     store::Completion,
     telemetry::log::Warnings,
@@ -114,7 +115,7 @@ impl ResponseSettings {
             return self.tombstone(response.status, attributes, keep_for);
         }
         let kept = self.kept_headers.of(&response.headers, &self.marker);
-        let recorded = encode(
+        let recorded = encode_response(
             attributes,
             response.status,
             (&response.headers, |name| kept.header(name)),

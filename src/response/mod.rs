@@ -1,6 +1,7 @@
 //! Recorded responses: their bytes, their headers, and their replays.
 
 pub(crate) mod attributes;
+pub(crate) mod codec;
 pub(crate) mod headers;
 pub(crate) mod recorded;
 mod replay;

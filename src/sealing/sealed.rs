@@ -16,7 +16,7 @@ use crate::{
     error::StoreError,
     fingerprint::Fingerprint,
     key::{OperationId, RecordName},
-    response::recorded::{MAGIC, SEALED},
+    response::codec::{MAGIC, SEALED},
 };
 
 /// What a sealed response belongs to.

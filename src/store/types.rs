@@ -262,7 +262,7 @@ impl Completion {
     /// Whether it keeps no response.
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn is_tombstone(&self) -> bool {
-        crate::response::recorded::is_tombstone(&self.response)
+        crate::response::codec::is_tombstone(&self.response)
     }
 }
 
