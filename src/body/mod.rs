@@ -4,6 +4,7 @@ pub(crate) mod collect;
 pub(crate) mod digests;
 pub(crate) mod error;
 pub(crate) mod grpc;
+pub(crate) mod progress;
 pub(crate) mod read;
 pub(crate) mod timeout;
 pub(crate) mod upload;

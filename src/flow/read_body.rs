@@ -5,12 +5,6 @@ use std::{
     ops::ControlFlow,
     pin::Pin,
     task::{Context, Poll, ready},
-    time::Duration,
-};
-
-use tokio::{
-    task::{coop::Unconstrained, unconstrained},
-    time::{Instant, Sleep, sleep_until},
 };
 
 use super::{
@@ -22,10 +16,11 @@ use crate::{
     body::{
         ReceivedBody,
         error::BodyError,
+        progress::ProgressTimeout,
         read::{BodyReader, ReadEnd},
     },
     operation::request_name::RequestName,
-    rejection::{MIN_BYTES_PER_SECOND, Rejection},
+    rejection::Rejection,
 };
 
 /// Reads a body into memory.
@@ -40,6 +35,7 @@ pub(super) struct ReadBody {
     pub(super) is_cut: bool,
     /// For a body that was not there at once.
     upload: Option<Permit>,
+    was_pending: bool,
     progress: ProgressTimeout,
 }
 
@@ -53,6 +49,7 @@ impl ReadBody {
             reader: BodyReader::new(config.max_request_body),
             buffered: shared.buffers.empty_permit(),
             upload: None,
+            was_pending: false,
             progress: ProgressTimeout::new(config.request_body_timeout),
         }
     }
@@ -73,19 +70,28 @@ impl ReadBody {
         }
         loop {
             let Poll::Ready(read) = self.reader.poll_frame(body.as_mut(), cx) else {
-                let received = self.reader.len();
-                if self.upload.is_none() && self.progress.was_pending {
+                // A server begins to read a body when it is polled first: that costs no
+                // permit and no look at the clock.
+                if !mem::replace(&mut self.was_pending, true) {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                if self.upload.is_none() {
                     match shared.upload_permit(self.name.sent().scope()) {
                         Ok(permit) => self.upload = Some(permit),
                         Err(rejection) => return Poll::Ready(Err(rejection)),
                     }
                 }
+                let received = self.reader.len() as u64;
                 ready!(self.progress.poll_elapsed(received, cx));
                 let timeout = config.request_body_timeout;
                 return Poll::Ready(Err(Rejection::body_timeout(timeout)));
             };
             match read {
                 ControlFlow::Continue(length) => {
+                    if length > 0 {
+                        self.progress.progressed();
+                    }
                     let scope = self.name.sent().scope();
                     if let Err(full) = self.buffered.grow(scope, length) {
                         return Poll::Ready(Err(too_many_bytes(full)));
@@ -127,74 +133,5 @@ fn too_many_bytes(full: Full) -> Rejection {
             "bytes of a scope beyond half of `max_buffered_bytes`",
             "this part of a body",
         )),
-    }
-}
-
-/// Elapses when a body has stopped or arrives too slowly. Neither reads the clock nor
-/// sets a timer before the body is pending for the second time: a server begins to read
-/// a body when it is polled first.
-struct ProgressTimeout {
-    timeout: Duration,
-    was_pending: bool,
-    watch: Option<Watch>,
-}
-
-struct Watch {
-    start: Instant,
-    /// When the bytes received so far were first seen.
-    last: Instant,
-    received: usize,
-    // Unconstrained, since a body that uses up its task's budget in each poll would keep
-    // the timer from being polled.
-    timer: Pin<Box<Unconstrained<Sleep>>>,
-}
-
-impl ProgressTimeout {
-    fn new(timeout: Duration) -> Self {
-        Self {
-            timeout,
-            was_pending: false,
-            watch: None,
-        }
-    }
-
-    /// Is ready once a pending body is late, of which `received` bytes have arrived.
-    fn poll_elapsed(&mut self, received: usize, cx: &mut Context<'_>) -> Poll<()> {
-        if !mem::replace(&mut self.was_pending, true) {
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        let timeout = self.timeout;
-        let watch = self.watch.get_or_insert_with(|| {
-            let now = Instant::now();
-            Watch {
-                start: now,
-                last: now,
-                received,
-                timer: Box::pin(unconstrained(sleep_until(now + timeout))),
-            }
-        });
-        if received > watch.received {
-            watch.received = received;
-            watch.last = Instant::now();
-        }
-        loop {
-            ready!(watch.timer.as_mut().poll(cx));
-            let deadline = watch.deadline(timeout);
-            if deadline <= Instant::now() {
-                return Poll::Ready(());
-            }
-            watch.timer.set(unconstrained(sleep_until(deadline)));
-        }
-    }
-}
-
-impl Watch {
-    /// Returns the moment at which the next byte has to be there.
-    fn deadline(&self, timeout: Duration) -> Instant {
-        let at_least_rate = self.received as u64 * 1_000 / MIN_BYTES_PER_SECOND;
-        let too_slow = self.start + timeout + Duration::from_millis(at_least_rate);
-        let stopped = self.last + timeout;
-        too_slow.min(stopped)
     }
 }

@@ -35,7 +35,7 @@ use crate::{
     },
     key::Scope,
     operation::request_name::RequestName,
-    rejection::{MIN_BYTES_PER_SECOND, Rejection, RequestHead},
+    rejection::{Rejection, RequestHead},
     store::{OwnerTransition, RecordState, Release, Store},
     telemetry::notice::Notice,
 };
@@ -82,7 +82,6 @@ impl Config {
         UploadLimits {
             max_bytes: oversized.max(self),
             timeout: self.request_body_timeout,
-            min_bytes_per_second: MIN_BYTES_PER_SECOND,
         }
     }
 }

@@ -14,7 +14,7 @@ use serde_json::json;
 pub use self::kind::RejectionKind;
 pub(crate) use self::{
     exceeded::{Numbers, QuotaExceeded},
-    refusals::{Callback, MIN_BYTES_PER_SECOND},
+    refusals::Callback,
     render::{Renderer, RequestHead, custom},
 };
 use crate::{

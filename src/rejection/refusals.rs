@@ -9,7 +9,7 @@ use http::{HeaderName, StatusCode};
 
 use super::{QuotaExceeded, Rejection, RejectionKind};
 use crate::{
-    body::{error::BodyError, upload::UploadFault},
+    body::{error::BodyError, progress::MIN_BYTES_PER_SECOND, upload::UploadFault},
     error::{StoreError, StoreErrorKind},
     fingerprint::{BodyFault, Mismatch, RequestPart},
     key::KeyFault,
@@ -375,6 +375,3 @@ impl fmt::Display for Spelled<'_> {
         Ok(())
     }
 }
-
-/// The least average rate at which the body of a request has to arrive.
-pub(crate) const MIN_BYTES_PER_SECOND: u64 = 1 << 10;

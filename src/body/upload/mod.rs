@@ -1,7 +1,6 @@
 //! A request body that streams to the handler while its digest is verified.
 
 mod state;
-mod wait;
 
 use std::{
     mem,
@@ -18,11 +17,11 @@ use http_body_util::{BodyExt as _, combinators::UnsyncBoxBody};
 use thiserror::Error;
 
 pub(crate) use self::state::UploadState;
-use self::wait::WaitTimeout;
 use super::{
     ReceivedBody, after,
     digests::DigestCheck,
     error::{BodyError, BoxError},
+    progress::ProgressTimeout,
 };
 
 /// Why an upload is not the declared body.
@@ -50,7 +49,6 @@ pub(crate) struct UploadLimits {
     pub(crate) max_bytes: u64,
     /// How long the body may pause while it is waited for.
     pub(crate) timeout: Duration,
-    pub(crate) min_bytes_per_second: u64,
 }
 
 /// Sets how many bytes are held in memory. Returns false if that is over the limit.
@@ -78,16 +76,18 @@ impl<B: ReceivedBody + Send + 'static> Upload<B> {
     ) -> Self {
         Self {
             stream: Some(VerifiedStream {
-                read,
                 rest,
-                held: Bytes::new(),
-                trailers: None,
-                check,
-                length: 0,
-                is_verified: false,
-                wait: WaitTimeout::new(limits),
-                limits,
-                hold,
+                verified: Verified {
+                    read,
+                    held: Bytes::new(),
+                    trailers: None,
+                    check,
+                    length: 0,
+                    max_length: limits.max_bytes,
+                    is_whole: false,
+                    hold,
+                },
+                progress: ProgressTimeout::new(limits.timeout),
             }),
             erase: VerifiedStream::erase,
             state: Arc::default(),
@@ -103,7 +103,7 @@ impl<B> Upload<B> {
     /// Whether some of the body was read.
     pub(crate) fn was_read(&self) -> bool {
         let stream = self.stream.as_ref();
-        stream.is_none_or(|stream| !stream.read.is_empty())
+        stream.is_none_or(|stream| !stream.verified.read.is_empty())
     }
 
     /// Returns the rest of a body that is not handed to a handler.
@@ -121,7 +121,7 @@ impl<B: ReceivedBody> Upload<B> {
             return Poll::Ready(None);
         };
         let frame = ready!(stream.poll_frame(cx));
-        if stream.is_verified {
+        if stream.verified.is_whole {
             self.state.end(Ok(()));
         }
         Poll::Ready(match frame {
@@ -139,7 +139,7 @@ impl<B: ReceivedBody> Upload<B> {
     }
 
     pub(in crate::body) fn is_end_stream(&self) -> bool {
-        let is_over = |stream: &VerifiedStream<B>| stream.is_verified && stream.is_empty();
+        let is_over = |stream: &VerifiedStream<B>| stream.verified.is_over();
         self.stream.as_ref().is_none_or(is_over)
     }
 
@@ -168,15 +168,22 @@ impl<B> Drop for Upload<B> {
 
 /// A body whose last data is held back until its digest is verified.
 pub(crate) struct VerifiedStream<B> {
-    read: Bytes,
     rest: Pin<Box<B>>,
+    verified: Verified,
+    progress: ProgressTimeout,
+}
+
+/// The part of an upload that has arrived.
+struct Verified {
+    /// What was read before the upload began, until it is taken.
+    read: Bytes,
     held: Bytes,
     trailers: Option<HeaderMap>,
     check: DigestCheck,
     length: u64,
-    is_verified: bool,
-    wait: WaitTimeout,
-    limits: UploadLimits,
+    max_length: u64,
+    /// Whether the whole body has arrived, and has its digest.
+    is_whole: bool,
     hold: Hold,
 }
 
@@ -197,25 +204,25 @@ impl From<UploadFault> for Broken {
 
 impl<B: ReceivedBody> VerifiedStream<B> {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
-        while !self.is_verified {
+        while !self.verified.is_whole {
             let data = match ready!(self.poll_data(cx)) {
                 Err(broken) => return Poll::Ready(Some(Err(broken))),
                 Ok(data) => data,
             };
-            if let Err(fault) = self.take(&data) {
+            if let Err(fault) = self.verified.take(&data) {
                 return Poll::Ready(Some(Err(fault.into())));
             }
             // An empty frame must not release the last data.
             if !data.is_empty() {
-                let before = mem::replace(&mut self.held, data);
+                let before = mem::replace(&mut self.verified.held, data);
                 if !before.is_empty() {
                     return Poll::Ready(Some(Ok(Frame::data(before))));
                 }
             }
         }
-        let held = mem::take(&mut self.held);
+        let held = mem::take(&mut self.verified.held);
         let frame = match held.is_empty() {
-            true => self.trailers.take().map(Frame::trailers),
+            true => self.verified.trailers.take().map(Frame::trailers),
             false => Some(Frame::data(held)),
         };
         Poll::Ready(frame.map(Ok))
@@ -223,16 +230,17 @@ impl<B: ReceivedBody> VerifiedStream<B> {
 
     /// Returns the next data, which is empty at the end of the body.
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Bytes, Broken>> {
-        if !self.read.is_empty() {
-            return Poll::Ready(Ok(mem::take(&mut self.read)));
+        let verified = &mut self.verified;
+        if !verified.read.is_empty() {
+            return Poll::Ready(Ok(mem::take(&mut verified.read)));
         }
         let Poll::Ready(frame) = self.rest.as_mut().poll_frame(cx) else {
-            ready!(self.wait.poll_elapsed(self.length, cx));
+            ready!(self.progress.poll_elapsed(verified.length, cx));
             return Poll::Ready(Err(UploadFault::TooSlow.into()));
         };
-        self.wait.stop();
+        self.progress.progressed();
         Poll::Ready(match frame {
-            None => self.verify().map(|()| Bytes::new()),
+            None => verified.end(None),
             Some(Err(error)) => {
                 let error = error.into();
                 let fault = UploadFault::Broken(BodyError::of(&*error));
@@ -240,36 +248,9 @@ impl<B: ReceivedBody> VerifiedStream<B> {
             }
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => Ok(data),
-                Err(frame) => {
-                    self.trailers = frame.into_trailers().ok();
-                    self.verify().map(|()| Bytes::new())
-                }
+                Err(frame) => verified.end(frame.into_trailers().ok()),
             },
         })
-    }
-
-    /// Counts and hashes data that is held from now on.
-    fn take(&mut self, data: &Bytes) -> Result<(), UploadFault> {
-        self.length += data.len() as u64;
-        let max = self.limits.max_bytes;
-        if self.length > max {
-            return Err(UploadFault::TooLarge { max });
-        }
-        self.check.update(data);
-        match data.is_empty() || (self.hold)(data.len()) {
-            true => Ok(()),
-            false => Err(UploadFault::Overloaded),
-        }
-    }
-
-    fn verify(&mut self) -> Result<(), Broken> {
-        match self.check.holds() {
-            true => {
-                self.is_verified = true;
-                Ok(())
-            }
-            false => Err(UploadFault::WrongDigest.into()),
-        }
     }
 
     /// Reads the rest of a body that its handler has dropped.
@@ -284,19 +265,46 @@ impl<B: ReceivedBody> VerifiedStream<B> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let rest = match self.is_verified {
+        let rest = match self.verified.is_whole {
             true => SizeHint::with_exact(0),
             false => self.rest.size_hint(),
         };
-        after(self.read.len() + self.held.len(), &rest)
+        after(self.verified.read.len() + self.verified.held.len(), &rest)
+    }
+}
+
+impl Verified {
+    /// Counts and hashes data that is held from now on.
+    fn take(&mut self, data: &Bytes) -> Result<(), UploadFault> {
+        self.length += data.len() as u64;
+        let max = self.max_length;
+        if self.length > max {
+            return Err(UploadFault::TooLarge { max });
+        }
+        self.check.update(data);
+        match data.is_empty() || (self.hold)(data.len()) {
+            true => Ok(()),
+            false => Err(UploadFault::Overloaded),
+        }
+    }
+
+    /// Verifies the body at its end. Returns no data.
+    fn end(&mut self, trailers: Option<HeaderMap>) -> Result<Bytes, Broken> {
+        self.trailers = trailers;
+        self.is_whole = self.check.holds();
+        match self.is_whole {
+            true => Ok(Bytes::new()),
+            false => Err(UploadFault::WrongDigest.into()),
+        }
+    }
+
+    /// Whether nothing is left for the handler.
+    fn is_over(&self) -> bool {
+        self.is_whole && self.held.is_empty() && self.trailers.is_none()
     }
 }
 
 impl<B> VerifiedStream<B> {
-    fn is_empty(&self) -> bool {
-        self.held.is_empty() && self.trailers.is_none()
-    }
-
     /// Returns the unread rest of the body.
     pub(crate) fn into_rest(self) -> Pin<Box<B>> {
         self.rest
@@ -305,29 +313,10 @@ impl<B> VerifiedStream<B> {
 
 impl<B: ReceivedBody + Send + 'static> VerifiedStream<B> {
     fn erase(self) -> ErasedStream {
-        let Self {
-            read,
-            rest,
-            held,
-            trailers,
-            check,
-            length,
-            is_verified,
-            wait,
-            limits,
-            hold,
-        } = self;
         VerifiedStream {
-            read,
-            rest: Box::pin(rest.map_err(Into::into).boxed_unsync()),
-            held,
-            trailers,
-            check,
-            length,
-            is_verified,
-            wait,
-            limits,
-            hold,
+            rest: Box::pin(self.rest.map_err(Into::into).boxed_unsync()),
+            verified: self.verified,
+            progress: self.progress,
         }
     }
 }
