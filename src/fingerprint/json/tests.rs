@@ -10,43 +10,8 @@ fn digest(body: &[u8], selection: &Selection) -> Result<Digest, BodyFault> {
     hash(body, selection).map(Framed::digest)
 }
 
-fn same(selection: &Selection, one: &str, other: &str) -> bool {
-    let of = |text: &str| digest(text.as_bytes(), selection).expect(text);
-    of(one) == of(other)
-}
-
 #[test]
-fn rule_25_half_a_surrogate_pair_equals_itself_in_any_spelling() {
-    let all = Selection::All;
-    for (one, other) in [
-        (r#""\ud800""#, r#""\uD800""#),
-        (r#"{"\ud800k":1}"#, r#"{ "\uD800k" : 1 }"#),
-        (r#""\ud83d\ude00""#, "\"\u{1f600}\""),
-        (r#""\ud800\ud83d\ude00""#, "\"\\uD800\u{1f600}\""),
-    ] {
-        assert!(same(&all, one, other), "{one} {other}");
-    }
-    let different = [
-        r#""\ud800""#,
-        r#""\ud801""#,
-        r#""\udc00""#,
-        r#""\udc00\ud800""#,
-        r#""\ud800\ud800""#,
-        "\"\u{fffd}\"",
-        r#""\\ud800""#,
-        r#""""#,
-    ];
-    for (index, one) in different.iter().enumerate() {
-        for (other_index, other) in different.iter().enumerate() {
-            assert_eq!(
-                same(&all, one, other),
-                index == other_index,
-                "{one} {other}"
-            );
-        }
-    }
-    // The bytes of half a pair are not UTF-8, so that they equal no other text.
-    assert!(digest(b"\"\xed\xa0\x80\"", &all).is_err());
+fn rule_25_half_a_surrogate_pair_keeps_its_bytes() {
     for half in 0xd800..=0xdfff {
         let text = format!("\"\\u{half:x}\"");
         let mut tokens = Tokens::new(&text);
@@ -64,7 +29,7 @@ fn rule_25_half_a_surrogate_pair_equals_itself_in_any_spelling() {
 
 #[test]
 fn rule_25_a_short_escape_equals_the_long_one() {
-    let all = Selection::All;
+    let of = |text: &str| digest(text.as_bytes(), &Selection::All).unwrap();
     for (short, long) in [
         (r#""\b""#, r#""\u0008""#),
         (r#""\f""#, r#""\u000c""#),
@@ -75,47 +40,22 @@ fn rule_25_a_short_escape_equals_the_long_one() {
         (r#""\"""#, r#""\u0022""#),
         (r#""\\""#, r#""\u005c""#),
     ] {
-        assert!(same(&all, short, long), "{short}");
-        assert!(!same(&all, short, r#""x""#), "{short}");
+        assert_eq!(of(short), of(long), "{short}");
+        assert_ne!(of(short), of(r#""x""#), "{short}");
     }
 }
 
 #[test]
 fn rule_25_only_grammatical_json_is_accepted() {
-    for text in [
+    let words = r#"01 - +1 .5 1. 1e 0x1 NaN nul truee tru 'a' "a "\x" "\u12" "\u12g4" "\u+123"
+        [1,] [,1] [ ] {,} {1:2} {"a"} {"a":} {"a":1,} {] [} {"a":1,"a":1} {"":1,"":1}
+        {"x":[{"\ud800":1,"\uD800":2}]}"#;
+    let others = [
         "",
         " ",
-        "01",
-        "-",
-        "+1",
-        ".5",
-        "1.",
-        "1e",
-        "0x1",
-        "NaN",
-        "nul",
-        "truee",
-        "tru",
-        "'a'",
-        "\"a",
-        "\"\\x\"",
-        "\"\\u12\"",
-        "\"\\u12g4\"",
-        "\"\\u+123\"",
         "\"\t\"",
         "\"\u{0}\"",
-        "[1,]",
-        "[,1]",
         "[1 2]",
-        "[",
-        "]",
-        "{,}",
-        "{1:2}",
-        "{\"a\"}",
-        "{\"a\":}",
-        "{\"a\":1,}",
-        "{]",
-        "[}",
         "{} {}",
         "1 2",
         "\u{feff}1",
@@ -123,10 +63,8 @@ fn rule_25_only_grammatical_json_is_accepted() {
         "\u{b}1",
         "\u{c}1",
         "// a\n1",
-        r#"{"a":1,"a":1}"#,
-        r#"{"x":[{"\ud800":1,"\uD800":2}]}"#,
-        r#"{"":1,"":1}"#,
-    ] {
+    ];
+    for text in words.split_whitespace().chain(others) {
         assert!(digest(text.as_bytes(), &Selection::All).is_err(), "{text}");
         let without = Selection::without(["/a", "/x/0"]);
         assert!(digest(text.as_bytes(), &without).is_err(), "{text}");
@@ -143,31 +81,6 @@ fn rule_25_only_grammatical_json_is_accepted() {
 }
 
 #[test]
-fn rule_25_a_chosen_value_that_is_falsy_is_a_value() {
-    let only = Selection::only(["/a", "/a/b"]);
-    let values = [
-        "{}",
-        r#"{"a":null}"#,
-        r#"{"a":false}"#,
-        r#"{"a":0}"#,
-        r#"{"a":""}"#,
-        r#"{"a":[]}"#,
-        r#"{"a":{}}"#,
-        r#"{"a":{"b":0}}"#,
-    ];
-    for (index, one) in values.iter().enumerate() {
-        for (other_index, other) in values.iter().enumerate() {
-            assert_eq!(
-                same(&only, one, other),
-                index == other_index,
-                "{one} {other}"
-            );
-        }
-    }
-    assert!(same(&only, r#"{"a":1,"b":2}"#, r#"{"b":3,"a":1}"#));
-}
-
-#[test]
 fn rule_25_a_pointer_that_cannot_be_followed_is_refused() {
     for pointers in [&[][..], &["a"], &[""], &["/a", "/~"], &["/~2"], &["/a~b"]] {
         let pointers = || pointers.iter().copied();
@@ -176,28 +89,6 @@ fn rule_25_a_pointer_that_cannot_be_followed_is_refused() {
     }
     for pointer in ["/", "/a/-", "/~0~1", "/a//b"] {
         assert_eq!(Selection::only([pointer]).fault(), None, "{pointer}");
-    }
-}
-
-#[test]
-fn rule_25_an_excluded_element_counts_neither_present_nor_absent() {
-    let without = Selection::without(["/list/0", "/a", "/b/c"]);
-    for (one, other) in [
-        (r#"{"list":[1,2]}"#, r#"{"list":[{"x":[]},2]}"#),
-        (r#"{"list":[1]}"#, r#"{"list":[]}"#),
-        (r#"{"a":1,"z":2}"#, r#"{"z":2}"#),
-        (r#"{"b":{"c":1,"d":2}}"#, r#"{"b":{"d":2}}"#),
-        (r#"{"b":{"c":1}}"#, r#"{"b":{}}"#),
-    ] {
-        assert!(same(&without, one, other), "{one} {other}");
-    }
-    for (one, other) in [
-        (r#"{"list":[1,2]}"#, r#"{"list":[2]}"#),
-        (r#"{"b":{"c":1}}"#, "{}"),
-        (r#"{"b":[1]}"#, r#"{"b":{"c":1}}"#),
-        (r#"["_"]"#, "[]"),
-    ] {
-        assert!(!same(&without, one, other), "{one} {other}");
     }
 }
 
