@@ -2,7 +2,7 @@ use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use super::{
     CROWD, HOUR, Held, Subject, Trial, good, long_claim, name,
-    states::{Call, Effect, State, Status, applied, response_of, status_in, status_of},
+    states::{Call, Effect, Status, applied, response_of, status_in, status_of},
 };
 use crate::{
     key::RecordName,
@@ -88,10 +88,7 @@ impl<S: Subject> Trial<S> {
     }
 
     async fn happens_or_does_not(&self, call: Call, status: Status) {
-        let state = State {
-            status,
-            expired: false,
-        };
+        let state = status.live();
         let Effect::Becomes(after) = call.effect(state) else {
             unreachable!("{call:?} changes {state:?}");
         };
@@ -142,10 +139,7 @@ impl<S: Subject> Trial<S> {
 
     /// Each record is swept, or unchanged.
     pub async fn i15_dropped_sweep_happens_or_does_not(&self) {
-        let states = [Self::swept(), Status::Lapsed].map(|status| State {
-            status,
-            expired: true,
-        });
+        let states = [Self::swept(), Status::Lapsed].map(Status::expired);
         let cases = self
             .cases(states.into_iter().cycle().take(POLLS.count() * 4))
             .await;

@@ -100,31 +100,30 @@ impl<S: Subject> Trial<S> {
     checks! {
         /// Of 32 simultaneous takeovers, one is granted.
         pub async fn one_of_many_simultaneous_takeovers_is_granted(&self)
-            => self.one_succeeds(ReclaimAs::Takeover, Status::Lapsed, false);
+            => self.one_succeeds(ReclaimAs::Takeover, Status::Lapsed.live());
 
         /// Of 32 simultaneous reruns, one is granted.
         pub async fn one_of_many_simultaneous_reruns_is_granted(&self)
-            => self.one_succeeds(ReclaimAs::Rerun, Status::Unknown, false);
+            => self.one_succeeds(ReclaimAs::Rerun, Status::Unknown.live());
 
         /// Of 32 simultaneous reconciliations, one is granted.
         pub async fn one_of_many_simultaneous_reconciliations_is_granted(&self)
-            => self.one_succeeds(ReclaimAs::Reconcile, Status::Unknown, false);
+            => self.one_succeeds(ReclaimAs::Reconcile, Status::Unknown.live());
 
         /// Of 32 simultaneous retries, one is granted.
         pub async fn one_of_many_simultaneous_retries_is_granted(&self)
-            => self.one_succeeds(ReclaimAs::Retry, Status::Released, false);
+            => self.one_succeeds(ReclaimAs::Retry, Status::Released.live());
 
         /// Of 32 simultaneous replacements, one is granted.
         pub async fn one_of_many_simultaneous_replacements_is_granted(&self)
-            => self.one_succeeds(ReclaimAs::Replace, Status::Free, false);
+            => self.one_succeeds(ReclaimAs::Replace, Status::Free.live());
 
         /// Of 32 simultaneous claims of an expired record, one is granted.
         pub async fn one_of_many_claims_of_an_expired_record_is_granted(&self)
-            => self.one_succeeds(ReclaimAs::Expired, Status::Completed, true);
+            => self.one_succeeds(ReclaimAs::Expired, Status::Completed.expired());
     }
 
-    async fn one_succeeds(&self, reclaim_as: ReclaimAs, status: Status, expired: bool) {
-        let state = State { status, expired };
+    async fn one_succeeds(&self, reclaim_as: ReclaimAs, state: State) {
         for case in self.cases([state; 4]).await {
             let held = case.held;
             let calls = (0..CROWD).map(|turn| {

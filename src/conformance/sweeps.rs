@@ -153,10 +153,7 @@ impl<S: Subject> Trial<S> {
     /// Several processes may sweep at once, and together count each record once.
     pub async fn simultaneous_sweeps_count_each_record_once(&self) {
         let states = [Self::swept(), Status::Unknown, Status::Lapsed]
-            .map(|status| State {
-                status,
-                expired: true,
-            })
+            .map(Status::expired)
             .into_iter()
             .cycle()
             .take(60);

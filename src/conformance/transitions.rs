@@ -6,7 +6,7 @@ use super::{
     HOUR, Subject, Trial, beyond,
     claims::RECLAIMS,
     good, long_claim, name, occupied, response,
-    states::{Call, State, Status, applied, encoded, happened, response_of, same_claim, status_of},
+    states::{Call, Status, applied, encoded, happened, response_of, same_claim, status_of},
 };
 use crate::{
     key::RecordName,
@@ -56,11 +56,7 @@ impl<S: Subject> Trial<S> {
     /// The repeated calls have another response and retention than the record.
     async fn repeating_changes_nothing(&self, status: Status, again: &[Call]) {
         let key = name(format!("repeated {status:?}"));
-        let state = State {
-            status,
-            expired: false,
-        };
-        let held = self.case(key, state).await.held;
+        let held = self.case(key, status.live()).await.held;
         self.lapse().await;
         let before = self.record(&held.name).await;
         for call in again {
