@@ -52,14 +52,6 @@ impl DeclaredDigests {
         Ok(Some(declared).filter(|declared| *declared != Self::default()))
     }
 
-    /// The one that stands for the body.
-    pub(crate) fn algorithm(&self) -> DigestAlgorithm {
-        match self.sha256 {
-            Some(_) => DigestAlgorithm::Sha256,
-            None => DigestAlgorithm::Sha512,
-        }
-    }
-
     pub(crate) fn get(&self, algorithm: DigestAlgorithm) -> Option<&[u8]> {
         match algorithm {
             DigestAlgorithm::Sha256 => self.sha256.as_ref().map(|digest| &digest[..]),

@@ -28,15 +28,11 @@ use crate::body::digests::DigestAlgorithm;
 /// The scheme in force and those whose records it can still compare with.
 #[derive(Debug)]
 pub(crate) struct Fingerprinter {
+    /// The first one is in force.
     schemes: Vec<(Scheme, Fingerprinting)>,
-    /// That in force, with a digest of the body in its place.
-    by_digest: Option<ByDigest>,
-}
-
-#[derive(Debug)]
-struct ByDigest {
-    sha256: (Scheme, Fingerprinting),
-    sha512: (Scheme, Fingerprinting),
+    /// That in force, with a digest of the body in its place. None if a function of the
+    /// application decides.
+    by_digest: Vec<(Scheme, Fingerprinting)>,
 }
 
 /// Whether a request is the one that a record was made for.
@@ -58,28 +54,26 @@ impl Fingerprinter {
             #[cfg(feature = "multipart")]
             Fingerprinting::multipart(),
         ];
+        let is_keyed = current.is_keyed();
+        let plain = plain.into_iter().filter(|_| !is_keyed);
+        let forms: Vec<_> = std::iter::once(current)
+            .chain(earlier)
+            .chain(plain)
+            .collect();
         let with_scheme = |each: Fingerprinting| (each.scheme(), each);
-        let by_digest = |each: &Fingerprinting| {
-            Some(ByDigest {
-                sha256: with_scheme(each.by_digest(DigestAlgorithm::Sha256)?),
-                sha512: with_scheme(each.by_digest(DigestAlgorithm::Sha512)?),
-            })
+        let by_digest = |each: &Fingerprinting| -> Vec<(Scheme, Fingerprinting)> {
+            let digests = [DigestAlgorithm::Sha256, DigestAlgorithm::Sha512].into_iter();
+            let forms = digests.filter_map(|digest| each.by_digest(digest));
+            forms.map(with_scheme).collect()
         };
-        let current_by_digest = by_digest(&current);
+        let by_digests: Vec<_> = forms.iter().map(by_digest).collect();
+        let current_by_digest = by_digests[0].clone();
+        let all = forms.into_iter().map(with_scheme);
         let mut schemes: Vec<(Scheme, Fingerprinting)> = Vec::new();
-        let mut add = |each: (Scheme, Fingerprinting)| {
+        for each in all.chain(by_digests.into_iter().flatten()) {
             if schemes.iter().all(|(known, _)| *known != each.0) {
                 schemes.push(each);
             }
-        };
-        let is_keyed = current.is_keyed();
-        let plain = plain.into_iter().filter(|_| !is_keyed);
-        let all = std::iter::once(current).chain(earlier).chain(plain);
-        let all: Vec<_> = all.map(with_scheme).collect();
-        all.iter().cloned().for_each(&mut add);
-        for ByDigest { sha256, sha512 } in all.iter().filter_map(|(_, each)| by_digest(each)) {
-            add(sha256);
-            add(sha512);
         }
         Self {
             schemes,
@@ -115,14 +109,14 @@ impl Fingerprinter {
     /// compared by its bytes.
     fn in_force(&self, body: Content<'_>) -> &(Scheme, Fingerprinting) {
         let plain = &self.schemes[0];
-        let (Some(digests), Some(by_digest)) = (body.digests, &self.by_digest) else {
+        let counts_bytes = plain.1.compares_bytes() || body.bytes.is_none();
+        if body.digests.is_none() || !counts_bytes {
             return plain;
-        };
-        match digests.algorithm() {
-            _ if body.bytes.is_some() && !plain.1.compares_bytes() => plain,
-            DigestAlgorithm::Sha256 => &by_digest.sha256,
-            DigestAlgorithm::Sha512 => &by_digest.sha512,
         }
+        let mut by_digest = self.by_digest.iter();
+        by_digest
+            .find(|(_, form)| form.is_declared(body))
+            .unwrap_or(plain)
     }
 
     /// Compares the request, whose fingerprint is `current`, with the one that

@@ -341,7 +341,12 @@ impl Fingerprinting {
 
     /// Whether these settings can identify this body.
     pub(super) fn can_identify(&self, body: Content<'_>) -> bool {
-        body.bytes.is_some() || self.form.declared(body).is_some()
+        body.bytes.is_some() || self.is_declared(body)
+    }
+
+    /// Whether a declared digest stands for this body.
+    pub(super) fn is_declared(&self, body: Content<'_>) -> bool {
+        self.form.declared(body).is_some()
     }
 
     /// The rule that these settings break, if any.
