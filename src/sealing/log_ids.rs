@@ -1,6 +1,6 @@
 //! Ids of keys for logs.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use crate::key::RecordName;
 use crate::secret::{Secret, mac::MacKey};
@@ -20,7 +20,7 @@ use crate::secret::{Secret, mac::MacKey};
 /// let search_for = log_ids.of(&name);
 /// assert_eq!(search_for.len(), 16);
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct LogIds(Arc<MacKey>);
 
 impl LogIds {
@@ -39,12 +39,6 @@ impl LogIds {
         id.field(name.scope().as_str().as_bytes());
         id.write(name.key().as_str().as_bytes());
         hex::encode(&id.finish()[..8])
-    }
-}
-
-impl fmt::Debug for LogIds {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LogIds(..)")
     }
 }
 

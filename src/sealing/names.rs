@@ -1,6 +1,6 @@
 //! Digests in the place of readable scopes and keys.
 
-use std::{fmt, sync::Arc};
+use std::sync::Arc;
 
 use crate::key::{Key, RecordName, Scope};
 use crate::secret::{Secret, mac::MacKey};
@@ -26,7 +26,7 @@ use crate::secret::{Secret, mac::MacKey};
 /// assert_eq!(name.scope(), &digests.of_scope(&scope));
 /// assert_eq!((name.scope().as_str().len(), name.key().as_str().len()), (64, 64));
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct NameDigests(Arc<MacKey>);
 
 impl NameDigests {
@@ -60,12 +60,6 @@ impl NameDigests {
 
 fn text(digest: [u8; 32]) -> Arc<str> {
     hex::encode(digest).into()
-}
-
-impl fmt::Debug for NameDigests {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("NameDigests(..)")
-    }
 }
 
 #[cfg(test)]
