@@ -79,9 +79,9 @@ mod tests {
     fn documentation_lists_every_outcome_and_notice() {
         let source = concat!(
             include_str!("outcome.rs"),
-            include_str!("telemetry/notice.rs")
+            include_str!("../telemetry/notice.rs")
         );
-        let documentation = include_str!("lib.rs");
+        let documentation = include_str!("../lib.rs");
         let names: Vec<_> = source
             .lines()
             .filter_map(|line| line.split_once(" => \"")?.1.strip_suffix("\","))
