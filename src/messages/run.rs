@@ -150,7 +150,6 @@ where
         }
         let free = self.batch - self.tasks.len();
         let free_bytes = self.max_buffered - self.buffered.load(Ordering::Relaxed);
-        self.outbox.store.wake().looked();
         let token = Token::random();
         let lease_end = Instant::now() + self.lease;
         let (topic, lease) = (&self.outbox.topic, self.lease);

@@ -142,8 +142,8 @@ pub(crate) trait CommitBackend: Send + Sync + 'static {
         completion: &Completion,
     ) -> impl Future<Output = Result<Transitioned, CommitError>> + Send;
 
-    /// Called after each commit.
-    fn committed(&self) {}
+    /// Called after each commit, with the moment at which the store began the transaction.
+    fn committed(&self, _begun: Option<std::time::Instant>) {}
 
     /// Returns whether the error proves that nothing was committed.
     fn is_abort(error: &sqlx::Error) -> bool;
@@ -218,6 +218,7 @@ async fn run<D: CommitBackend, K>(
     transaction: OperationTransaction<D::Database>,
     kept: impl Future<Output = Result<(K, Completion), String>>,
 ) -> Result<K, CommitError> {
+    let begun = transaction.begun;
     let transaction = transaction.into_inner();
     let Some(mut pending) = PendingCommit::begin(operation) else {
         roll_back(operation, transaction).await;
@@ -240,7 +241,7 @@ async fn run<D: CommitBackend, K>(
         let committed = complete_and_commit(&backend, operation, transaction, &completion).await;
         let committed = committed.map_err(|error| error.of_operation(operation));
         if committed.is_ok() {
-            backend.committed();
+            backend.committed(begun);
         }
         pending.end(match &committed {
             Ok(()) => Transacted::Committed { response },

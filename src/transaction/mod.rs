@@ -10,6 +10,7 @@ pub(crate) mod sqlite;
 use std::{
     fmt,
     ops::{Deref, DerefMut},
+    time::Instant,
 };
 
 use sqlx::{Database, Transaction};
@@ -87,6 +88,8 @@ use crate::{
 #[must_use = "a transaction that is dropped is rolled back"]
 pub struct OperationTransaction<DB: Database> {
     transaction: Transaction<'static, DB>,
+    /// When the store began it. `None` for a transaction that another pool began.
+    begun: Option<Instant>,
     /// `None` for a transaction that another pool began.
     open: Option<OpenTransaction>,
 }
@@ -98,6 +101,7 @@ impl<DB: Database> OperationTransaction<DB> {
         operation: &Operation,
         begin: impl Future<Output = Result<Transaction<'static, DB>, CommitError>> + Send + 'static,
     ) -> Result<Self, CommitError> {
+        let now = Instant::now();
         let begun = match operation.lease().is_lost() {
             true => Err(CommitError::new(CommitErrorKind::LeaseLost)),
             false => detached(begin).await,
@@ -110,6 +114,7 @@ impl<DB: Database> OperationTransaction<DB> {
         };
         Ok(Self {
             transaction,
+            begun: Some(now),
             open: Some(open),
         })
     }
@@ -159,6 +164,7 @@ impl<DB: Database> From<Transaction<'static, DB>> for OperationTransaction<DB> {
     fn from(transaction: Transaction<'static, DB>) -> Self {
         Self {
             transaction,
+            begun: None,
             open: None,
         }
     }

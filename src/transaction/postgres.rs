@@ -215,10 +215,8 @@ impl CommitBackend for PostgresStore {
     }
 
     #[cfg(feature = "outbox")]
-    fn committed(&self) {
-        if self.inner.wake.committed() {
-            self.notify_relays();
-        }
+    fn committed(&self, begun: Option<std::time::Instant>) {
+        self.wake_relays(begun);
     }
 
     fn is_abort(error: &sqlx::Error) -> bool {

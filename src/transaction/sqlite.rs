@@ -136,9 +136,9 @@ impl CommitBackend for SqliteStore {
     }
 
     #[cfg(feature = "outbox")]
-    fn committed(&self) {
+    fn committed(&self, begun: Option<std::time::Instant>) {
         // Other processes cannot be notified.
-        let _ = self.wake.committed();
+        let _ = self.wake.committed(begun);
     }
 
     fn is_abort(error: &sqlx::Error) -> bool {

@@ -257,8 +257,9 @@ impl<S: InboxStore> Inbox<S> {
     {
         check_name("the id of a message", id, LONGEST_ID)?;
         let token = Token::random();
-        let begun = detached(self.store.begin(token)).await;
-        let mut transaction = begun.map_err(MessageError::from)?;
+        let begun = std::time::Instant::now();
+        let transaction = detached(self.store.begin(token)).await;
+        let mut transaction = transaction.map_err(MessageError::from)?;
         let marked = self.mark(&mut transaction, &[id]).await?;
         if marked.unseen.is_empty() {
             return Ok(Received::Repeat);
@@ -272,7 +273,14 @@ impl<S: InboxStore> Inbox<S> {
             }
         };
         let (inbox, id) = (self.clone(), id.to_owned());
-        let commit = async move { inbox.commit(transaction, token, &id, marked.seen_at).await };
+        let commit = async move {
+            let store = inbox.store.clone();
+            let delivery = inbox.commit(transaction, token, &id, marked.seen_at).await;
+            if let Ok(Delivery::First) = delivery {
+                store.committed(Some(begun));
+            }
+            delivery
+        };
         match detached(commit).await {
             Ok(Delivery::First) => Ok(Received::First(done)),
             Ok(Delivery::Repeat) => Ok(Received::Repeat),

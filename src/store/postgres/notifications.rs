@@ -6,7 +6,7 @@
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use sqlx::{postgres::PgListener, raw_sql};
@@ -26,6 +26,13 @@ pub(super) struct Notifications {
 impl PostgresStore {
     fn may_notify(&self) -> bool {
         self.inner.wake_ups.are_possible()
+    }
+
+    /// Wakes relays after the commit of a transaction; see [`Wake::committed`](crate::store::sql::wake::Wake::committed).
+    pub(crate) fn wake_relays(&self, begun: Option<Instant>) {
+        if self.inner.wake.committed(begun) {
+            self.notify_relays();
+        }
     }
 
     /// Notifies the relays of other processes soon.

@@ -6,11 +6,15 @@ use axum::http::StatusCode;
 use tokio::sync::mpsc;
 use tower_idempotency::{
     Operation,
-    messages::{Event, Publish, Relay},
+    messages::{Event, Publish, Received, Relay},
 };
 
-use super::relay::{event, until_all_is_published};
-use crate::shop::{Shop, with_postgres, with_sqlite};
+use super::relay::{event, spawn_idle, stage, until, until_all_is_published};
+use crate::shop::{Shop, with_each_database, with_postgres, with_sqlite};
+
+with_each_database! {
+    received_message_wakes_the_relay;
+}
 
 macro_rules! commit_wakes_the_relay {
     ($shop:expr) => {{
@@ -51,4 +55,38 @@ async fn commit_wakes_the_relay_on_postgres() {
 #[tokio::test(flavor = "multi_thread")]
 async fn commit_wakes_the_relay_on_sqlite() {
     Box::pin(with_sqlite(async |shop| commit_wakes_the_relay!(&shop))).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commit_wakes_a_relay_that_looked_after_the_staging() {
+    Box::pin(with_postgres(async |shop| {
+        shop.store.migrate().await.unwrap();
+        let outbox = shop.outbox("orders");
+        let (relay, broker) = spawn_idle(outbox.clone());
+        let operation = Operation::for_test(&shop.store, "attempt").await;
+        let mut transaction = shop.store.begin(&operation).await.unwrap();
+        let staged = outbox.stage(&mut transaction, event("committed", "a"));
+        staged.await.unwrap();
+        // Another transaction makes the relay look before this one is committed.
+        stage(&shop, [event("other", "b")]).await;
+        outbox.wake();
+        until(async || broker.deliveries() == ["other"]).await;
+        let committed = shop.store.commit(&operation, transaction, StatusCode::OK);
+        let _ = committed.await.unwrap();
+        until(async || broker.deliveries() == ["other", "committed"]).await;
+        relay.stop(Duration::from_secs(10)).await;
+    }))
+    .await;
+}
+
+async fn received_message_wakes_the_relay<S: Shop>(shop: S) {
+    let outbox = shop.outbox("orders");
+    let (relay, broker) = spawn_idle(outbox.clone());
+    let inbox = shop.inbox("billing");
+    let received = inbox.receive("message", async |on| {
+        outbox.stage(on, event("billed", "a")).await
+    });
+    assert_eq!(received.await.unwrap(), Received::First(()));
+    until(async || broker.deliveries() == ["billed"]).await;
+    relay.stop(Duration::from_secs(10)).await;
 }

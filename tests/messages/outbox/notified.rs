@@ -6,23 +6,12 @@ use axum::http::StatusCode;
 use tokio::time::timeout;
 use tower_idempotency::{
     Operation, PostgresStore,
-    messages::{Event, Outbox, Relay, RelayHandle},
+    messages::Outbox,
     sqlx::{postgres::PgListener, query_scalar},
 };
 
-use super::relay::{Broker, event, until, until_all_is_published};
+use super::relay::{event, spawn_idle, until, until_all_is_published};
 use crate::shop::{PostgresShop, Shop as _, with_postgres};
-
-/// A relay that does not poll.
-fn relay(outbox: Outbox<PostgresStore>) -> (RelayHandle, Broker) {
-    let broker = Broker::default();
-    let publish = broker.clone();
-    let relay = Relay::new(outbox, move |event: Event| {
-        let published = publish.publish(event);
-        async move { published }
-    });
-    (relay.poll(Duration::from_secs(3600)).spawn(), broker)
-}
 
 fn outbox(shop: &PostgresShop) -> Outbox<PostgresStore> {
     shop.outbox("orders").notifications(true)
@@ -46,7 +35,7 @@ async fn stage(shop: &PostgresShop, outbox: &Outbox<PostgresStore>, id: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn relay_of_another_process_is_notified() {
     Box::pin(with_postgres(async |shop| {
-        let (relay, broker) = relay(outbox(&shop));
+        let (relay, broker) = spawn_idle(outbox(&shop));
         until(async || !listeners(&shop).await.is_empty()).await;
 
         let other = PostgresShop::open(&shop.url).await;
@@ -72,7 +61,7 @@ async fn relay_of_another_process_is_notified() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lost_notification_is_made_up_for() {
     Box::pin(with_postgres(async |shop| {
-        let (relay, broker) = relay(outbox(&shop));
+        let (relay, broker) = spawn_idle(outbox(&shop));
         until(async || !listeners(&shop).await.is_empty()).await;
         for pid in listeners(&shop).await {
             let terminate = query_scalar("SELECT pg_terminate_backend($1)").bind(pid);

@@ -54,6 +54,17 @@ where
         .spawn()
 }
 
+/// Spawns a relay that looks for events only when it is woken.
+pub(crate) fn spawn_idle<S: OutboxStore>(outbox: Outbox<S>) -> (RelayHandle, Broker) {
+    let broker = Broker::default();
+    let publish = broker.clone();
+    let relay = Relay::new(outbox, move |event: Event| {
+        let published = publish.publish(event);
+        async move { published }
+    });
+    (relay.poll(Duration::from_secs(3600)).spawn(), broker)
+}
+
 /// Stages events in a transaction of their own.
 pub(crate) async fn stage<S: Shop>(shop: &S, events: impl IntoIterator<Item = Event>) {
     let mut transaction = shop.begin().await;
