@@ -41,6 +41,13 @@ pub struct Lag {
     pub oldest: Duration,
     /// The aggregates whose first event is dead.
     pub dead: u64,
+    /// How long ago the oldest other transaction of the database began that has a snapshot or
+    /// has written. Until it ends, VACUUM removes none of the rows that relays have deleted
+    /// since, and the relays read past them.
+    ///
+    /// `None` if there is none, and on SQLite. Other roles' transactions are seen by a role
+    /// that is a member of `pg_read_all_stats` only.
+    pub oldest_snapshot: Option<Duration>,
 }
 
 impl Event {

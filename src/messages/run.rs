@@ -175,7 +175,7 @@ where
     #[cfg(feature = "metrics")]
     async fn report_lag(&self) {
         if let Ok(lag) = self.outbox.lag().await {
-            crate::telemetry::metrics::lag(&self.outbox.topic, lag.events, lag.oldest);
+            crate::telemetry::metrics::lag(&self.outbox.topic, &lag);
         }
     }
 }

@@ -15,12 +15,19 @@ pub(crate) const OUTBOX: &str = "idempotency_outbox_events_total";
 const LAG_EVENTS: &str = "idempotency_outbox_lag_events";
 #[cfg(feature = "outbox")]
 const LAG_SECONDS: &str = "idempotency_outbox_lag_seconds";
+#[cfg(feature = "outbox")]
+const SNAPSHOT_SECONDS: &str = "idempotency_outbox_oldest_snapshot_seconds";
 
-/// Sets the gauges of a topic: its events, and the age of the oldest one.
+/// Sets the gauges of a topic.
 #[cfg(all(feature = "outbox", any(feature = "postgres", feature = "sqlite")))]
-pub(crate) fn lag(topic: &str, events: u64, oldest: std::time::Duration) {
-    ::metrics::gauge!(LAG_EVENTS, "topic" => topic.to_owned()).set(events as f64);
-    ::metrics::gauge!(LAG_SECONDS, "topic" => topic.to_owned()).set(oldest.as_secs_f64());
+pub(crate) fn lag(topic: &str, lag: &crate::messages::Lag) {
+    let set = |name, value: f64| ::metrics::gauge!(name, "topic" => topic.to_owned()).set(value);
+    set(LAG_EVENTS, lag.events as f64);
+    set(LAG_SECONDS, lag.oldest.as_secs_f64());
+    set(
+        SNAPSHOT_SECONDS,
+        lag.oldest_snapshot.unwrap_or_default().as_secs_f64(),
+    );
 }
 
 /// Describes all metrics to the current recorder.
@@ -56,6 +63,11 @@ pub(crate) fn describe() {
             LAG_SECONDS,
             Unit::Seconds,
             "The age of the oldest event of an outbox that is not published."
+        );
+        ::metrics::describe_gauge!(
+            SNAPSHOT_SECONDS,
+            Unit::Seconds,
+            "The age of the oldest transaction that keeps deleted events on disk."
         );
     }
 }

@@ -176,6 +176,20 @@ SELECT count(*) AS events, COALESCE(max(clock.now) - min(staged_at), 0) AS oldes
 FROM {events}, {clock}
 WHERE topic = $1";
 
+    /// A prepared transaction has no backend.
+    oldest_snapshot = "
+SELECT (extract(epoch FROM clock_timestamp() - min(began)) * 1000000)::bigint AS age
+FROM (
+    SELECT xact_start AS began
+    FROM pg_catalog.pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+      AND (backend_xmin IS NOT NULL OR backend_xid IS NOT NULL)
+    UNION ALL
+    SELECT prepared
+    FROM pg_catalog.pg_prepared_xacts
+    WHERE database = current_database()
+) AS transactions";
+
     dead_turns = "
 SELECT count(*) AS dead
 FROM {turns}

@@ -8,8 +8,8 @@ use tower_idempotency::{
     sqlx::Connection as _,
 };
 
-use super::relay::{event, stage};
-use crate::shop::{Shop, with_each_database};
+use super::relay::{event, stage, until};
+use crate::shop::{PostgresShop, Shop, SqliteShop, with_each_database, with_postgres, with_sqlite};
 
 with_each_database! {
     event_is_there_if_and_only_if_its_transaction_commits;
@@ -136,4 +136,43 @@ async fn overlapping_batches_in_opposite_order_both_commit(shop: impl Shop) {
         timeout(Duration::from_secs(30), both).await.unwrap();
     }
     assert_eq!(ids(&shop).await.len(), 500);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lag_tells_the_oldest_snapshot_on_postgres() {
+    Box::pin(with_postgres(async |shop| {
+        let outbox = shop.outbox("orders");
+        let oldest = async || outbox.lag().await.unwrap().oldest_snapshot;
+        until(async || oldest().await.is_none()).await;
+        let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ";
+        let mut reader = shop.pool.begin_with(begin).await.unwrap();
+        PostgresShop::run(&mut reader, "SELECT 1").await.unwrap();
+        let first = oldest().await.unwrap();
+        assert!(first < Duration::from_secs(60));
+        let mut writer = shop.begin().await;
+        outbox.stage(&mut writer, event("id", "a")).await.unwrap();
+        assert!(oldest().await.unwrap() > first);
+        reader.rollback().await.unwrap();
+        // A transaction that has written counts without a snapshot.
+        assert!(oldest().await.is_some());
+        writer.rollback().await.unwrap();
+        until(async || oldest().await.is_none()).await;
+    }))
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lag_tells_no_snapshot_on_sqlite() {
+    Box::pin(with_sqlite(async |shop| {
+        let mut reader = shop.pool.begin().await.unwrap();
+        SqliteShop::run(&mut reader, "SELECT * FROM effects")
+            .await
+            .unwrap();
+        assert_eq!(
+            shop.outbox("orders").lag().await.unwrap().oldest_snapshot,
+            None
+        );
+        drop(reader);
+    }))
+    .await;
 }

@@ -85,6 +85,7 @@ async fn events_are_counted_and_logged_without_payloads() {
     let expected = [
         "idempotency_outbox_lag_events",
         "idempotency_outbox_lag_seconds",
+        "idempotency_outbox_oldest_snapshot_seconds",
     ];
     assert_eq!(
         gauges,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::{
     Connection as _, PgConnection, Postgres, Row as _, SqlStr, postgres::PgArguments, query,
-    query::Query,
+    query::Query, query_scalar,
 };
 
 use super::{
@@ -229,10 +229,14 @@ impl OutboxBackend for PostgresStore {
             let lag = lag.fetch_one(&mut *work.on).await.map_err(failure)?;
             let dead = work.query(|sql| &sql.dead_turns, &topic);
             let dead = dead.fetch_one(&mut *work.on).await.map_err(failure)?;
+            let oldest = query_scalar(work.sql.oldest_snapshot.clone());
+            let oldest = oldest.persistent(work.persistent).fetch_one(&mut *work.on);
+            let oldest: Option<i64> = oldest.await.map_err(failure)?;
             Ok(Lag {
                 events: column::<i64>(&lag, "events")?.unsigned_abs(),
                 oldest: duration(column(&lag, "oldest")?),
                 dead: column::<i64>(&dead, "dead")?.unsigned_abs(),
+                oldest_snapshot: oldest.map(duration),
             })
         }))
         .await

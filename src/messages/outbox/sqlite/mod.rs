@@ -190,6 +190,7 @@ impl OutboxBackend for SqliteStore {
             events: events.unsigned_abs(),
             oldest: oldest.map_or(Duration::ZERO, |oldest| age(now, oldest)),
             dead: dead.unsigned_abs(),
+            oldest_snapshot: None,
         })
     }
 
