@@ -400,13 +400,10 @@ pub use self::{
     body::{RequestBody, ResponseBody, whole::WholeBody},
     error::{StoreError, StoreErrorKind},
     fingerprint::{Fingerprinting, RequestPart},
-    flow::outcome::Outcome,
+    flow::{config::error::BuildError, drained::Drained, outcome::Outcome},
     key::{Key, KeySyntax, OperationId, Scope},
     layer::{
-        Drained, IdempotencyLayer,
-        builder::{BuildError, IdempotencyBuilder},
-        future::ResponseFuture,
-        service::Idempotency,
+        IdempotencyLayer, builder::IdempotencyBuilder, future::ResponseFuture, service::Idempotency,
     },
     operation::{
         Operation,

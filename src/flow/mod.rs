@@ -7,6 +7,7 @@ mod claim;
 pub(crate) mod config;
 mod decide;
 pub(crate) mod discard;
+pub(crate) mod drained;
 mod finish;
 mod guarded;
 mod heartbeat;

@@ -13,6 +13,7 @@ use tokio::{sync::SetOnce, time};
 use super::{
     config::Config,
     discard::MAX_DISCARDS,
+    drained::Drained,
     heartbeat::{HeartbeatSettings, Heartbeats},
     limits::{Full, Limit, Permit},
     quotas::Quotas,
@@ -120,7 +121,7 @@ impl<S: Store> Shared<S> {
 
 impl<S: Store> Shared<S> {
     /// Returns how many requests and background tasks are left after `grace`.
-    pub(crate) async fn drain(&self, grace: Duration) -> usize {
+    pub(crate) async fn drain(&self, grace: Duration) -> Drained {
         self.is_draining.store(true, Ordering::SeqCst);
         // It may have started before.
         let _ = self.drain_started.set(());
@@ -135,7 +136,7 @@ impl<S: Store> Shared<S> {
             }
         };
         let _ = time::timeout(grace, emptied).await;
-        self.left()
+        Drained { left: self.left() }
     }
 }
 

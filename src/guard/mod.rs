@@ -9,9 +9,8 @@ use serde::{Serialize, de::DeserializeOwned};
 pub use self::builder::GuardBuilder;
 pub use crate::flow::work::{Ran, RunError};
 use crate::{
-    flow::{self, shared::Shared},
+    flow::{self, drained::Drained, shared::Shared},
     key::RecordName,
-    layer::Drained,
     operation::Operation,
     store::Store,
 };
@@ -127,7 +126,7 @@ impl<S: Store> Guard<S> {
     /// Starts no more work, and waits until the work that runs has ended and is recorded,
     /// for up to `grace`; see [`IdempotencyLayer::drain`](crate::IdempotencyLayer::drain).
     pub async fn drain(&self, grace: Duration) -> Drained {
-        Drained::new(self.shared.drain(grace).await)
+        self.shared.drain(grace).await
     }
 
     #[cfg(feature = "schedules")]

@@ -11,7 +11,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use tower::Layer;
 
 use crate::{
-    flow::{config::Config, shared::Shared},
+    flow::{config::Config, drained::Drained, shared::Shared},
     layer::service::Idempotency,
     store::Store,
 };
@@ -99,12 +99,7 @@ impl<S: Store> IdempotencyLayer<S> {
     /// # }
     /// ```
     pub async fn drain(&self, grace: Duration) -> Drained {
-        Drained::new(self.shared.drain(grace).await)
-    }
-
-    #[cfg(feature = "guard")]
-    pub(crate) fn shared(&self) -> &Arc<Shared<S>> {
-        &self.shared
+        self.shared.drain(grace).await
     }
 
     /// The store that the layer was built with.
@@ -133,25 +128,5 @@ impl<S> Clone for IdempotencyLayer<S> {
 impl<S> fmt::Debug for IdempotencyLayer<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("IdempotencyLayer").finish_non_exhaustive()
-    }
-}
-
-/// What [`IdempotencyLayer::drain`] left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[must_use]
-pub struct Drained {
-    left: usize,
-}
-
-impl Drained {
-    pub(crate) fn new(left: usize) -> Self {
-        Self { left }
-    }
-
-    /// How many requests were still running, and how many outcomes and withdrawals
-    /// were still to be written; their keys are left to their leases.
-    #[must_use]
-    pub fn left(&self) -> usize {
-        self.left
     }
 }

@@ -11,9 +11,9 @@ use super::{
 };
 use crate::{
     error::StoreError,
+    flow::config::error::BuildError,
     guard::{Guard, Ran, RunError},
     key::{Key, RecordName, Scope},
-    layer::builder::BuildError,
     operation::Operation,
     store::Store,
 };

@@ -7,7 +7,7 @@ use jiff::{
 };
 
 use super::calendar::{hour_around, just_before, shifted, start_of_day};
-use crate::layer::builder::BuildError;
+use crate::flow::config::error::BuildError;
 
 /// Hours, days, weeks or months in one time zone.
 ///

@@ -20,14 +20,14 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// service. It is woken when the other request ends, in another process too if the
     /// store can tell. Otherwise it reads the record after pauses of 50 ms to one second.
     pub fn wait(mut self, timeout: Duration) -> Self {
-        self.config.wait = timeout;
+        self.settings.config.wait = timeout;
         self
     }
 
     /// Sets how many requests may wait at a time. Further ones receive 409 at once.
     /// Defaults to 1,000.
     pub fn max_waiters(mut self, requests: usize) -> Self {
-        self.config.max_waiters = requests;
+        self.settings.config.max_waiters = requests;
         self
     }
 
@@ -37,7 +37,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// Requests whose client has left count too. As many outcomes may be recorded late
     /// beside them, and as many claims withdrawn.
     pub fn max_in_flight(mut self, requests: usize) -> Self {
-        self.config.max_in_flight = requests;
+        self.settings.config.max_in_flight = requests;
         self
     }
 
@@ -45,7 +45,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// requests whose handler has not started. Further ones receive 503. Defaults to
     /// 256 MiB.
     pub fn max_buffered_bytes(mut self, bytes: usize) -> Self {
-        self.config.max_buffered_bytes = bytes;
+        self.settings.config.max_buffered_bytes = bytes;
         self
     }
 
@@ -54,7 +54,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// A body that is there at once does not count.
     pub fn max_uploads(mut self, requests: usize) -> Self {
-        self.config.max_uploads = requests;
+        self.settings.config.max_uploads = requests;
         self
     }
 
@@ -66,7 +66,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// long as less than half is taken, nothing is counted for a scope. A request of
     /// [`Scope::single_tenant`] counts for no scope, and may take all.
     pub fn max_waiters_per_scope(mut self, requests: usize) -> Self {
-        self.config.per_scope.waiters = Some(requests);
+        self.settings.config.per_scope.waiters = Some(requests);
         self
     }
 
@@ -76,7 +76,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// Scopes are counted as for [`max_waiters_per_scope`](Self::max_waiters_per_scope).
     pub fn max_in_flight_per_scope(mut self, requests: usize) -> Self {
-        self.config.per_scope.in_flight = Some(requests);
+        self.settings.config.per_scope.in_flight = Some(requests);
         self
     }
 
@@ -87,7 +87,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// Scopes are counted as for [`max_waiters_per_scope`](Self::max_waiters_per_scope).
     pub fn max_buffered_bytes_per_scope(mut self, bytes: usize) -> Self {
-        self.config.per_scope.buffered_bytes = Some(bytes);
+        self.settings.config.per_scope.buffered_bytes = Some(bytes);
         self
     }
 
@@ -97,7 +97,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// Scopes are counted as for [`max_waiters_per_scope`](Self::max_waiters_per_scope).
     pub fn max_uploads_per_scope(mut self, requests: usize) -> Self {
-        self.config.per_scope.uploads = Some(requests);
+        self.settings.config.per_scope.uploads = Some(requests);
         self
     }
 
@@ -130,7 +130,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// # }
     /// ```
     pub fn quota(mut self, quota: Quota) -> Self {
-        self.config.quota = Some(QuotaSetting::Fixed(quota));
+        self.settings.config.quota = Some(QuotaSetting::Fixed(quota));
         self
     }
 
@@ -161,7 +161,7 @@ impl<S: Store> IdempotencyBuilder<S> {
         mut self,
         quota: impl Fn(&Scope, &request::Parts) -> Quota + Send + Sync + 'static,
     ) -> Self {
-        self.config.quota = Some(QuotaSetting::By(Arc::new(quota)));
+        self.settings.config.quota = Some(QuotaSetting::By(Arc::new(quota)));
         self
     }
 }

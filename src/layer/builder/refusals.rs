@@ -41,14 +41,14 @@ impl<S: Store> IdempotencyBuilder<S> {
         mut self,
         render: impl Fn(&Rejection, &request::Parts) -> Option<Response<B>> + Send + Sync + 'static,
     ) -> Self {
-        self.responses().renderer.custom = Some(custom(render));
+        self.settings.responses().renderer.custom = Some(custom(render));
         self
     }
 
     /// Sets the beginning of the `type` of a refusal. Defaults to
     /// `urn:tower-idempotency:problem:`.
     pub fn problem_types(mut self, base: impl Into<String>) -> Self {
-        self.responses().renderer.types = base.into().into();
+        self.settings.responses().renderer.types = base.into().into();
         self
     }
 

@@ -16,13 +16,13 @@ use crate::{
 impl<S: Store> IdempotencyBuilder<S> {
     /// Sets the header that carries the key. Defaults to `Idempotency-Key`.
     pub fn header(mut self, name: HeaderName) -> Self {
-        self.config.header = name;
+        self.settings.config.header = name;
         self
     }
 
     /// Sets which keys are accepted. Defaults to [`KeySyntax::compat`].
     pub fn key_syntax(mut self, syntax: KeySyntax) -> Self {
-        self.config.syntax = syntax;
+        self.settings.config.syntax = syntax;
         self
     }
 
@@ -31,7 +31,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// [`build`](Self::build) refuses safe methods.
     pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.config.methods = methods.into_iter().collect();
+        self.settings.config.methods = methods.into_iter().collect();
         self
     }
 
@@ -41,14 +41,14 @@ impl<S: Store> IdempotencyBuilder<S> {
         mut self,
         guards: impl Fn(&request::Parts) -> bool + Send + Sync + 'static,
     ) -> Self {
-        self.config.guard_if = Some(Arc::new(guards));
+        self.settings.config.guard_if = Some(Arc::new(guards));
         self
     }
 
     /// Sets what makes two requests the same request. Defaults to
     /// [`Fingerprinting::bytes`].
     pub fn fingerprint(mut self, fingerprinting: Fingerprinting) -> Self {
-        self.fingerprinting = fingerprinting;
+        self.settings.fingerprinting = fingerprinting;
         self
     }
 
@@ -59,14 +59,14 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// [`Fingerprinting`] are understood in any case, unless the current form is
     /// keyed. Defaults to none.
     pub fn earlier_fingerprint(mut self, fingerprinting: Fingerprinting) -> Self {
-        self.earlier.push(fingerprinting);
+        self.settings.earlier.push(fingerprinting);
         self
     }
 
     /// Sets the status for another request under a used key: 422, 400 or 409. Defaults
     /// to 422.
     pub fn mismatch_status(mut self, status: StatusCode) -> Self {
-        self.config.mismatch = status;
+        self.settings.config.mismatch = status;
         self
     }
 
@@ -81,7 +81,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// the layer refuses a body, the layer does not learn its length, and only the 10 s
     /// apply.
     pub fn max_request_body(mut self, bytes: usize) -> Self {
-        self.config.max_request_body = bytes;
+        self.settings.config.max_request_body = bytes;
         self
     }
 
@@ -92,7 +92,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// 1 KiB a second on average. A larger [`max_request_body`](Self::max_request_body)
     /// needs no longer time.
     pub fn request_body_timeout(mut self, timeout: Duration) -> Self {
-        self.config.request_body_timeout = timeout;
+        self.settings.config.request_body_timeout = timeout;
         self
     }
 
@@ -102,7 +102,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// [`build`](Self::build) refuses [`ContentDigest::Stream`] with
     /// [`Fingerprinting::custom`], whose function needs the body.
     pub fn content_digest(mut self, policy: ContentDigest) -> Self {
-        self.config.content_digest = policy;
+        self.settings.config.content_digest = policy;
         self
     }
 
@@ -113,7 +113,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// [`build`](Self::build) refuses [`OversizedBody::RunUnguarded`] where keys are
     /// required.
     pub fn oversized_body(mut self, policy: OversizedBody) -> Self {
-        self.config.oversized_body = policy;
+        self.settings.config.oversized_body = policy;
         self
     }
 }

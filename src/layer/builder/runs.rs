@@ -14,7 +14,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// Sets what a retry receives while the outcome is unknown. Defaults to
     /// [`Recovery::Refuse`].
     pub fn recovery(mut self, recovery: Recovery) -> Self {
-        self.config.recovery = recovery;
+        self.settings.config.recovery = recovery;
         self
     }
 
@@ -24,7 +24,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// A release resets the count to one if an attempt had an unknown outcome, otherwise
     /// to zero.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
-        self.config.max_attempts = attempts;
+        self.settings.config.max_attempts = attempts;
         self
     }
 
@@ -33,21 +33,21 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// [`ReplayAuthorizer`] has an example.
     pub fn authorize_replay(mut self, authorizer: ReplayAuthorizer) -> Self {
-        self.config.authorizer = Some(authorizer);
+        self.settings.config.authorizer = Some(authorizer);
         self
     }
 
     /// Sets what happens if the store cannot answer a claim. Defaults to
     /// [`StoreFailure::Refuse`].
     pub fn store_failure(mut self, policy: StoreFailure) -> Self {
-        self.config.store_failure = policy;
+        self.settings.config.store_failure = policy;
         self
     }
 
     /// Sets what happens to a running handler when its client leaves. Defaults to
     /// [`Disconnect::Finish`].
     pub fn disconnect(mut self, policy: Disconnect) -> Self {
-        self.config.disconnect = policy;
+        self.settings.config.disconnect = policy;
         self
     }
 
@@ -56,21 +56,21 @@ impl<S: Store> IdempotencyBuilder<S> {
     ///
     /// After a crash, retries receive 409 `request-in-progress` until the lease lapses.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.responses().lease = lease;
+        self.settings.responses().lease = lease;
         self
     }
 
     /// Sets how often a running request renews its lease: at most a third of the lease.
     /// Defaults to a third of the lease.
     pub fn heartbeat(mut self, interval: Duration) -> Self {
-        self.heartbeat = Some(interval);
+        self.settings.heartbeat = Some(interval);
         self
     }
 
     /// Sets how long the lease of a running request is renewed. A handler that hangs
     /// loses it after that. Defaults to 15 minutes.
     pub fn max_run_time(mut self, time: Duration) -> Self {
-        self.config.max_run_time = time;
+        self.settings.config.max_run_time = time;
         self
     }
 
@@ -78,7 +78,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// a failed heartbeat can be tried again before the lease lapses. Defaults to 5 s,
     /// or to a third of a lease that is shorter than 15 s.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
-        self.store_timeout = Some(timeout);
+        self.settings.store_timeout = Some(timeout);
         self
     }
 }

@@ -16,7 +16,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// Every process that shares the store needs the same keys; see the guide on
     /// [sealing](crate::guide::sealing).
     pub fn sealing(mut self, sealing: Sealing) -> Self {
-        self.responses().sealing = Some(sealing);
+        self.settings.responses().sealing = Some(sealing);
         self
     }
 
@@ -27,7 +27,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// return the readable ones. Every process that shares the store needs the same secret, for
     /// as long as records are kept: under another one, retries run again.
     pub fn name_digests(mut self, digests: NameDigests) -> Self {
-        self.config.names = Some(digests);
+        self.settings.config.names = Some(digests);
         self
     }
 
@@ -35,7 +35,7 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// logged. Defaults to none.
     #[cfg(feature = "tracing")]
     pub fn log_ids(mut self, ids: LogIds) -> Self {
-        self.config.log_ids = Some(ids);
+        self.settings.config.log_ids = Some(ids);
         self
     }
 }

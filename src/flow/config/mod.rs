@@ -1,5 +1,9 @@
 //! The settings that all clones of a layer share.
 
+mod checks;
+pub(crate) mod error;
+pub(crate) mod settings;
+
 use std::{sync::Arc, time::Duration};
 
 use http::{HeaderName, Method, StatusCode, request};

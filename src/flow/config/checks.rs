@@ -2,11 +2,8 @@
 
 use std::time::Duration;
 
-use super::{HOUR, MIB, error::BuildError};
-use crate::{
-    flow::config::Config,
-    policy::{ContentDigest, OversizedBody, Requirement, quota::QuotaSetting},
-};
+use super::{Config, error::BuildError};
+use crate::policy::{ContentDigest, OversizedBody, Requirement, quota::QuotaSetting};
 
 /// Fails with the reason unless the condition of a setting holds.
 macro_rules! ensure {
@@ -16,9 +13,6 @@ macro_rules! ensure {
         }
     };
 }
-
-#[cfg(feature = "guard")]
-pub(super) use ensure;
 
 /// Refuses settings that are not possible.
 pub(super) fn check(config: &Config) -> Result<(), BuildError> {
@@ -165,7 +159,7 @@ fn check_limits(config: &Config) -> Result<(), BuildError> {
 }
 
 /// Far below the range of the stores' clocks.
-const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 24 * HOUR);
+const TEN_YEARS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 const SHORTEST: Duration = Duration::from_millis(1);
-const LARGEST_BODY: usize = 256 * MIB;
+const LARGEST_BODY: usize = 256 << 20;
 const LARGEST_LIMIT: usize = u32::MAX as usize >> 3;

@@ -6,8 +6,8 @@ use thiserror::Error;
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{setting}` {reason}")]
 pub struct BuildError {
-    pub(super) setting: &'static str,
-    pub(super) reason: String,
+    setting: &'static str,
+    reason: String,
 }
 
 impl BuildError {
@@ -15,6 +15,15 @@ impl BuildError {
         Self {
             setting,
             reason: reason.into(),
+        }
+    }
+
+    /// Returns the same error under the name that another builder has for the setting.
+    #[cfg(feature = "guard")]
+    pub(crate) fn renamed(self, from: &str, to: &'static str) -> Self {
+        match self.setting == from {
+            true => Self::new(to, self.reason),
+            false => self,
         }
     }
 
