@@ -121,7 +121,7 @@ macro_rules! checks {
 }
 
 #[macro_use]
-mod promises;
+mod harness;
 mod states;
 mod claims;
 mod reclaims;

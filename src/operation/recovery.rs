@@ -27,7 +27,7 @@ pub enum Recovery {
 }
 
 /// A hook that finds out whether an operation happened, for
-/// [`Recovery::Reconcile`](crate::Recovery::Reconcile).
+/// [`Recovery::Reconcile`].
 ///
 /// It is asked with the operation itself, whose [`id`](Operation::id) and
 /// [`derive`](Operation::derive)d keys are those of the run that was lost: look
