@@ -296,6 +296,24 @@ mod tests {
         assert!(response().with_attributes(large).attributes().is_empty());
     }
 
+    #[test]
+    fn every_damaged_byte_and_every_cut_is_noticed() {
+        let attributes = Attributes::new().with("user", "u_7");
+        let bytes = response().with_attributes(attributes).encode();
+        for index in 0..bytes.len() {
+            let mut damaged = bytes.to_vec();
+            damaged[index] ^= 0x10;
+            assert!(
+                RecordedResponse::decode(damaged.into()).is_err(),
+                "byte {index}"
+            );
+            assert!(
+                RecordedResponse::decode(bytes.slice(..index)).is_err(),
+                "cut at {index}"
+            );
+        }
+    }
+
     const GOLDEN_ATTRIBUTES: &str = "74690103e10ca79a02000400757365720300755f370400726f6c65000001";
     const GOLDEN: &str = concat!(
         "74690100440e3711c900030004006c696e6b080000003c613e2c203c623e04006c696e6b03000000",
