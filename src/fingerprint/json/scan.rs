@@ -55,18 +55,10 @@ struct Watched {
 #[derive(Clone, Copy)]
 struct Current {
     start: usize,
-    fate: Fate,
+    /// The pointer that ends at it.
+    ends: Option<usize>,
     /// Where the pointers lead that go on inside of it.
     inside: Option<Node>,
-}
-
-/// The use of a value's digest.
-#[derive(Clone, Copy)]
-enum Fate {
-    Counts,
-    Dropped,
-    /// Its digest is kept for this pointer.
-    Found(usize),
 }
 
 impl<'d> Scan<'d> {
@@ -230,28 +222,23 @@ impl<'d> Scan<'d> {
         }
     }
 
-    /// Returns the fate that the pointers give the value that begins here.
+    /// Returns what the pointers say about the value that begins here.
     fn current(&self, child: Option<Node>) -> Current {
         let ends = child.and_then(|child| self.pointers?.ends_at(child));
-        let fate = match ends {
-            Some(pointer) if self.only => Fate::Found(pointer),
-            Some(_) => Fate::Dropped,
-            None if self.only => Fate::Dropped,
-            None => Fate::Counts,
-        };
         Current {
             start: self.tokens.out.len(),
-            fate,
+            ends,
             inside: child.filter(|_| ends.is_none()),
         }
     }
 
     fn end_value(&mut self) {
+        let only = self.only;
         if let Some(&mut Watched { current, .. }) = self.watched() {
-            if let Fate::Found(pointer) = current.fate {
+            if let Some(pointer) = current.ends.filter(|_| only) {
                 self.found[pointer] = Some(digest(&self.tokens.out[current.start..]));
             }
-            if !matches!(current.fate, Fate::Counts) {
+            if only || current.ends.is_some() {
                 self.tokens.out.truncate(current.start);
                 return;
             }
