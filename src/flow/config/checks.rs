@@ -114,33 +114,30 @@ fn check_limits(config: &Config) -> Result<(), BuildError> {
     ensure!("max_buffered_bytes" => buffered >= body,
         "must be at least `max_request_body` ({body}), got {buffered}");
     let per_scope = &config.per_scope;
-    for (setting, limit, of, max) in [
+    for (setting, limit, max) in [
         (
             "max_waiters_per_scope",
             per_scope.waiters,
-            "max_waiters",
             config.max_waiters,
         ),
         (
             "max_in_flight_per_scope",
             per_scope.in_flight,
-            "max_in_flight",
             config.max_in_flight,
         ),
         (
             "max_uploads_per_scope",
             per_scope.uploads,
-            "max_uploads",
             config.max_uploads,
         ),
         (
             "max_buffered_bytes_per_scope",
             per_scope.buffered_bytes,
-            "max_buffered_bytes",
             buffered,
         ),
     ] {
         let limit = limit.unwrap_or(max);
+        let of = setting.trim_end_matches("_per_scope");
         ensure!(setting => (1..=max).contains(&limit),
             "must be 1 to `{of}` ({max}), got {limit}");
     }
