@@ -1,8 +1,10 @@
 use std::{future::poll_fn, pin::pin, task::Poll, time::Duration};
 
 use super::{
-    CROWD, HOUR, Held, Subject, Trial, good, long_claim, name,
-    states::{Call, Effect, Status, applied, response_of, status_in, status_of},
+    CROWD, HOUR, Held, Subject, Trial,
+    calls::{Call, Effect},
+    good, long_claim, name,
+    states::{Status, applied, response_of, status_in, status_of},
 };
 use crate::{
     key::RecordName,

@@ -4,8 +4,10 @@ use std::{
 };
 
 use super::{
-    CROWD, HOUR, Subject, Trial, acquired, fingerprint, good, long_claim, name, occupied, response,
-    states::{Call, State, Status, applied, response_of, status_of, superseded},
+    CROWD, HOUR, Subject, Trial, acquired,
+    calls::Call,
+    fingerprint, good, long_claim, name, occupied, response,
+    states::{State, Status, applied, response_of, status_of, superseded},
 };
 use crate::{
     key::OperationId,

@@ -1,6 +1,8 @@
 use super::{
-    HOUR, Subject, Trial, fingerprint, good, name,
-    states::{Call, Case, Effect, State, status_of},
+    HOUR, Subject, Trial,
+    calls::{Call, Effect},
+    fingerprint, good, name,
+    states::{Case, State, status_of},
 };
 use crate::store::{Claim, Claimed, Store, Token, Transitioned};
 

@@ -3,10 +3,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::{
-    HOUR, Subject, Trial, beyond, good,
+    HOUR, Subject, Trial, beyond,
+    calls::Call,
+    good,
     lists::listed,
     long_claim,
-    states::{Call, Status, response_of, superseded},
+    states::{Status, response_of, superseded},
 };
 use crate::{
     key::{Key, RecordName, Scope},

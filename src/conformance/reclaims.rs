@@ -2,9 +2,10 @@ use std::time::Instant;
 
 use super::{
     CROWD, HOUR, Held, Subject, Trial, beyond,
+    calls::Call,
     claims::RECLAIMS,
     fingerprint, good, long_claim, name,
-    states::{Call, Case, State, Status, lease_left, same_claim, status_of, superseded},
+    states::{Case, State, Status, lease_left, same_claim, status_of, superseded},
 };
 use crate::store::{
     Claim, ReclaimAs, Record, RecordState, Release, Store, Transitioned, admin::Resolution,

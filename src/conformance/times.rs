@@ -1,10 +1,12 @@
 use std::time::Duration;
 
 use super::{
-    HOUR, Subject, Trial, good,
+    HOUR, Subject, Trial,
+    calls::Call,
+    good,
     lists::listed,
     long_claim, name, response,
-    states::{Call, Status, applied, lease_left, status_of, superseded},
+    states::{Status, applied, lease_left, status_of, superseded},
 };
 use crate::store::{ReclaimAs, Release, Store, admin::Filter};
 

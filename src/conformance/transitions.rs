@@ -4,9 +4,10 @@ use bytes::Bytes;
 
 use super::{
     HOUR, Subject, Trial, beyond,
+    calls::{Call, encoded, happened},
     claims::RECLAIMS,
     good, long_claim, name, occupied, response,
-    states::{Call, Status, applied, encoded, happened, response_of, same_claim, status_of},
+    states::{Status, applied, response_of, same_claim, status_of},
 };
 use crate::{
     key::RecordName,

@@ -1,8 +1,10 @@
 use std::time::Duration;
 
 use super::{
-    HOUR, Subject, Trial, good, long_claim, name,
-    states::{Call, Status, applied, happened, status_of},
+    HOUR, Subject, Trial,
+    calls::{Call, happened},
+    good, long_claim, name,
+    states::{Status, applied, status_of},
 };
 use crate::store::{Completion, ReclaimAs, Store, admin::Resolution};
 
