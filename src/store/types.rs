@@ -202,6 +202,11 @@ pub enum FencedTransition {
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl OwnerTransition {
+    /// Whether another one follows if this one is not made: the next heartbeat.
+    pub(crate) fn is_renewal(&self) -> bool {
+        matches!(self, Self::Renew { .. })
+    }
+
     /// Returns the length of the response that it carries.
     pub(crate) fn response_len(&self) -> usize {
         match self {

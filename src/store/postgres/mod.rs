@@ -33,14 +33,14 @@ use std::{fmt, future::pending, sync::Arc, time::Duration};
 
 use self::{
     admin::Admin,
-    claims::Claims,
+    claims::{ClaimCall, Claims},
     connector::Connector,
     fenced::{Fenced, FencedAnswer, FencedCall, FencedChange},
     pool::Pool,
     reads::RecordReads,
     session::Session,
     transactions::HandlerTransactions,
-    transitions::Transitions,
+    transitions::{TransitionCall, Transitions},
     wake_ups::WakeUps,
 };
 use super::{
@@ -48,7 +48,6 @@ use super::{
     Transition, Transitioned, Usage, UsageDelta,
     admin::{Filter, Page},
     sql::batcher::Batcher,
-    sql::calls::{ClaimCall, TransitionCall},
     sql::detached,
     sql::reads::Reads,
     sql::single::SingleCalls,

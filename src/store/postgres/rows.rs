@@ -5,13 +5,14 @@
 use sqlx::SqlStr;
 
 use super::{
+    claims::ClaimCall,
     parameters::micros,
     schema::Schema,
     session::{PgQuery, Session},
 };
 use crate::{
     key::RecordName,
-    store::{Completion, Token, sql::calls::ClaimCall},
+    store::{Completion, Token},
 };
 
 /// Claims of names that may have no record.

@@ -16,13 +16,45 @@ use super::{
     session::{Session, column},
 };
 use crate::store::{
-    OwnerTransition, StoreError, Transitioned,
+    OwnerTransition, RecordName, StoreError, Token, Transitioned,
     sql::batcher::{Answers, Batch},
-    sql::calls::TransitionCall,
+    sql::calls::{Call, Identity, SMALL_RESPONSE},
     sql::columns::{COMPLETED, IN_PROGRESS, UNKNOWN, released},
     sql::single::{Attempt, Single},
     transition::StoredRecord,
 };
+
+/// A transition that a claim's owner asks for.
+pub(super) struct TransitionCall {
+    pub(super) name: RecordName,
+    pub(super) token: Token,
+    pub(super) transition: OwnerTransition,
+}
+
+impl Call for TransitionCall {
+    fn name(&self) -> &RecordName {
+        &self.name
+    }
+
+    fn identity(&self) -> Option<Identity> {
+        Identity::of_outcome(&self.name, self.token, &self.transition)
+    }
+
+    fn bytes(&self) -> usize {
+        self.name.bytes() + self.transition.response_len()
+    }
+
+    fn is_droppable(&self) -> bool {
+        self.transition.is_renewal()
+    }
+}
+
+impl TransitionCall {
+    /// Returns whether the call would delay the others of its batch.
+    pub(super) fn is_large(&self) -> bool {
+        self.transition.response_len() > SMALL_RESPONSE
+    }
+}
 
 pub(super) struct Transitions {
     pool: Arc<Pool>,

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use crate::{
     key::RecordName,
-    store::{Claim, OwnerTransition, StoreError, Token},
+    store::{OwnerTransition, StoreError, Token},
 };
 
 /// A call that may share a batch with others.
@@ -48,6 +48,23 @@ pub(crate) enum Identity {
     },
     /// A large response is read once for all callers that wait for it.
     Response { name: RecordName, bytes: usize },
+}
+
+impl Identity {
+    /// Returns the identity of an outcome, or `None` for a renewal.
+    ///
+    /// Of equal outcomes the first counts. Of two renewals the later one does.
+    pub(crate) fn of_outcome(
+        name: &RecordName,
+        token: Token,
+        transition: &OwnerTransition,
+    ) -> Option<Self> {
+        (!transition.is_renewal()).then(|| Self::Outcome {
+            token,
+            name: name.clone(),
+            transition: mem::discriminant(transition),
+        })
+    }
 }
 
 /// A call that waits to be made.
@@ -104,57 +121,6 @@ impl<A> Answer<A> {
     pub(crate) async fn get(self) -> Result<A, StoreError> {
         let answer = self.0.await;
         answer.unwrap_or_else(|_| Err(StoreError::unavailable("the call was broken off")))
-    }
-}
-
-/// A claim of a name that may have no record.
-pub(crate) struct ClaimCall {
-    pub(crate) name: RecordName,
-    pub(crate) claim: Claim,
-}
-
-impl Call for ClaimCall {
-    fn name(&self) -> &RecordName {
-        &self.name
-    }
-}
-
-/// A transition that a claim's owner asks for.
-pub(crate) struct TransitionCall {
-    pub(crate) name: RecordName,
-    pub(crate) token: Token,
-    pub(crate) transition: OwnerTransition,
-}
-
-impl Call for TransitionCall {
-    fn name(&self) -> &RecordName {
-        &self.name
-    }
-
-    /// Of equal outcomes the first counts. Of two renewals the later one does.
-    fn identity(&self) -> Option<Identity> {
-        (!self.is_droppable()).then(|| Identity::Outcome {
-            token: self.token,
-            name: self.name.clone(),
-            transition: mem::discriminant(&self.transition),
-        })
-    }
-
-    fn bytes(&self) -> usize {
-        self.name.bytes() + self.transition.response_len()
-    }
-
-    /// The next heartbeat follows a dropped renewal.
-    fn is_droppable(&self) -> bool {
-        matches!(self.transition, OwnerTransition::Renew { .. })
-    }
-}
-
-#[cfg(feature = "postgres")]
-impl TransitionCall {
-    /// Returns whether the call would delay the others of its batch.
-    pub(crate) fn is_large(&self) -> bool {
-        self.transition.response_len() > SMALL_RESPONSE
     }
 }
 

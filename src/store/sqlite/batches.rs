@@ -12,10 +12,10 @@ use super::{
 use crate::{
     key::RecordName,
     store::{
-        Claimed, Fence, FencedTransition, Grant, ReclaimAs, StoreError, Transitioned,
+        Claim, Claimed, Fence, Grant, ReclaimAs, StoreError, Transition, Transitioned,
         sql::{
             batcher::{Answers, Batch},
-            calls::{Call, ClaimCall, Identity, ReadCall, SMALL_RESPONSE, TransitionCall},
+            calls::{Call, Identity, ReadCall, SMALL_RESPONSE},
             columns::{Found, LoadedRecord},
             reads::ClaimAnswer,
             single::{Attempt, Single},
@@ -25,19 +25,16 @@ use crate::{
 };
 
 /// A call that may write.
-pub(crate) enum WriteCall {
-    Claim(ClaimCall),
-    Reclaim {
-        call: ClaimCall,
-        seen: Fence,
-        reclaim_as: ReclaimAs,
-    },
-    Owner(TransitionCall),
-    Fenced {
-        name: RecordName,
-        seen: Fence,
-        transition: FencedTransition,
-    },
+pub(crate) struct WriteCall {
+    pub(super) name: RecordName,
+    pub(super) change: Change,
+}
+
+/// The change of a record that a call asks for.
+pub(super) enum Change {
+    Claim(Claim),
+    Reclaim(Fence, ReclaimAs, Claim),
+    Transition(Transition),
 }
 
 /// The answer to a [`WriteCall`].
@@ -50,27 +47,25 @@ pub(crate) enum Written {
 
 impl Call for WriteCall {
     fn name(&self) -> &RecordName {
-        match self {
-            Self::Claim(call) | Self::Reclaim { call, .. } => call.name(),
-            Self::Owner(call) => call.name(),
-            Self::Fenced { name, .. } => name,
-        }
+        &self.name
     }
 
     fn identity(&self) -> Option<Identity> {
-        match self {
-            Self::Owner(call) => call.identity(),
+        match &self.change {
+            Change::Transition(Transition::Owner(token, transition)) => {
+                Identity::of_outcome(&self.name, *token, transition)
+            }
             _ => None,
         }
     }
 
     fn bytes(&self) -> usize {
-        self.name().bytes() + self.response_len()
+        self.name.bytes() + self.response_len()
     }
 
     fn is_droppable(&self) -> bool {
-        match self {
-            Self::Owner(call) => call.is_droppable(),
+        match &self.change {
+            Change::Transition(Transition::Owner(_, transition)) => transition.is_renewal(),
             _ => true,
         }
     }
@@ -83,81 +78,56 @@ impl WriteCall {
     }
 
     fn response_len(&self) -> usize {
-        match self {
-            Self::Owner(call) => call.transition.response_len(),
-            Self::Fenced { transition, .. } => transition.response_len(),
-            _ => 0,
+        match &self.change {
+            Change::Transition(Transition::Owner(_, transition)) => transition.response_len(),
+            Change::Transition(Transition::Fenced(_, transition)) => transition.response_len(),
+            Change::Claim(_) | Change::Reclaim(..) => 0,
         }
     }
 
     /// Returns the longest response that the call needs of its record.
     fn max_response(&self) -> usize {
-        match self {
-            Self::Claim(_) => SMALL_RESPONSE,
-            _ => 0,
+        match &self.change {
+            Change::Claim(_) => SMALL_RESPONSE,
+            Change::Reclaim(..) | Change::Transition(_) => 0,
         }
     }
+}
 
-    /// Returns the answer, and the record if the call changes it.
+impl Change {
+    /// Returns the answer, and the record if it is changed.
     fn apply(
         &self,
         loaded: Option<LoadedRecord>,
         now: Duration,
     ) -> (Written, Option<StoredRecord>) {
-        match self {
-            Self::Claim(ClaimCall { claim, .. }) => {
-                let (claimed, record) = match loaded {
-                    Some(mut loaded) => {
-                        let before = loaded.record.grant();
-                        loaded.record.claim(claim, now);
-                        let found = loaded.read(now).into();
-                        let record = loaded.record;
-                        (found, (record.grant() != before).then_some(record))
-                    }
-                    None => {
-                        let record = StoredRecord::claimed(claim, now);
-                        let claimed = Claimed::Acquired(record.grant());
-                        (claimed.into(), Some(record))
-                    }
-                };
-                (Written::Claimed(claimed), record)
+        let Some(mut loaded) = loaded else {
+            return match self {
+                Self::Claim(claim) => {
+                    let record = StoredRecord::claimed(claim, now);
+                    let claimed = Claimed::Acquired(record.grant());
+                    (Written::Claimed(claimed.into()), Some(record))
+                }
+                Self::Reclaim(..) => (Written::Reclaimed(None), None),
+                Self::Transition(_) => (Written::Transitioned(Transitioned::Superseded), None),
+            };
+        };
+        let before = loaded.record.clone();
+        let written = match self {
+            Self::Claim(claim) => {
+                loaded.record.claim(claim, now);
+                Written::Claimed(loaded.read(now).into())
             }
-            Self::Reclaim {
-                call: ClaimCall { claim, .. },
-                seen,
-                reclaim_as,
-            } => {
-                let mut record = loaded.map(|loaded| loaded.record);
-                let grant = record
-                    .as_mut()
-                    .and_then(|record| record.reclaim(*seen, *reclaim_as, claim, now));
-                let record = record.filter(|_| grant.is_some());
-                (Written::Reclaimed(grant), record)
+            Self::Reclaim(seen, reclaim_as, claim) => {
+                Written::Reclaimed(loaded.record.reclaim(*seen, *reclaim_as, claim, now))
             }
-            Self::Owner(call) => transition(loaded, |record| {
-                record.apply_owner(call.token, &call.transition, now)
-            }),
-            Self::Fenced {
-                seen,
-                transition: fenced,
-                ..
-            } => transition(loaded, |record| record.apply_fenced(*seen, fenced, now)),
-        }
+            Self::Transition(transition) => {
+                Written::Transitioned(loaded.record.apply(transition, now))
+            }
+        };
+        let changed = (loaded.record != before).then_some(loaded.record);
+        (written, changed)
     }
-}
-
-/// Returns the answer, and the record if `apply` changes it.
-fn transition(
-    loaded: Option<LoadedRecord>,
-    apply: impl FnOnce(&mut StoredRecord) -> Transitioned,
-) -> (Written, Option<StoredRecord>) {
-    let Some(LoadedRecord { record, .. }) = loaded else {
-        return (Written::Transitioned(Transitioned::Superseded), None);
-    };
-    let mut changed = record.clone();
-    let transitioned = apply(&mut changed);
-    let changed = (changed != record).then_some(changed);
-    (Written::Transitioned(transitioned), changed)
 }
 
 impl Batch for Writer {
@@ -183,14 +153,14 @@ async fn write_all(
     on: &mut SqliteConnection,
     calls: &[WriteCall],
 ) -> Result<Vec<Result<Written, StoreError>>, StoreError> {
-    let names = calls.iter().map(|call| (call.name(), call.max_response()));
+    let names = calls.iter().map(|call| (&call.name, call.max_response()));
     let loaded = load_all(on, &names.collect::<Vec<_>>()).await?;
     let now = now();
     let (mut answers, mut changed) = (Vec::with_capacity(calls.len()), Vec::new());
     for (call, loaded) in calls.iter().zip(loaded) {
         answers.push(loaded.map(|loaded| {
-            let (answer, record) = call.apply(loaded, now);
-            changed.extend(record.map(|record| (call.name(), record)));
+            let (answer, record) = call.change.apply(loaded, now);
+            changed.extend(record.map(|record| (&call.name, record)));
             answer
         }));
     }
@@ -237,7 +207,7 @@ mod tests {
     use crate::{
         fingerprint::Fingerprint,
         key::{Key, Scope},
-        store::{Claim, Completion, SqliteStore, Store as _},
+        store::{Completion, SqliteStore, Store as _},
     };
 
     #[tokio::test]
@@ -258,7 +228,8 @@ mod tests {
                 max_response: SMALL_RESPONSE,
             });
             let claim = Claim::new(fingerprint, hour, hour);
-            claims.push(WriteCall::Claim(ClaimCall { name, claim }));
+            let change = Change::Claim(claim);
+            claims.push(WriteCall { name, change });
         }
         let reader = Reader(store.readers.clone());
         let omitted = async |calls: &[ReadCall]| {

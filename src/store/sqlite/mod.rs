@@ -16,7 +16,7 @@ use sqlx::{
 use tokio::sync::Semaphore;
 
 use self::{
-    batches::{Reader, WriteCall, Written},
+    batches::{Change, Reader, WriteCall, Written},
     error::failure,
     setup::{TIMEOUT, set_up},
     writer::Writer,
@@ -26,7 +26,6 @@ use super::{
     Usage, UsageDelta,
     admin::{Filter, Page},
     sql::batcher::{Batcher, ConcurrentBatches, MAX_CALLS},
-    sql::calls::{ClaimCall, TransitionCall},
     sql::detached,
     sql::reads::{Reads, is_own},
     sql::single::Limits,
@@ -174,7 +173,9 @@ impl SqliteStore {
         self.writer.0.close().await;
     }
 
-    async fn write(&self, call: WriteCall) -> Result<Written, StoreError> {
+    async fn write(&self, name: &RecordName, change: Change) -> Result<Written, StoreError> {
+        let name = name.clone();
+        let call = WriteCall { name, change };
         let writes = match call.is_large() {
             true => &self.large_writes,
             false => &self.writes,
@@ -198,11 +199,7 @@ impl Store for SqliteStore {
         if let Some(record) = found.filter(|record| !is_own(record, claim.token.as_bytes())) {
             return Ok(Claimed::Occupied(record));
         }
-        let call = ClaimCall {
-            name: name.clone(),
-            claim: *claim,
-        };
-        match self.write(WriteCall::Claim(call)).await? {
+        match self.write(name, Change::Claim(*claim)).await? {
             Written::Claimed(answer) => self.reads.with_response(name, claim, answer).await,
             _ => Err(other_answer()),
         }
@@ -215,15 +212,8 @@ impl Store for SqliteStore {
         reclaim_as: ReclaimAs,
         claim: &Claim,
     ) -> Result<Option<Grant>, StoreError> {
-        let call = WriteCall::Reclaim {
-            call: ClaimCall {
-                name: name.clone(),
-                claim: *claim,
-            },
-            seen,
-            reclaim_as,
-        };
-        match self.write(call).await? {
+        let reclaim = Change::Reclaim(seen, reclaim_as, *claim);
+        match self.write(name, reclaim).await? {
             Written::Reclaimed(grant) => Ok(grant),
             _ => Err(other_answer()),
         }
@@ -234,20 +224,7 @@ impl Store for SqliteStore {
         name: &RecordName,
         transition: Transition,
     ) -> Result<Transitioned, StoreError> {
-        let name = name.clone();
-        let call = match transition {
-            Transition::Owner(token, transition) => WriteCall::Owner(TransitionCall {
-                name,
-                token,
-                transition,
-            }),
-            Transition::Fenced(seen, transition) => WriteCall::Fenced {
-                name,
-                seen,
-                transition,
-            },
-        };
-        match self.write(call).await? {
+        match self.write(name, Change::Transition(transition)).await? {
             Written::Transitioned(transitioned) => Ok(transitioned),
             _ => Err(other_answer()),
         }
