@@ -19,12 +19,8 @@ impl SqliteStore {
         name: &'static str,
         definitions: &'static str,
     ) -> Result<(), StoreError> {
-        let writer = self.writer.clone();
-        detached(async move {
-            let make = async |on: &mut SqliteConnection| make_tables(on, name, definitions).await;
-            writer.write(make).await
-        })
-        .await
+        let make = async move |on: &mut SqliteConnection| make_tables(on, name, definitions).await;
+        detached(self.writer.clone().write_owned(make)).await
     }
 }
 

@@ -177,60 +177,48 @@ impl InboxBackend for PostgresStore {
         after: &str,
         limit: u32,
     ) -> Result<Vec<SeenMessage>, StoreError> {
-        let inner = Arc::clone(&self.inner);
         let (consumer, after) = (consumer.to_owned(), after.to_owned());
-        detached(async move {
-            let list = async |session: &mut Session<'_>| {
-                let list = session.query(&inner.inbox.list);
-                let list = list.bind(consumer).bind(after).bind(i64::from(limit));
-                let rows = session.rows(list).await?;
-                let seen = rows.iter().map(|row| {
-                    let age: i64 = column(row, "age")?;
-                    Ok(SeenMessage {
-                        id: column(row, "message")?,
-                        age: Duration::from_micros(age.max(0).unsigned_abs()),
-                    })
-                });
-                seen.collect()
-            };
-            inner.admin.run(list).await
-        })
-        .await
+        let list = async move |inner: &Inner, session: &mut Session<'_>| {
+            let list = session.query(&inner.inbox.list);
+            let list = list.bind(consumer).bind(after).bind(i64::from(limit));
+            let rows = session.rows(list).await?;
+            let seen = rows.iter().map(|row| {
+                let age: i64 = column(row, "age")?;
+                Ok(SeenMessage {
+                    id: column(row, "message")?,
+                    age: Duration::from_micros(age.max(0).unsigned_abs()),
+                })
+            });
+            seen.collect()
+        };
+        detached(self.clone().operate(list)).await
     }
 
     async fn forget(&self, consumer: &str, id: &str) -> Result<bool, StoreError> {
-        let inner = Arc::clone(&self.inner);
         let (consumer, id) = (consumer.to_owned(), id.to_owned());
-        detached(async move {
-            let forget = async |session: &mut Session<'_>| {
-                let forget = session.query(&inner.inbox.forget);
-                session.changes(forget.bind(consumer).bind(id)).await
-            };
-            inner.admin.run(forget).await
-        })
-        .await
+        let forget = async move |inner: &Inner, session: &mut Session<'_>| {
+            let forget = session.query(&inner.inbox.forget);
+            session.changes(forget.bind(consumer).bind(id)).await
+        };
+        detached(self.clone().operate(forget)).await
     }
 
     async fn sweep(&self, limit: u32) -> Result<u64, StoreError> {
-        let inner = Arc::clone(&self.inner);
-        detached(async move {
-            let sweep = async |session: &mut Session<'_>| {
-                let due = session.query(&inner.inbox.due).persistent(false);
-                let due = session.rows(due.bind(i64::from(limit))).await?;
-                let (mut consumers, mut ids) = (Vec::new(), Vec::new());
-                for row in &due {
-                    consumers.push(column::<&str>(row, "consumer")?);
-                    ids.push(column::<&str>(row, "message")?);
-                }
-                let remove = query(inner.inbox.remove.clone())
-                    .persistent(session.persistent)
-                    .bind(consumers)
-                    .bind(ids);
-                let removed = remove.execute(&mut *session.connection).await;
-                Ok(removed.map_err(failure)?.rows_affected())
-            };
-            inner.admin.run(sweep).await
-        })
-        .await
+        let sweep = async move |inner: &Inner, session: &mut Session<'_>| {
+            let due = session.query(&inner.inbox.due).persistent(false);
+            let due = session.rows(due.bind(i64::from(limit))).await?;
+            let (mut consumers, mut ids) = (Vec::new(), Vec::new());
+            for row in &due {
+                consumers.push(column::<&str>(row, "consumer")?);
+                ids.push(column::<&str>(row, "message")?);
+            }
+            let remove = query(inner.inbox.remove.clone())
+                .persistent(session.persistent)
+                .bind(consumers)
+                .bind(ids);
+            let removed = remove.execute(&mut *session.connection).await;
+            Ok(removed.map_err(failure)?.rows_affected())
+        };
+        detached(self.clone().operate(sweep)).await
     }
 }

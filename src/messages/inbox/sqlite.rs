@@ -86,17 +86,13 @@ impl InboxBackend for SqliteStore {
     }
 
     async fn seen_at(&self, consumer: &str, id: &str) -> Result<Option<i64>, StoreError> {
-        let writer = self.writer.clone();
         let (consumer, id) = (consumer.to_owned(), id.to_owned());
         // Once this has the write lock, every other transaction has ended.
-        detached(async move {
-            let read = async |on: &mut SqliteConnection| {
-                let read = query_scalar(SEEN_AT).bind(consumer).bind(id);
-                read.fetch_optional(on).await.map_err(failure)
-            };
-            writer.write(read).await
-        })
-        .await
+        let read = async move |on: &mut SqliteConnection| {
+            let read = query_scalar(SEEN_AT).bind(consumer).bind(id);
+            read.fetch_optional(on).await.map_err(failure)
+        };
+        detached(self.writer.clone().write_owned(read)).await
     }
 
     async fn list(
@@ -127,29 +123,21 @@ impl InboxBackend for SqliteStore {
     }
 
     async fn forget(&self, consumer: &str, id: &str) -> Result<bool, StoreError> {
-        let writer = self.writer.clone();
         let (consumer, id) = (consumer.to_owned(), id.to_owned());
-        detached(async move {
-            let forget = async |on: &mut SqliteConnection| {
-                let forgotten = query(FORGET).bind(consumer).bind(id).execute(on).await;
-                Ok(forgotten.map_err(failure)?.rows_affected() > 0)
-            };
-            writer.write(forget).await
-        })
-        .await
+        let forget = async move |on: &mut SqliteConnection| {
+            let forgotten = query(FORGET).bind(consumer).bind(id).execute(on).await;
+            Ok(forgotten.map_err(failure)?.rows_affected() > 0)
+        };
+        detached(self.writer.clone().write_owned(forget)).await
     }
 
     async fn sweep(&self, limit: u32) -> Result<u64, StoreError> {
-        let writer = self.writer.clone();
-        detached(async move {
-            let sweep = async |on: &mut SqliteConnection| {
-                let sweep = query(SWEEP).bind(column(now())).bind(i64::from(limit));
-                let swept = sweep.execute(on).await.map_err(failure)?;
-                Ok(swept.rows_affected())
-            };
-            writer.write(sweep).await
-        })
-        .await
+        let sweep = async move |on: &mut SqliteConnection| {
+            let sweep = query(SWEEP).bind(column(now())).bind(i64::from(limit));
+            let swept = sweep.execute(on).await.map_err(failure)?;
+            Ok(swept.rows_affected())
+        };
+        detached(self.writer.clone().write_owned(sweep)).await
     }
 }
 

@@ -198,6 +198,17 @@ impl PostgresStore {
         self.inner.admin.pool.close().await;
     }
 
+    /// Makes a call that no request waits for, on one of the connections for operators. Give
+    /// the future to [`detached`].
+    pub(crate) async fn operate<T>(
+        self,
+        call: impl AsyncFnOnce(&Inner, &mut Session<'_>) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let inner = &self.inner;
+        let call = async |session: &mut Session<'_>| call(inner, session).await;
+        inner.admin.run(call).await
+    }
+
     async fn by_owner(
         &self,
         name: &RecordName,
@@ -291,12 +302,9 @@ impl Store for PostgresStore {
 
     /// The clock of the server, and of the coordinator on Citus.
     async fn now(&self) -> Result<Duration, StoreError> {
-        let inner = Arc::clone(&self.inner);
-        detached(async move {
-            let admin = &inner.admin;
-            admin.run(async |session| admin.now(session).await).await
-        })
-        .await
+        let now =
+            async move |inner: &Inner, session: &mut Session<'_>| inner.admin.now(session).await;
+        detached(self.clone().operate(now)).await
     }
 
     async fn read(&self, name: &RecordName) -> Result<Option<Record>, StoreError> {
@@ -311,15 +319,14 @@ impl Store for PostgresStore {
         after: Option<&RecordName>,
         limit: u32,
     ) -> Result<Page, StoreError> {
-        let inner = Arc::clone(&self.inner);
         let (filter, after) = (filter.clone(), after.cloned());
-        detached(async move {
-            let admin = &inner.admin;
-            admin
-                .run(async |session| admin.list(session, &filter, after.as_ref(), limit).await)
+        let list = async move |inner: &Inner, session: &mut Session<'_>| {
+            inner
+                .admin
+                .list(session, &filter, after.as_ref(), limit)
                 .await
-        })
-        .await
+        };
+        detached(self.clone().operate(list)).await
     }
 
     async fn purge_expired(
@@ -327,25 +334,19 @@ impl Store for PostgresStore {
         limit: u32,
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
-        let inner = Arc::clone(&self.inner);
-        detached(async move {
+        let purge = async move |inner: &Inner, session: &mut Session<'_>| {
+            inner.usage.sweep(session, limit).await?;
             let admin = &inner.admin;
-            let purge = async |session: &mut Session<'_>| {
-                inner.usage.sweep(session, limit).await?;
-                admin.purge_expired(session, limit, unknown_retention).await
-            };
-            admin.run(purge).await
-        })
-        .await
+            admin.purge_expired(session, limit, unknown_retention).await
+        };
+        detached(self.clone().operate(purge)).await
     }
 
     async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {
-        let inner = Arc::clone(&self.inner);
         let deltas = deltas.to_vec();
-        detached(async move {
-            let add = async |session: &mut Session<'_>| inner.usage.add(session, &deltas).await;
-            inner.admin.run(add).await.map(Some)
-        })
-        .await
+        let add = async move |inner: &Inner, session: &mut Session<'_>| {
+            inner.usage.add(session, &deltas).await.map(Some)
+        };
+        detached(self.clone().operate(add)).await
     }
 }

@@ -3,7 +3,7 @@
 use sqlx::{AssertSqlSafe, Error, PgConnection, query_scalar};
 
 use super::{
-    PostgresStore,
+    Inner, PostgresStore,
     error::failure,
     schema::Schema,
     session::Session,
@@ -27,31 +27,27 @@ impl PostgresStore {
         &self,
         units: &'static [&'static Unit],
     ) -> Result<(), StoreError> {
-        let (inner, connector) = (self.inner.clone(), self.inner.connector.clone());
-        detached(async move {
-            let check = async |session: &mut Session<'_>| {
-                let (on, schema) = (&mut *session.connection, &connector.schema);
-                let mut faults = Vec::new();
-                for unit in units {
-                    let found = Tables::look(on, schema, unit).await.map_err(failure)?;
-                    if let Err(differences) = found.refuse_differences() {
-                        faults.push(differences.cause());
-                    }
-                    let missing = missing_privileges(on, schema, unit).await;
-                    let missing = missing.map_err(failure)?.join(", ");
-                    if !missing.is_empty() {
-                        let needed = schema.needed(unit);
-                        faults.push(format!("the store's role may not use {missing}: {needed}"));
-                    }
+        let check = async move |inner: &Inner, session: &mut Session<'_>| {
+            let (on, schema) = (&mut *session.connection, &inner.connector.schema);
+            let mut faults = Vec::new();
+            for unit in units {
+                let found = Tables::look(on, schema, unit).await.map_err(failure)?;
+                if let Err(differences) = found.refuse_differences() {
+                    faults.push(differences.cause());
                 }
-                match faults.is_empty() {
-                    true => Ok(()),
-                    false => Err(StoreError::unavailable(faults.join("; "))),
+                let missing = missing_privileges(on, schema, unit).await;
+                let missing = missing.map_err(failure)?.join(", ");
+                if !missing.is_empty() {
+                    let needed = schema.needed(unit);
+                    faults.push(format!("the store's role may not use {missing}: {needed}"));
                 }
-            };
-            inner.admin.run(check).await
-        })
-        .await
+            }
+            match faults.is_empty() {
+                true => Ok(()),
+                false => Err(StoreError::unavailable(faults.join("; "))),
+            }
+        };
+        detached(self.clone().operate(check)).await
     }
 
     /// Returns the GRANT statements for a role that serves requests and makes no

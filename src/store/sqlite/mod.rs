@@ -255,15 +255,11 @@ impl Store for SqliteStore {
         limit: u32,
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
-        let writer = self.writer.clone();
-        detached(async move {
-            let purge = async |on: &mut SqliteConnection| {
-                usage::sweep(on, limit).await?;
-                statements::purge_expired(on, limit, unknown_retention).await
-            };
-            writer.write(purge).await
-        })
-        .await
+        let purge = async move |on: &mut SqliteConnection| {
+            usage::sweep(on, limit).await?;
+            statements::purge_expired(on, limit, unknown_retention).await
+        };
+        detached(self.writer.clone().write_owned(purge)).await
     }
 
     async fn add_usage(&self, deltas: &[UsageDelta]) -> Result<Option<Vec<Usage>>, StoreError> {

@@ -14,6 +14,15 @@ pub(crate) const BEGIN: &str = "BEGIN IMMEDIATE";
 pub(crate) struct Writer(pub(super) SqlitePool);
 
 impl Writer {
+    /// Runs `work` in a transaction, also if the caller's future is dropped: give the
+    /// future to [`detached`](crate::store::sql::detached).
+    pub(crate) async fn write_owned<T>(
+        self,
+        work: impl AsyncFnOnce(&mut SqliteConnection) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.write(work).await
+    }
+
     /// Runs `work` in a transaction. Call it from a task that is never dropped.
     pub(crate) async fn write<T>(
         &self,

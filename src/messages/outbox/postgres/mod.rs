@@ -19,6 +19,7 @@ use crate::{
     store::{
         PostgresEngine, PostgresStore, StoreError, Token,
         postgres::{
+            Inner,
             error::failure,
             outbox::Statements,
             parameters::micros,
@@ -269,8 +270,7 @@ impl PostgresStore {
         self,
         work: impl AsyncFnOnce(&mut Work<'_>) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
-        let inner = &self.inner;
-        let run = async |session: &mut Session<'_>| {
+        let run = async |inner: &Inner, session: &mut Session<'_>| {
             let persistent = session.persistent;
             let begun = session.connection.begin().await;
             let mut transaction = begun.map_err(failure)?;
@@ -284,7 +284,7 @@ impl PostgresStore {
             transaction.commit().await.map_err(failure)?;
             Ok(answer)
         };
-        inner.admin.run(run).await
+        self.operate(run).await
     }
 }
 

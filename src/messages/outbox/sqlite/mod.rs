@@ -131,20 +131,16 @@ impl OutboxBackend for SqliteStore {
     ) -> Result<Vec<String>, StoreError> {
         let topic = topic.to_owned();
         let settlements = settlements.to_vec();
-        let writer = self.writer.clone();
-        detached(async move {
-            let settle = async |on: &mut SqliteConnection| {
-                let mut settled = Vec::new();
-                for settlement in settlements {
-                    if settle(on, &topic, &settlement).await.map_err(failure)? {
-                        settled.push(settlement.aggregate);
-                    }
+        let settle = async move |on: &mut SqliteConnection| {
+            let mut settled = Vec::new();
+            for settlement in settlements {
+                if settle(on, &topic, &settlement).await.map_err(failure)? {
+                    settled.push(settlement.aggregate);
                 }
-                Ok(settled)
-            };
-            writer.write(settle).await
-        })
-        .await
+            }
+            Ok(settled)
+        };
+        detached(self.writer.clone().write_owned(settle)).await
     }
 
     async fn dead(&self, topic: &str, limit: u32) -> Result<Vec<DeadEvent>, StoreError> {
@@ -168,15 +164,11 @@ impl OutboxBackend for SqliteStore {
 
     async fn revive(&self, topic: &str, id: &str, discards: bool) -> Result<bool, StoreError> {
         let (topic, id) = (topic.to_owned(), id.to_owned());
-        let writer = self.writer.clone();
-        detached(async move {
-            let revive = async |on: &mut SqliteConnection| {
-                let revived = revive(on, &topic, &id, discards).await;
-                revived.map_err(failure)
-            };
-            writer.write(revive).await
-        })
-        .await
+        let revive = async move |on: &mut SqliteConnection| {
+            let revived = revive(on, &topic, &id, discards).await;
+            revived.map_err(failure)
+        };
+        detached(self.writer.clone().write_owned(revive)).await
     }
 
     async fn lag(&self, topic: &str) -> Result<Lag, StoreError> {
