@@ -269,7 +269,7 @@ fn released(rejection: impl IntoResponse, operation: Option<&Operation>) -> Resp
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl IntoResponse for crate::transaction::commit::Committed {
+impl IntoResponse for crate::transaction::response::Committed {
     fn into_response(self) -> Response {
         self.into_http().map(::axum::body::Body::new)
     }

@@ -430,8 +430,10 @@ pub use self::runtime::backoff::repeatable::seed_jitter;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use self::transaction::{
     OperationTransaction,
-    commit::{CommitFuture, CommitResponse, Committed},
-    error::{CommitError, CommitErrorKind},
+    commit::CommitFuture,
+    error::CommitError,
+    kind::CommitErrorKind,
+    response::{CommitResponse, Committed},
 };
 /// The sqlx that the SQL stores are built on, so that an application names the
 /// same version of its types.

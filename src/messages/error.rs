@@ -3,8 +3,7 @@
 use std::{error::Error, fmt};
 
 use crate::{
-    error::StoreError,
-    transaction::error::{CommitError, CommitErrorKind},
+    error::StoreError, transaction::error::CommitError, transaction::kind::CommitErrorKind,
 };
 
 /// The error of an inbox or an outbox.

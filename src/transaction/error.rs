@@ -14,16 +14,17 @@ use http::{Response, StatusCode};
 use http_body_util::Full;
 use sqlx::error::DatabaseError;
 
+use super::kind::CommitErrorKind;
 #[cfg(feature = "postgres")]
 use crate::store::sql::error::has_class;
 #[cfg(feature = "sqlite")]
 use crate::store::sql::error::{SQLITE_BUSY, SQLITE_LOCKED, sqlite_code};
 use crate::{
     key::OperationId,
-    operation::{Operation, Transacted, response_settings::ResponseSettings},
-    rejection::{Rejection, Renderer, RequestHead},
+    operation::{Operation, response_settings::ResponseSettings},
+    rejection::{Renderer, RequestHead},
     store::{StoreError, sql::error::without_values},
-    telemetry::log::{self, Event, LogLimit, Warnings},
+    telemetry::log::{self, Event, Warnings},
 };
 
 /// The error of a transaction that did not begin, or that was not committed or may not
@@ -155,37 +156,6 @@ struct Failure {
     is_logged: AtomicBool,
 }
 
-/// The kinds of [`CommitError`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CommitErrorKind {
-    /// 503: no connection was free in time, the database cannot be reached, or it
-    /// does not accept statements. No transaction began, or it was rolled back.
-    Unavailable,
-    /// 503: no transaction began, because the operation's lease is lost. Another
-    /// request may be running the operation.
-    LeaseLost,
-    /// 500: it was rolled back. An earlier statement had failed, a constraint was
-    /// violated, or the database ended a deadlock or a serialization failure. The
-    /// handler may begin another transaction; otherwise a retry runs.
-    Aborted,
-    /// 500: it was rolled back, because another claim has superseded the operation's.
-    /// The client receives the response of that claim.
-    Superseded,
-    /// 503: COMMIT was not answered, and the record did not show its outcome in
-    /// time. The outcome is unknown.
-    Unknown,
-    /// 500: it was rolled back, because the response cannot be recorded: it is
-    /// streamed, too large or too slow, or it has trailers.
-    ResponseNotKept,
-    /// 500: it was rolled back, because it is not a transaction on the store's
-    /// database.
-    OtherDatabase,
-    /// 500: it was rolled back, because it is not READ COMMITTED. In another isolation
-    /// level, a heartbeat during the transaction would make its completion fail.
-    Isolation,
-}
-
 impl CommitError {
     pub(crate) fn new(kind: CommitErrorKind) -> Self {
         Self::of(kind, None)
@@ -251,14 +221,14 @@ impl CommitError {
     ///   response of the other claim, and nothing is released.
     #[must_use]
     pub fn status(&self) -> StatusCode {
-        self.rejection().status()
+        self.kind().rejection().status()
     }
 
     /// Returns the value of `Retry-After` in seconds, or `None` if a retry cannot
     /// change the answer.
     #[must_use]
     pub fn retry_after_seconds(&self) -> Option<u64> {
-        self.rejection().retry_after_seconds()
+        self.kind().rejection().retry_after_seconds()
     }
 
     /// Logs the error at WARN, at most once in five seconds for each kind, and
@@ -339,7 +309,7 @@ impl CommitError {
     #[must_use]
     pub fn into_http(self) -> Response<Full<Bytes>> {
         self.log();
-        let rejection = self.rejection();
+        let rejection = self.kind().rejection();
         let response = match &self.origin {
             Some(Origin {
                 operation,
@@ -416,73 +386,6 @@ impl CommitError {
         };
         event.log();
     }
-
-    fn reason(&self) -> &'static str {
-        match self.kind() {
-            CommitErrorKind::Unavailable => "the database is unavailable",
-            CommitErrorKind::LeaseLost => {
-                "no transaction began, because the operation's lease is lost"
-            }
-            CommitErrorKind::Aborted => "the transaction was rolled back",
-            CommitErrorKind::Superseded => {
-                "the transaction was rolled back, because another claim has superseded this one"
-            }
-            CommitErrorKind::Unknown => "it is not known whether the transaction was committed",
-            CommitErrorKind::ResponseNotKept => {
-                "the transaction was rolled back, because its response cannot be recorded"
-            }
-            CommitErrorKind::OtherDatabase => {
-                "the transaction was rolled back, because it is not on the store's database"
-            }
-            CommitErrorKind::Isolation => {
-                "the transaction was rolled back, because it is not READ COMMITTED: begin it with `store.begin`"
-            }
-        }
-    }
-
-    fn rejection(&self) -> Rejection {
-        match self.kind() {
-            CommitErrorKind::Unavailable | CommitErrorKind::LeaseLost => {
-                Rejection::no_transaction()
-            }
-            CommitErrorKind::Unknown => Rejection::commit_unknown(),
-            CommitErrorKind::Aborted => Rejection::aborted(),
-            CommitErrorKind::Superseded
-            | CommitErrorKind::ResponseNotKept
-            | CommitErrorKind::OtherDatabase
-            | CommitErrorKind::Isolation => Rejection::not_committed(),
-        }
-    }
-
-    pub(crate) fn transacted(&self) -> Transacted {
-        match self.kind() {
-            CommitErrorKind::Superseded => Transacted::Superseded,
-            CommitErrorKind::Unknown => Transacted::Unknown,
-            _ => Transacted::Aborted,
-        }
-    }
-}
-
-impl CommitErrorKind {
-    /// Returns a short name for metrics and logs.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unavailable => "unavailable",
-            Self::LeaseLost => "lease-lost",
-            Self::Aborted => "aborted",
-            Self::Superseded => "superseded",
-            Self::Unknown => "unknown",
-            Self::ResponseNotKept => "response-not-kept",
-            Self::OtherDatabase => "other-database",
-            Self::Isolation => "isolation",
-        }
-    }
-
-    fn limit(self) -> &'static LogLimit {
-        static LIMITS: [LogLimit; 8] = [const { LogLimit::new() }; 8];
-        &LIMITS[self as usize]
-    }
 }
 
 /// An unavailable store: no transaction began.
@@ -537,7 +440,7 @@ impl fmt::Debug for CommitError {
 
 impl fmt::Display for CommitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.reason())?;
+        f.write_str(self.kind().reason())?;
         match self.cause() {
             Some(cause) => write!(f, ": {cause}"),
             None => Ok(()),

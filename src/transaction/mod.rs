@@ -2,8 +2,10 @@
 
 pub(crate) mod commit;
 pub(crate) mod error;
+pub(crate) mod kind;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+pub(crate) mod response;
 #[cfg(feature = "sqlite")]
 pub(crate) mod sqlite;
 
@@ -15,7 +17,7 @@ use std::{
 
 use sqlx::{Database, Transaction};
 
-use self::error::{CommitError, CommitErrorKind};
+use self::{error::CommitError, kind::CommitErrorKind};
 use crate::{
     operation::{Operation, WeakOperation},
     store::sql::detached,

@@ -6,8 +6,10 @@ use sqlx::{Connection as _, Postgres, SqlStr, Transaction, query, query_as, quer
 use super::commit::commit_value;
 use super::{
     OperationTransaction,
-    commit::{ClaimStatus, CommitBackend, CommitFuture, CommitResponse, ENDED, commit},
-    error::{CommitError, CommitErrorKind},
+    commit::{ClaimStatus, CommitBackend, CommitFuture, ENDED, commit},
+    error::CommitError,
+    kind::CommitErrorKind,
+    response::CommitResponse,
 };
 use crate::{
     operation::Operation,

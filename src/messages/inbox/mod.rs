@@ -19,7 +19,8 @@ use crate::{
     store::{Purged, Sweep, Token, sql::detached},
     transaction::{
         commit::{ENDED, send_commit},
-        error::{CommitError, CommitErrorKind},
+        error::CommitError,
+        kind::CommitErrorKind,
     },
 };
 
