@@ -21,6 +21,8 @@ use super::{
     outbox::sealed::{Settlement, Turn},
     publishing::Publishing,
 };
+#[cfg(feature = "metrics")]
+use crate::telemetry::metrics::{LAG_EVENTS, LAG_SECONDS, SNAPSHOT_SECONDS};
 use crate::{
     error::StoreError,
     runtime::backoff::Backoff,
@@ -174,9 +176,16 @@ where
 
     #[cfg(feature = "metrics")]
     async fn report_lag(&self) {
-        if let Ok(lag) = self.outbox.lag().await {
-            crate::telemetry::metrics::lag(&self.outbox.topic, &lag);
-        }
+        let Ok(lag) = self.outbox.lag().await else {
+            return;
+        };
+        let set = |name, value: f64| {
+            metrics::gauge!(name, "topic" => self.outbox.topic.clone()).set(value);
+        };
+        set(LAG_EVENTS, lag.events as f64);
+        set(LAG_SECONDS, lag.oldest.as_secs_f64());
+        let snapshot = lag.oldest_snapshot.unwrap_or_default();
+        set(SNAPSHOT_SECONDS, snapshot.as_secs_f64());
     }
 }
 

@@ -12,23 +12,11 @@ pub(crate) const SWEPT: &str = "idempotency_swept_total";
 #[cfg(feature = "outbox")]
 pub(crate) const OUTBOX: &str = "idempotency_outbox_events_total";
 #[cfg(feature = "outbox")]
-const LAG_EVENTS: &str = "idempotency_outbox_lag_events";
+pub(crate) const LAG_EVENTS: &str = "idempotency_outbox_lag_events";
 #[cfg(feature = "outbox")]
-const LAG_SECONDS: &str = "idempotency_outbox_lag_seconds";
+pub(crate) const LAG_SECONDS: &str = "idempotency_outbox_lag_seconds";
 #[cfg(feature = "outbox")]
-const SNAPSHOT_SECONDS: &str = "idempotency_outbox_oldest_snapshot_seconds";
-
-/// Sets the gauges of a topic.
-#[cfg(all(feature = "outbox", any(feature = "postgres", feature = "sqlite")))]
-pub(crate) fn lag(topic: &str, lag: &crate::messages::Lag) {
-    let set = |name, value: f64| ::metrics::gauge!(name, "topic" => topic.to_owned()).set(value);
-    set(LAG_EVENTS, lag.events as f64);
-    set(LAG_SECONDS, lag.oldest.as_secs_f64());
-    set(
-        SNAPSHOT_SECONDS,
-        lag.oldest_snapshot.unwrap_or_default().as_secs_f64(),
-    );
-}
+pub(crate) const SNAPSHOT_SECONDS: &str = "idempotency_outbox_oldest_snapshot_seconds";
 
 /// Describes all metrics to the current recorder.
 pub(crate) fn describe() {

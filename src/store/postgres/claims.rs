@@ -19,25 +19,13 @@ use super::{
     session::{Session, column},
 };
 use crate::store::{
-    Claim, Claimed, Grant, RecordName, StoreError,
+    Claim, Claimed, Grant, StoreError,
     sql::batcher::{Answers, Batch},
-    sql::calls::{Call, SMALL_RESPONSE},
+    sql::calls::{ClaimCall, SMALL_RESPONSE},
     sql::columns::{found, grant},
     sql::reads::{ClaimAnswer, is_own},
     sql::single::{Attempt, Single},
 };
-
-/// A claim of a name that may have no record.
-pub(super) struct ClaimCall {
-    pub(super) name: RecordName,
-    pub(super) claim: Claim,
-}
-
-impl Call for ClaimCall {
-    fn name(&self) -> &RecordName {
-        &self.name
-    }
-}
 
 pub(super) struct Claims {
     pool: Arc<Pool>,

@@ -33,7 +33,7 @@ use std::{fmt, future::pending, sync::Arc, time::Duration};
 
 use self::{
     admin::Admin,
-    claims::{ClaimCall, Claims},
+    claims::Claims,
     connector::Connector,
     fenced::{Fenced, FencedAnswer, FencedCall, FencedChange},
     pool::Pool,
@@ -48,6 +48,7 @@ use super::{
     Transition, Transitioned, Usage, UsageDelta,
     admin::{Filter, Page},
     sql::batcher::Batcher,
+    sql::calls::ClaimCall,
     sql::detached,
     sql::reads::Reads,
     sql::single::SingleCalls,

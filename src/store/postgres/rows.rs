@@ -5,14 +5,13 @@
 use sqlx::SqlStr;
 
 use super::{
-    claims::ClaimCall,
     parameters::micros,
     schema::Schema,
     session::{PgQuery, Session},
 };
 use crate::{
     key::RecordName,
-    store::{Completion, Token},
+    store::{Completion, Token, sql::calls::ClaimCall},
 };
 
 /// Claims of names that may have no record.

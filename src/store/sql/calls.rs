@@ -124,6 +124,20 @@ impl<A> Answer<A> {
     }
 }
 
+/// A claim of a name that may have no record.
+#[cfg(feature = "postgres")]
+pub(crate) struct ClaimCall {
+    pub(crate) name: RecordName,
+    pub(crate) claim: crate::store::Claim,
+}
+
+#[cfg(feature = "postgres")]
+impl Call for ClaimCall {
+    fn name(&self) -> &RecordName {
+        &self.name
+    }
+}
+
 /// A read of one record.
 pub(crate) struct ReadCall {
     pub(crate) name: RecordName,
