@@ -119,6 +119,48 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_secret_understands_other_forms_only_if_they_are_named() {
+        let plain = Fingerprinting::bytes();
+        let [old, new] = [7, 8].map(|filled| plain.clone().keyed(&secret(filled)));
+        let alone = Fingerprinter::new(new.clone(), Vec::new());
+        for recorded_by in [&old, &plain] {
+            let recorded = made(recorded_by, "/a", "x");
+            let unknown = compared(&alone, &recorded, "/a", "x");
+            assert!(matches!(unknown, Comparison::SchemeUnknown));
+        }
+        let rotating = Fingerprinter::new(new.clone(), vec![old.clone(), plain.clone()]);
+        // A process that learns the secret as an earlier one, and still makes plain ones.
+        let first_step = Fingerprinter::new(plain.clone(), vec![new.clone()]);
+        for (by, recorded_by) in [(&rotating, &old), (&rotating, &plain), (&first_step, &new)] {
+            let recorded = made(recorded_by, "/a", "x");
+            let same = compared(by, &recorded, "/a", "x");
+            assert!(matches!(same, Comparison::Same));
+            let other = compared(by, &recorded, "/a", "y");
+            assert!(matches!(other, Comparison::Different(_)));
+        }
+    }
+
+    #[cfg(feature = "guard")]
+    #[test]
+    fn a_keyed_input_is_compared_under_each_named_secret() {
+        let of = |by: &Fingerprinter, json: &str| by.of_input(json.as_bytes()).unwrap();
+        let keyed = |filled| Fingerprinting::bytes().keyed(&secret(filled));
+        let plain = Fingerprinter::new(Fingerprinting::bytes(), Vec::new());
+        let old = Fingerprinter::new(keyed(7), Vec::new());
+        let new = Fingerprinter::new(keyed(8), vec![keyed(7), Fingerprinting::bytes()]);
+        for recorded in [of(&plain, "1").current, of(&old, "1").current] {
+            assert!(matches!(of(&new, "1").compare(&recorded), Comparison::Same));
+            let other = of(&new, "2").compare(&recorded);
+            assert!(matches!(other, Comparison::Different(_)));
+        }
+        let recorded = of(&new, "1").current;
+        for stranger in [&old, &plain] {
+            let unknown = of(stranger, "1").compare(&recorded);
+            assert!(matches!(unknown, Comparison::SchemeUnknown));
+        }
+    }
+
     /// Made by Python's `hmac`.
     const GOLDEN: &str = concat!(
         "37d95cb63cb66b00",

@@ -93,6 +93,36 @@ fn by_digest(algorithm: DigestAlgorithm) -> Fingerprinting {
 }
 
 #[test]
+fn a_digest_never_stands_for_what_a_function_returns() {
+    let custom = Fingerprinting::custom("one", |_, body| body.to_vec());
+    for algorithm in [DigestAlgorithm::Sha256, DigestAlgorithm::Sha512] {
+        assert!(custom.by_digest(algorithm).is_none());
+    }
+}
+
+#[test]
+fn spellings_of_a_coding_are_one_coding() {
+    let coding = |lines: &[&'static str]| {
+        let lines = lines.iter().map(|line| {
+            let line = header::HeaderValue::from_static(line);
+            (header::CONTENT_ENCODING, line)
+        });
+        String::from_utf8(media_type::coding(&lines.collect())).unwrap()
+    };
+    for (lines, expected) in [
+        (&[][..], ""),
+        (&["Identity, identity"], ""),
+        (&[", ,"], ""),
+        (&["GZIP"], "gzip"),
+        (&["gzip", "br"], "gzip,br"),
+        (&["gzip\t,, identity , BR"], "gzip,br"),
+        (&["br, gzip"], "br,gzip"),
+    ] {
+        assert_eq!(coding(lines), expected, "{lines:?}");
+    }
+}
+
+#[test]
 fn schemes_keep_their_ids() {
     let id = |settings: &Fingerprinting, parts: &request::Parts| {
         let fingerprint = identify(settings, parts, &Bytes::new());

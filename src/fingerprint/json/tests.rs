@@ -10,6 +10,11 @@ fn digest(body: &[u8], selection: &Selection) -> Result<Digest, BodyFault> {
     hash(body, selection).map(Framed::digest)
 }
 
+fn same(selection: &Selection, one: &str, other: &str) -> bool {
+    let of = |text: &str| digest(text.as_bytes(), selection).expect(text);
+    of(one) == of(other)
+}
+
 #[test]
 fn rule_25_half_a_surrogate_pair_keeps_its_bytes() {
     for half in 0xd800..=0xdfff {
@@ -138,3 +143,40 @@ fn took(document: &str, selection: &Selection) -> Duration {
 }
 
 const MIB: usize = 1 << 20;
+
+#[test]
+fn rule_25_a_chosen_value_that_is_falsy_is_a_value() {
+    let only = Selection::only(["/a", "/a/b"]);
+    let values = r#"{} {"a":null} {"a":false} {"a":0} {"a":""} {"a":[]} {"a":{}} {"a":{"b":0}}"#;
+    let values: Vec<_> = values.split(' ').collect();
+    for one in &values {
+        for other in &values {
+            assert_eq!(same(&only, one, other), one == other, "{one} {other}");
+        }
+    }
+    assert!(same(&only, r#"{"a":1,"b":2}"#, r#"{"b":3,"a":1}"#));
+}
+
+#[test]
+fn rule_25_an_excluded_element_counts_neither_present_nor_absent() {
+    let without = Selection::without(["/list/0", "/list/10", "/a", "/b/c"]);
+    for (one, other, expected) in [
+        (r#"{"list":[1,2]}"#, r#"{"list":[{"x":[]},2]}"#, true),
+        (r#"{"list":[1]}"#, r#"{"list":[]}"#, true),
+        (
+            r#"{"list":[0,1,2,3,4,5,6,7,8,9,10]}"#,
+            r#"{"list":[0,1,2,3,4,5,6,7,8,9,11]}"#,
+            true,
+        ),
+        (r#"{"a":1,"z":2}"#, r#"{"z":2}"#, true),
+        (r#"{"b":{"c":1,"d":2}}"#, r#"{"b":{"d":2}}"#, true),
+        (r#"{"b":{"c":1}}"#, r#"{"b":{}}"#, true),
+        (r#"{"list":[1,2]}"#, r#"{"list":[2]}"#, false),
+        (r#"{"list":[1,2]}"#, r#"{"list":[1,3]}"#, false),
+        (r#"{"b":{"c":1}}"#, "{}", false),
+        (r#"{"b":[1]}"#, r#"{"b":{"c":1}}"#, false),
+        (r#"["_"]"#, "[]", false),
+    ] {
+        assert_eq!(same(&without, one, other), expected, "{one} {other}");
+    }
+}
