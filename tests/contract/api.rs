@@ -18,11 +18,12 @@ use tower_idempotency::{
 
 use crate::{
     probe::{Failure, Probe},
+    scan,
     server::{Server, serve},
 };
 
 /// The caller of every request that names no other.
-pub(crate) const CALLER: &str = "acme";
+pub(crate) const CALLER: &str = "acme-7";
 
 /// A layer whose routes require a key.
 pub(crate) fn required<S: Store>(store: S) -> IdempotencyBuilder<S> {
@@ -35,6 +36,7 @@ pub(crate) fn optional<S: Store>(store: S) -> IdempotencyBuilder<S> {
 }
 
 fn account(parts: &http::request::Parts) -> Option<Scope> {
+    scan::sent(parts);
     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
 }
 
@@ -189,10 +191,12 @@ impl Answer {
         let (parts, body) = response.into_parts();
         let body = body.collect().await.unwrap();
         let trailers = body.trailers().cloned();
+        let body = body.to_bytes();
+        scan::answered(&parts.headers, &body);
         Self {
             status: parts.status,
             headers: parts.headers,
-            body: body.to_bytes(),
+            body,
             trailers,
             outcome: parts.extensions.get().copied(),
         }

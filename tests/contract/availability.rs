@@ -352,7 +352,7 @@ async fn asked_with_a_panic(in_which: &'static str, ready: &Probe, store: &DynSt
     let panics = move |name| assert!(in_which != name, "as the test wants it");
     let builder = tower_idempotency::IdempotencyLayer::required(store.clone(), move |_| {
         panics("scope");
-        Scope::new("acme")
+        Scope::new("acme-7")
     })
     .guard_if(move |_| {
         panics("guard_if");

@@ -83,7 +83,7 @@ async fn serve_behind(
 
 fn head(framing: &str) -> String {
     format!(
-        "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nIdempotency-Key: K\r\n{framing}\r\n\r\n"
+        "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nIdempotency-Key: K\r\n{framing}\r\n\r\n"
     )
 }
 
@@ -110,7 +110,7 @@ async fn rule_61_an_outer_limit_on_chunks_is_413() {
     assert_eq!(wire.ask(smaller).await.status, 201);
 
     // A client that writes before it reads gets the answer too.
-    let large = format!("{START}X-Account: acme\r\nIdempotency-Key: L\r\n");
+    let large = format!("{START}X-Account: acme-7\r\nIdempotency-Key: L\r\n");
     let (_, refused) = write_then_read(&server, &large, 16 << 20, true).await;
     assert_eq!(
         (refused.status, &*refused.problem()),
@@ -202,14 +202,14 @@ async fn rule_61_a_client_that_writes_before_it_reads_sees_the_refusal() {
     let long = "k".repeat(300);
     let refusals = [
         (
-            format!("X-Account: acme\r\nIdempotency-Key: {long}\r\n"),
+            format!("X-Account: acme-7\r\nIdempotency-Key: {long}\r\n"),
             400,
             "key-invalid",
         ),
-        ("X-Account: acme\r\n".to_owned(), 400, "key-missing"),
+        ("X-Account: acme-7\r\n".to_owned(), 400, "key-missing"),
         ("Idempotency-Key: K\r\n".to_owned(), 403, "caller-unknown"),
         (
-            "X-Account: acme\r\nIdempotency-Key: K\r\n".to_owned(),
+            "X-Account: acme-7\r\nIdempotency-Key: K\r\n".to_owned(),
             413,
             "body-too-large",
         ),
@@ -222,7 +222,7 @@ async fn rule_61_a_client_that_writes_before_it_reads_sees_the_refusal() {
                 assert_eq!((answer.status, &*answer.problem()), (*status, *problem));
                 // The connection still serves.
                 let next = format!(
-                    "{START}X-Account: acme\r\nIdempotency-Key: next\r\nContent-Length: 0\r\n\r\n"
+                    "{START}X-Account: acme-7\r\nIdempotency-Key: next\r\nContent-Length: 0\r\n\r\n"
                 );
                 assert_eq!(wire.ask(next).await.status, 201);
             }
@@ -239,7 +239,7 @@ async fn rule_61_a_client_that_writes_before_it_reads_sees_the_refusal() {
 async fn assert_closed_after(api: &Api, lines: &str, refusal: (u16, &str)) {
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    let head = format!("{START}X-Account: acme\r\nExpect: 100-Continue\r\n{lines}\r\n");
+    let head = format!("{START}X-Account: acme-7\r\nExpect: 100-Continue\r\n{lines}\r\n");
     let answer = wire.ask(head).await;
     assert_eq!((answer.status, &*answer.problem()), refusal);
     let rest = timeout(SECOND, wire.rest()).await;

@@ -161,7 +161,7 @@ impl WireAnswer {
 /// The bytes of a POST by the usual caller with these header lines and body.
 pub(crate) fn post(path: &str, lines: &str, body: &str) -> String {
     format!(
-        "POST {path} HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{lines}\r\n{body}",
+        "POST {path} HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{lines}\r\n{body}",
         body.len()
     )
 }

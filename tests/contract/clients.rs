@@ -100,7 +100,7 @@ async fn rule_47_a_client_that_leaves_during_its_upload_leaves_nothing_behind() 
     server.end_of_a_request().await;
 
     let mut wire = Wire::open(&server).await;
-    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: K\r\n\r\n5\r\n{\"amo\r\n";
+    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nTransfer-Encoding: chunked\r\nIdempotency-Key: K\r\n\r\n5\r\n{\"amo\r\n";
     wire.write(head).await;
     server.start_of_a_request().await;
     drop(wire);
@@ -222,7 +222,7 @@ async fn rule_61_the_limit_covers_every_framing_of_keyed_requests() {
     let probe = Probe::counting();
     let api = Api::new(optional(memory()).max_request_body(4), &probe);
     let server = api.serve().await;
-    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\n";
+    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\n";
     for framing in [
         "Content-Length: 5\r\n\r\n12345",
         "Transfer-Encoding: chunked\r\n\r\n3\r\n123\r\n2\r\n45\r\n0\r\n\r\n",

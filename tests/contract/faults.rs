@@ -487,7 +487,7 @@ async fn f57_a_claim_blocked_by_another_transaction_times_out() {
             "INSERT INTO idempotency_records
                  (scope, key, state, attempt, takeovers, fence, claimed_at, lease_until,
                   expires_at, operation, token, fingerprint)
-             SELECT 'acme', 'K', 1, 1, 0, 1, 1, 1, 1, decode(repeat('00', 16), 'hex'),
+             SELECT 'acme-7', 'K', 1, 1, 0, 1, 1, 1, 1, decode(repeat('00', 16), 'hex'),
                   decode(repeat('00', 16), 'hex'), decode(repeat('00', 84), 'hex')",
         )
         .await;

@@ -306,8 +306,8 @@ async fn the_handler_sees_key_scope_and_a_stable_operation() {
         fences.push(record(&store, "K\"1").await.unwrap().fence);
     }
     let words: Vec<Vec<&str>> = said.iter().map(|said| said.split(' ').collect()).collect();
-    assert_eq!(words[0][..3], ["K\"1", "acme", "1"]);
-    assert_eq!(words[1][..3], ["K\"1", "acme", "2"]);
+    assert_eq!(words[0][..3], ["K\"1", "acme-7", "1"]);
+    assert_eq!(words[1][..3], ["K\"1", "acme-7", "2"]);
     assert_eq!(words[0][3..], words[1][3..]);
     assert!(fences[0] < fences[1]);
 }

@@ -12,6 +12,8 @@ mod faulty;
 mod probe;
 #[path = "../redis_servers/mod.rs"]
 mod redis_servers;
+#[path = "../scan/mod.rs"]
+mod scan;
 mod server;
 mod stores;
 mod told;

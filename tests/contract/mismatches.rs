@@ -173,7 +173,7 @@ async fn rule_26_another_path_or_method_is_a_mismatch(place: &Place) {
 async fn rule_26_a_scope_with_the_endpoint_makes_them_two_operations() {
     let probe = Probe::counting();
     let by_endpoint = IdempotencyLayer::required(memory(), |parts| {
-        Some(Scope::new("acme")?.with_endpoint(parts.uri.path()))
+        Some(Scope::new("acme-7")?.with_endpoint(parts.uri.path()))
     });
     let api = Api::new(by_endpoint, &probe);
     let first = api.send(ask("/one").key("K")).await;
@@ -374,7 +374,7 @@ async fn rule_36_an_empty_body_equals_an_absent_body_only() {
     let api = Api::new(required(memory()), &probe);
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nIdempotency-Key: K\r\n";
+    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nIdempotency-Key: K\r\n";
     let first = wire.ask(format!("{head}\r\n")).await;
     assert_eq!((first.status, first.is_replay()), (201, false));
     for framing in [
@@ -402,7 +402,7 @@ async fn rule_36_neither_the_framing_nor_the_borders_of_chunks_matter() {
     let api = Api::new(required(memory()), &echo);
     let server = api.serve().await;
     let mut wire = Wire::open(&server).await;
-    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nIdempotency-Key: K\r\n";
+    let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nIdempotency-Key: K\r\n";
     let framings = [
         "Content-Length: 11\r\n\r\nhello world",
         "Transfer-Encoding: chunked\r\n\r\nb\r\nhello world\r\n0\r\n\r\n",

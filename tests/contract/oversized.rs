@@ -139,7 +139,7 @@ async fn rule_61_an_oversized_body_streams_over_a_socket() {
     ] {
         let answer = wire
             .ask(format!(
-                "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nIdempotency-Key: K\r\n{framing}\r\n\r\n{body}"
+                "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nIdempotency-Key: K\r\n{framing}\r\n\r\n{body}"
             ))
             .await;
         assert_eq!(answer.body, LENGTH.to_string().into_bytes());

@@ -178,7 +178,7 @@ async fn rule_74_a_rolling_restart_under_load_strands_no_key(place: &Place) {
 async fn status_of(address: SocketAddr, path: &str, key: &str) -> Option<u16> {
     let mut socket = TcpStream::connect(address).await.ok()?;
     let request = format!(
-        "POST {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer acme.1\r\nIdempotency-Key: {key}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "POST {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer acme-7.1\r\nIdempotency-Key: {key}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );
     socket.write_all(request.as_bytes()).await.ok()?;
     let mut answer = Vec::new();
@@ -263,7 +263,7 @@ impl Process {
     async fn asked(&self, path: &str) -> Wire {
         let mut wire = Wire::connect(self.address).await;
         wire.write(format!(
-            "POST {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer acme.1\r\nIdempotency-Key: K\r\nContent-Length: 0\r\n\r\n"
+            "POST {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer acme-7.1\r\nIdempotency-Key: K\r\nContent-Length: 0\r\n\r\n"
         ))
         .await;
         wire

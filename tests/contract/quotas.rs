@@ -191,7 +191,7 @@ async fn rule_76_drained_process_leaves_nothing_uncounted() {
     api.send(keyed("K")).await.assert_run(1);
     assert_eq!(api.layer.drain(DAY).await.left(), 0);
     let (records, bytes) = kept(&store).await;
-    let name = ("acme".len() + "K".len()) as i64;
+    let name = ("acme-7".len() + "K".len()) as i64;
     assert_eq!(records, 1);
     assert!(bytes > 256 + name, "the response counts: {bytes}");
 }

@@ -440,7 +440,7 @@ async fn rule_30_the_authority_counts_alike_over_http1_and_http2() {
     let mut wire = Wire::open(&server).await;
     let request = |target: &str, host: &str| {
         format!(
-            "POST {target} HTTP/1.1\r\nHost: {host}\r\nX-Account: acme\r\nIdempotency-Key: K\r\nContent-Length: 0\r\n\r\n"
+            "POST {target} HTTP/1.1\r\nHost: {host}\r\nX-Account: acme-7\r\nIdempotency-Key: K\r\nContent-Length: 0\r\n\r\n"
         )
     };
     let first = wire.ask(request("/count", "test")).await;
@@ -478,7 +478,7 @@ async fn rule_30_the_authority_counts_only_where_chosen() {
     for (host, is_replay) in [("one", false), ("other:8080", true)] {
         let answer = wire
             .ask(format!(
-                "POST /count HTTP/1.1\r\nHost: {host}\r\nX-Account: acme\r\nIdempotency-Key: K\r\nContent-Length: 0\r\n\r\n"
+                "POST /count HTTP/1.1\r\nHost: {host}\r\nX-Account: acme-7\r\nIdempotency-Key: K\r\nContent-Length: 0\r\n\r\n"
             ))
             .await;
         assert_eq!((answer.status, answer.is_replay()), (201, is_replay));

@@ -619,8 +619,8 @@ async fn handler_sees_the_task_locals_of_its_caller() {
         Ok(response)
     });
     let api = Api::new(required(memory()), &probe);
-    let answer = TENANT.scope("acme", api.send(keyed("K"))).await;
-    assert_eq!(answer.body, "acme");
+    let answer = TENANT.scope("acme-7", api.send(keyed("K"))).await;
+    assert_eq!(answer.body, "acme-7");
 }
 
 #[tokio::test]

@@ -160,7 +160,7 @@ async fn rule_08_bytes_outside_visible_ascii_are_refused_without_a_panic() {
     let mut wire = Wire::open(&server).await;
     for byte in (0x80..=0xff).chain([b'\t']) {
         for quote in [&b"\""[..], b""] {
-            let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nContent-Length: 0\r\nIdempotency-Key: ";
+            let head = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nContent-Length: 0\r\nIdempotency-Key: ";
             let key = [quote, b"a", &[byte], b"b", quote].concat();
             let request = [head.as_bytes(), &key, b"\r\n\r\n"].concat();
             let answer = wire.ask(request).await;
@@ -370,7 +370,7 @@ async fn rule_15_keys_that_look_like_code_are_opaque_text(place: &Place) {
 #[tokio::test]
 async fn rule_16_a_key_in_trailers_is_absent() {
     let (store, probe) = (MemoryStore::new(), Probe::counting());
-    let chunked = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nTE: trailers\r\nTrailer: Idempotency-Key\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nIdempotency-Key: \"K\"\r\n\r\n";
+    let chunked = "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nTE: trailers\r\nTrailer: Idempotency-Key\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nIdempotency-Key: \"K\"\r\n\r\n";
     let in_trailers = || {
         let mut trailers = HeaderMap::new();
         trailers.insert("idempotency-key", HeaderValue::from_static("\"K\""));
@@ -470,7 +470,7 @@ async fn rule_18_a_refusal_comes_before_100_continue() {
     let server = Api::new(required(memory()), &probe).serve().await;
     let head = |lines: &str| {
         format!(
-            "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nContent-Length: 2\r\nExpect: 100-continue\r\n{lines}\r\n"
+            "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nContent-Length: 2\r\nExpect: 100-continue\r\n{lines}\r\n"
         )
     };
     let answer = Wire::open(&server).await.ask(head("")).await;

@@ -13,6 +13,8 @@ use tracing::{
 };
 use tracing_subscriber::layer::{Context, SubscriberExt as _};
 
+use crate::scan;
+
 /// Listens to the events and metrics of this thread.
 pub(crate) struct Told {
     events: Events,
@@ -30,7 +32,9 @@ impl Told {
             events: events.clone(),
             metrics: recorder.snapshotter(),
             _subscriber: tracing::subscriber::set_default(
-                tracing_subscriber::registry().with(events),
+                tracing_subscriber::registry()
+                    .with(events)
+                    .with(scan::layer()),
             ),
             _recorder: metrics::set_default_local_recorder(recorder),
         }

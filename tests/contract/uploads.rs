@@ -751,7 +751,7 @@ async fn unverified_upload_is_not_committed(place: &Place) {
 
 fn head(framing: &str, digest: &str) -> String {
     format!(
-        "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme\r\nIdempotency-Key: K\r\nContent-Digest: {digest}\r\n{framing}\r\n\r\n"
+        "POST /count HTTP/1.1\r\nHost: test\r\nX-Account: acme-7\r\nIdempotency-Key: K\r\nContent-Digest: {digest}\r\n{framing}\r\n\r\n"
     )
 }
 

@@ -2,6 +2,8 @@
 
 mod codes;
 mod refusals;
+#[path = "../scan/mod.rs"]
+mod scan;
 mod service;
 
 use std::{

@@ -20,11 +20,16 @@ use tower_idempotency::{
     ResponseBody, Scope, Store,
 };
 
+use crate::scan;
+
 pub(crate) type Service =
     BoxCloneSyncService<Request<Body>, Response<ResponseBody<Body>>, Infallible>;
 
 pub(crate) fn layer<S: Store>(store: S) -> IdempotencyBuilder<S> {
-    IdempotencyLayer::required(store, |_| Some(Scope::single_tenant()))
+    IdempotencyLayer::required(store, |parts| {
+        scan::sent(parts);
+        Some(Scope::single_tenant())
+    })
 }
 
 pub(crate) fn memory() -> IdempotencyBuilder<MemoryStore> {

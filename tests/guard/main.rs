@@ -9,6 +9,8 @@ mod logs;
 mod processes;
 mod requests;
 mod runs;
+#[path = "../scan/mod.rs"]
+mod scan;
 mod sealing;
 mod store_failures;
 mod stores;
@@ -32,6 +34,7 @@ use tower_idempotency::{
 
 /// A name of its own scope.
 pub(crate) fn name(key: &str) -> RecordName {
+    scan::secret(key);
     RecordName::new(Scope::single_tenant(), Key::new(key))
 }
 

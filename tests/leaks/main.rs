@@ -3,7 +3,7 @@
 //! A process of its own makes each kind of request with canaries in all of its parts. Its
 //! whole output is searched: the events of all crates at TRACE, its metrics, the text of its
 //! panics, `Debug` output, refusals, and the answers to another caller. So is everything
-//! that the stores keep.
+//! that the stores keep, and the output of playgrounds that are killed.
 
 #[allow(dead_code, reason = "it serves other tests too")]
 #[path = "../contract/api.rs"]
@@ -17,12 +17,15 @@ mod etcd;
 mod kept;
 mod messages;
 mod output;
+mod playground;
 #[allow(dead_code, reason = "it serves other tests too")]
 #[path = "../contract/probe.rs"]
 mod probe;
 #[path = "../redis_servers/mod.rs"]
 mod redis_servers;
 mod requests;
+#[path = "../scan/mod.rs"]
+mod scan;
 #[allow(dead_code, reason = "it serves other tests too")]
 #[path = "../contract/server.rs"]
 mod server;
@@ -44,9 +47,9 @@ mod shop;
 mod stores;
 
 use self::{
-    canaries::{KEPT, PAYLOAD, SCOPE, found},
+    canaries::{BODY, COOKIE, KEPT, PAYLOAD, QUERY, SCOPE, TOKEN, found},
     kept::Kept,
-    stores::{Place, on_each_store},
+    stores::{Place, on_each_shared_store, on_each_store},
 };
 
 on_each_store! {
@@ -92,6 +95,28 @@ async fn rule_88_hidden_secrets_are_nowhere(place: &Place) {
                 is_of_application && canary == PAYLOAD,
                 "{canary} in {place}"
             );
+        }
+    }
+}
+
+on_each_shared_store! {
+    rule_75_killed_processes_and_a_commit_show_no_secrets
+}
+
+async fn rule_75_killed_processes_and_a_commit_show_no_secrets(place: &Place) {
+    let output = playground::of_killed_processes(place).await;
+    let shown = found(output.as_bytes());
+    assert!(shown.is_empty(), "{shown:?} in {output}");
+    for seen in ["recorded", "replayed", "key-reused", "key-invalid"] {
+        assert!(
+            output.contains(&format!("outcome=\"{seen}\"")),
+            "{seen}: {output}"
+        );
+    }
+    for Kept { place, bytes } in kept::all(place).await {
+        for canary in found(&bytes) {
+            let is_transient = [TOKEN, COOKIE, QUERY, BODY].contains(&canary);
+            assert!(!is_transient, "{canary} in {place}");
         }
     }
 }

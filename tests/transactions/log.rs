@@ -12,6 +12,8 @@ use tracing_subscriber::{
     prelude::*,
 };
 
+use crate::scan;
+
 /// The events of this thread's requests.
 pub(crate) struct Log {
     lines: Lines,
@@ -23,7 +25,10 @@ impl Log {
         let lines = Lines::default();
         let written = fmt::layer().with_ansi(false).with_writer(lines.clone());
         let own = Targets::new().with_target("tower_idempotency", Level::DEBUG);
-        let subscriber = tracing_subscriber::registry().with(written).with(own);
+        let subscriber = tracing_subscriber::registry()
+            .with(written)
+            .with(scan::layer())
+            .with(own);
         Self {
             lines,
             _subscriber: subscriber.set_default(),

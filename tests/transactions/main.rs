@@ -21,6 +21,8 @@ mod proxy;
 mod readme;
 mod response;
 mod rollback;
+#[path = "../scan/mod.rs"]
+mod scan;
 mod sealed;
 mod service;
 mod shop;

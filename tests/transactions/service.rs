@@ -20,7 +20,7 @@ use tower_idempotency::{
     Scope, Store,
 };
 
-use crate::shop::Shop;
+use crate::{scan, shop::Shop};
 
 /// One run of a handler.
 pub(crate) struct Run<S> {
@@ -126,7 +126,10 @@ impl<S: Shop> Service<S> {
 }
 
 fn settings<T: Store + Clone>(store: &T) -> IdempotencyBuilder<T> {
-    IdempotencyLayer::required(store.clone(), |_| Some(Scope::single_tenant()))
+    IdempotencyLayer::required(store.clone(), |parts| {
+        scan::sent(parts);
+        Some(Scope::single_tenant())
+    })
 }
 
 pub(crate) struct Answer {
