@@ -89,10 +89,18 @@ pub(crate) fn layer<S: Subscriber + for<'s> LookupSpan<'s>>() -> impl Layer<S> {
     })
 }
 
-/// Compares all fields of an event.
+/// Compares all fields of events and spans.
 struct Shown;
 
 impl<S: Subscriber> Layer<S> for Shown {
+    fn on_new_span(&self, attributes: &Attributes<'_>, _: &Id, _: Context<'_, S>) {
+        attributes.record(&mut Values);
+    }
+
+    fn on_record(&self, _: &Id, values: &Record<'_>, _: Context<'_, S>) {
+        values.record(&mut Values);
+    }
+
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
         event.record(&mut Values);
     }
