@@ -38,9 +38,14 @@ use crate::secret::Secret;
 /// that differ; see [`Rejection::differs`](crate::Rejection::differs).
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use http::header::CONTENT_LANGUAGE;
 /// use tower_idempotency::Fingerprinting;
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // The bytes of the body count, and the language does too.
 /// let exact = Fingerprinting::bytes().header(CONTENT_LANGUAGE);
 /// // The order of members and white space do not count.
@@ -56,6 +61,44 @@ use crate::secret::Secret;
 ///     let order = parts.headers.get("x-order");
 ///     order.map_or_else(Vec::new, |order| order.as_bytes().to_vec())
 /// });
+///
+/// let first = r#"{"amount":5,"meta":{"attempt":1}}"#;
+/// let spaced = r#"{"meta": {"attempt": 1}, "amount": 5}"#;
+/// let second_try = r#"{"amount":5,"meta":{"attempt":2}}"#;
+/// let other_amount = r#"{"amount":6,"meta":{"attempt":1}}"#;
+/// # let (one, other) = (("a.example", "de", "7"), ("b.example", "en", "8"));
+/// # let expected = [
+/// #     // Is it the same request?       spaced, tried again, other amount, other headers
+/// #     (exact, [false, false, false, false]),
+/// #     (structural, [true, false, false, true]),
+/// #     (without, [true, true, false, true]),
+/// #     (only, [true, true, false, true]),
+/// #     (host, [true, false, false, false]),
+/// #     (own, [true, true, true, false]),
+/// # ];
+/// # for (form, same) in expected {
+/// #     let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// #     let layer = layer.fingerprint(form).build()?;
+/// #     let app = Router::new().route("/", post(StatusCode::OK).layer(layer));
+/// #     let send = async |(host, language, order), body: &'static str| {
+/// #         let request = Request::post("/")
+/// #             .header("idempotency-key", "k")
+/// #             .header("content-type", "application/json")
+/// #             .header("host", host)
+/// #             .header("content-language", language)
+/// #             .header("x-order", order);
+/// #         let request = request.body(Body::from(body)).unwrap();
+/// #         app.clone().oneshot(request).await.unwrap().status()
+/// #     };
+/// #     assert_eq!(send(one, first).await, StatusCode::OK);
+/// #     let retries = [(one, spaced), (one, second_try), (one, other_amount), (other, first)];
+/// #     for ((headers, body), same) in retries.into_iter().zip(same) {
+/// #         let is_same = send(headers, body).await == StatusCode::OK;
+/// #         assert_eq!(is_same, same, "{body}");
+/// #     }
+/// # }
+/// # Ok(())
+/// # }
 /// ```
 ///
 /// # Media type and content encoding

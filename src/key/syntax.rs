@@ -23,13 +23,26 @@ pub(crate) struct ParsedKey {
 /// Which keys a layer accepts.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use std::time::Duration;
 /// use tower_idempotency::KeySyntax;
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// // What most services want: quoted or bare, 1 to 255 characters.
 /// let lenient = KeySyntax::compat();
 /// // Only `"…"`, only UUIDs of version 7 that are at most a day old.
 /// let narrow = KeySyntax::strict().uuid_v7(Duration::from_secs(24 * 3600));
+/// # for (syntax, bare) in [(lenient, StatusCode::OK), (narrow, StatusCode::BAD_REQUEST)] {
+/// #     let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// #     let app = Router::new().route("/", post(StatusCode::OK).layer(layer.key_syntax(syntax).build()?));
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #     assert_eq!(app.oneshot(request).await?.status(), bare);
+/// # }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct KeySyntax {

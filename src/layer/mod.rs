@@ -24,13 +24,22 @@ use crate::{
 /// layer wraps.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
 /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |parts| {
 ///     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
 /// })
 /// .build()?;
+/// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+/// # let request = || Request::post("/").header("idempotency-key", "k");
+/// # let known = request().header("x-account", "acct_42").body(Body::empty())?;
+/// # assert_eq!(app.clone().oneshot(known).await?.status(), StatusCode::CREATED);
+/// # let unknown = request().body(Body::empty())?;
+/// # assert_eq!(app.oneshot(unknown).await?.status(), StatusCode::FORBIDDEN);
 /// # Ok(())
 /// # }
 /// ```

@@ -17,9 +17,11 @@ use crate::store::Release;
 /// The variants are exhaustive on purpose: a `match` covers what can happen.
 ///
 /// ```
+/// # use http_body_util::Full;
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Outcome, Scope};
 /// use bytes::Bytes;
 /// use http::{Request, Response, StatusCode};
-/// use http_body_util::Full;
 /// use tower_idempotency::{Disposition, Release, RequestBody};
 ///
 /// async fn pay(_: Request<RequestBody<Full<Bytes>>>) -> http::Result<Response<Full<Bytes>>> {
@@ -28,6 +30,18 @@ use crate::store::Release;
 ///         .extension(Disposition::Release(Release::AnyRequest))
 ///         .body("correct the amount and use the same key".into())
 /// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let service = layer.build()?.layer(service_fn(pay));
+/// # for body in ["one", "another"] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Full::from(body))?;
+/// #     let response = service.clone().oneshot(request).await?;
+/// #     assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+/// #     assert_eq!(response.extensions().get(), Some(&Outcome::Released));
+/// # }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
@@ -46,14 +60,27 @@ pub enum Disposition {
 /// Without it, the layer's [`retention`](crate::IdempotencyBuilder::retention) counts.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::Request, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use std::time::Duration;
 /// use tower_idempotency::KeepFor;
 ///
-/// // In axum, an extension is a part of the response.
 /// async fn quote() -> (KeepFor, &'static str) {
 ///     (KeepFor(Duration::from_secs(60)), "valid for a minute")
 /// }
-/// # axum::Router::<()>::new().route("/", axum::routing::post(quote));
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let app = Router::new().route("/", post(quote).layer(layer.build()?));
+/// # for replayed in [false, true, false] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #     let response = app.clone().oneshot(request).await?;
+/// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+/// #     tokio::time::advance(Duration::from_secs(40)).await;
+/// # }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeepFor(pub Duration);
@@ -87,12 +114,25 @@ impl HandlerChoice {
 /// unknown.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::Request, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Outcome, Scope};
 /// use http::StatusCode;
 /// use tower_idempotency::{Disposition, Dispositions, Release};
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let correctable = Dispositions::standard()
 ///     .status(StatusCode::BAD_REQUEST, Disposition::Release(Release::AnyRequest))
 ///     .status(StatusCode::CONFLICT, Disposition::Release(Release::SameRequest));
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let layer = layer.dispositions(correctable).build()?;
+/// # let app = Router::new().route("/", post(StatusCode::CONFLICT).layer(layer));
+/// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// # let response = app.oneshot(request).await?;
+/// # assert_eq!(response.extensions().get(), Some(&Outcome::Released));
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 #[must_use]

@@ -43,6 +43,10 @@ use crate::{
 /// on an optional route, an unguarded run while the store is down) has none.
 ///
 /// ```
+/// # use bytes::Bytes;
+/// # use http_body_util::{BodyExt, Full};
+/// # use tower::{Layer, ServiceExt, service_fn};
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use http::{Request, Response};
 /// use tower_idempotency::{Operation, RequestBody};
 ///
@@ -56,6 +60,23 @@ use crate::{
 ///     // … charge the card …
 ///     Response::new(downstream)
 /// }
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let service = layer.build()?.layer(service_fn(|request| async {
+/// #     Ok::<_, std::convert::Infallible>(pay::<Full<Bytes>>(request).await)
+/// # }));
+/// # let mut sent = Vec::new();
+/// # for replayed in [false, true] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Full::default())?;
+/// #     let response = service.clone().oneshot(request).await?;
+/// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+/// #     sent.push(response.into_body().collect().await.unwrap().to_bytes());
+/// # }
+/// # assert_eq!(sent[0].len(), 36);
+/// # assert_eq!(sent[0], sent[1]);
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Operation {
@@ -189,14 +210,26 @@ impl Operation {
     /// is still recorded, unless the key was taken over.
     ///
     /// ```
+    /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
     /// # use std::time::Duration;
-    /// # use tower_idempotency::Operation;
+    /// # use tower::ServiceExt;
+    /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Operation, Scope};
     /// async fn transfer(operation: Operation) -> Result<(), &'static str> {
     ///     tokio::select! {
     ///         () = operation.lease_lost() => Err("stopped before the last step"),
     ///         () = tokio::time::sleep(Duration::from_secs(5)) => Ok(()),
     ///     }
     /// }
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+    /// # let layer = layer.lease(Duration::from_millis(900)).max_run_time(Duration::from_secs(1));
+    /// # let handler = async |operation| transfer(operation).await.map_err(|_| StatusCode::BAD_GATEWAY);
+    /// # let app = Router::new().route("/", post(handler).layer(layer.build()?));
+    /// # let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+    /// # assert_eq!(app.oneshot(request).await?.status(), StatusCode::BAD_GATEWAY);
+    /// # Ok(())
+    /// # }
     /// ```
     pub async fn lease_lost(&self) {
         self.shared.lease.lost().await;

@@ -44,6 +44,10 @@ pub enum Recovery {
 /// handler runs again.
 ///
 /// ```
+/// # use axum::{Router, body::Body, routing::post};
+/// # use http::{Request, StatusCode};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use http::Response;
 /// use tower_idempotency::{
 ///     Reconciler, Recovery,
@@ -52,9 +56,13 @@ pub enum Recovery {
 ///
 /// async fn find_charge(key: String) -> Result<Option<String>, std::io::Error> {
 ///     // … ask the payment provider …
+/// #   assert_eq!(key.len(), 36);
+/// #   return Ok(Some("ch_1".to_owned()));
 ///     Ok(None)
 /// }
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let recovery = Recovery::Reconcile(Reconciler::new(|operation| async move {
 ///     match find_charge(operation.derive("payments")).await {
 ///         Ok(Some(charge)) => {
@@ -65,6 +73,16 @@ pub enum Recovery {
 ///         Err(_) => None,
 ///     }
 /// }));
+/// # let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// # let layer = layer.recovery(recovery).build()?;
+/// # // 504: the provider may have charged.
+/// # let app = Router::new().route("/", post(StatusCode::GATEWAY_TIMEOUT).layer(layer));
+/// # for status in [StatusCode::GATEWAY_TIMEOUT, StatusCode::OK] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+/// # }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct Reconciler(Arc<dyn Fn(Operation) -> HookFuture + Send + Sync>);

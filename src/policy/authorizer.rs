@@ -33,6 +33,8 @@ use crate::{
 /// leaves, the future is dropped. The handler runs in no case.
 ///
 /// ```
+/// # use axum::{Extension, Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
 /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use tower_idempotency::{Attributes, ReplayAuthorizer, ReplayDecision};
 ///
@@ -43,7 +45,8 @@ use crate::{
 ///     may_read: bool,
 /// }
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let authorizer = ReplayAuthorizer::new(|request, record| {
 ///     let user = request.extensions.get::<User>().cloned();
 ///     async move {
@@ -62,6 +65,18 @@ use crate::{
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
 ///     .authorize_replay(authorizer)
 ///     .build()?;
+/// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+/// # for (id, may_read, status) in [
+/// #     ("u_7", true, StatusCode::CREATED),
+/// #     ("u_7", true, StatusCode::CREATED),
+/// #     ("u_8", true, StatusCode::FORBIDDEN),
+/// #     ("u_7", false, StatusCode::FORBIDDEN),
+/// # ] {
+/// #     let user = User { id: id.to_owned(), may_read };
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #     let response = app.clone().layer(Extension(user)).oneshot(request).await?;
+/// #     assert_eq!(response.status(), status);
+/// # }
 /// # Ok(())
 /// # }
 /// ```

@@ -76,14 +76,35 @@ pub enum StoreFailure {
 /// the body is verified, and the transaction is rolled back.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use bytes::Bytes;
+/// # use tower::ServiceExt;
 /// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use tower_idempotency::ContentDigest;
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
 ///     .max_request_body(4)
 ///     .content_digest(ContentDigest::Stream { max_upload: 1 << 30 })
 ///     .build()?;
+/// # let handler = async |body: Bytes| body.len().to_string();
+/// # let app = Router::new().route("/", post(handler).layer(layer));
+/// # let digest = "sha-256=:LPJNul+wow4m6DsqxbninhsWHlwfp0JecwQzYpOLmCQ=:";
+/// # let wrong = "sha-256=:47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU=:";
+/// # for (key, digest, status) in [
+/// #     ("k", Some(digest), StatusCode::OK),
+/// #     ("k", Some(digest), StatusCode::OK),
+/// #     ("l", Some(wrong), StatusCode::BAD_REQUEST),
+/// #     ("m", None, StatusCode::PAYLOAD_TOO_LARGE),
+/// # ] {
+/// #     let mut request = Request::post("/").header("idempotency-key", key);
+/// #     if let Some(digest) = digest {
+/// #         request = request.header("content-digest", digest);
+/// #     }
+/// #     let response = app.clone().oneshot(request.body(Body::from("hello"))?).await?;
+/// #     assert_eq!(response.status(), status, "{key}");
+/// # }
 /// # Ok(())
 /// # }
 /// ```

@@ -28,11 +28,31 @@ use crate::body::grpc;
 /// to the records that are there.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::Request, routing::post};
+/// # use tower::ServiceExt;
+/// # use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 /// use http::header::{LOCATION, SERVER};
 /// use tower_idempotency::KeptHeaders;
 ///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let most = KeptHeaders::all_but_transient().with(SERVER);
 /// let few = KeptHeaders::only([LOCATION]);
+/// # for (headers, is_most) in [(most, true), (few, false)] {
+/// #     let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()));
+/// #     let layer = layer.kept_headers(headers).build()?;
+/// #     let handler = async || [("location", "/1"), ("etag", "\"1\""), ("server", "s")];
+/// #     let app = Router::new().route("/", post(handler).layer(layer));
+/// #     for replayed in [false, true] {
+/// #         let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #         let response = app.clone().oneshot(request).await?;
+/// #         assert!(response.headers().contains_key("location"));
+/// #         assert_eq!(response.headers().contains_key("etag"), is_most || !replayed);
+/// #         assert_eq!(response.headers().contains_key("server"), is_most || !replayed);
+/// #     }
+/// # }
+/// # Ok(())
+/// # }
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]

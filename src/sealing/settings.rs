@@ -26,12 +26,15 @@ use crate::{
 /// `store-unavailable`, and nothing runs.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
 /// use tower_idempotency::{
 ///     IdempotencyLayer, MemoryStore, Scope,
 ///     sealing::{Sealing, SealingKey, Secret},
 /// };
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let (new, old) = (Secret::random(), Secret::random());
 /// // Seals with the key of November, and opens what that of October has sealed.
 /// let sealing = Sealing::new("payments", SealingKey::new("2026-11", &new)?)
@@ -39,6 +42,13 @@ use crate::{
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
 ///     .sealing(sealing)
 ///     .build()?;
+/// # let app = Router::new().route("/", post("paid").layer(layer));
+/// # for replayed in [false, true] {
+/// #     let request = Request::post("/").header("idempotency-key", "k").body(Body::empty())?;
+/// #     let response = app.clone().oneshot(request).await?;
+/// #     assert_eq!(response.status(), StatusCode::OK);
+/// #     assert_eq!(response.headers().contains_key("idempotent-replayed"), replayed);
+/// # }
 /// # Ok(())
 /// # }
 /// ```

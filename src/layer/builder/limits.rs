@@ -120,12 +120,20 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// not answer, each process counts alone.
     ///
     /// ```
+    /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+    /// # use tower::ServiceExt;
     /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Quota, Scope};
     ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
     ///     .quota(Quota::unlimited().max_records(2))
     ///     .build()?;
+    /// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+    /// # for (key, status) in [("a", 201), ("b", 201), ("c", 429), ("a", 201)] {
+    /// #     let request = Request::post("/").header("idempotency-key", key).body(Body::empty())?;
+    /// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+    /// # }
     /// # Ok(())
     /// # }
     /// ```

@@ -27,15 +27,26 @@ use crate::{
 /// that its method names.
 ///
 /// ```
+/// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+/// # use tower::ServiceExt;
 /// use std::time::Duration;
 /// use tower_idempotency::{IdempotencyLayer, KeySyntax, MemoryStore, Scope};
 ///
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
 ///     .key_syntax(KeySyntax::compat().uuid())
 ///     .wait(Duration::from_secs(2))
 ///     .retention(Duration::from_secs(48 * 3600))
 ///     .build()?;
+/// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+/// # for (key, status) in [
+/// #     ("8e03978e-40d5-43dd-bc93-6894a57f9324", StatusCode::CREATED),
+/// #     ("no-uuid", StatusCode::BAD_REQUEST),
+/// # ] {
+/// #     let request = Request::post("/").header("idempotency-key", key).body(Body::empty())?;
+/// #     assert_eq!(app.clone().oneshot(request).await?.status(), status);
+/// # }
 /// # Ok(())
 /// # }
 /// ```

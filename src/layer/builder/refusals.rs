@@ -23,17 +23,25 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// not ready as a whole.
     ///
     /// ```
+    /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
+    /// # use tower::ServiceExt;
     /// use axum::{Json, response::IntoResponse};
     /// use serde_json::json;
     /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
     ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// let layer = IdempotencyLayer::required(MemoryStore::new(), |_| Some(Scope::single_tenant()))
     ///     .render(|rejection, _| {
     ///         let error = json!({ "code": rejection.kind().slug(), "message": rejection.detail() });
     ///         Some((rejection.status(), Json(error)).into_response())
     ///     })
     ///     .build()?;
+    /// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
+    /// # let response = app.oneshot(Request::post("/").body(Body::empty())?).await?;
+    /// # assert_eq!(response.status(), StatusCode::BAD_REQUEST);
+    /// # let body = axum::body::to_bytes(response.into_body(), 1000).await?;
+    /// # assert!(body.starts_with(b"{\"code\":\"key-missing\""));
     /// # Ok(())
     /// # }
     /// ```
