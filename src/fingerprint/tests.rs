@@ -122,6 +122,24 @@ fn spellings_of_a_coding_are_one_coding() {
     }
 }
 
+#[cfg(feature = "multipart")]
+#[test]
+fn rule_37_a_boundary_counts_unless_parts_are_compared() {
+    for (settings, media_type) in [
+        (Fingerprinting::bytes(), "multipart/form-data"),
+        (Fingerprinting::json(), "multipart/form-data"),
+        (Fingerprinting::multipart(), "multipart/mixed"),
+    ] {
+        let [one, other] = ["a", "b"].map(|boundary| {
+            let media_type = format!("{media_type}; boundary={boundary}");
+            let request = Request::post("/").header(header::CONTENT_TYPE, media_type);
+            let (parts, body) = request.body(Bytes::from_static(b"x")).unwrap().into_parts();
+            identify(&settings, &parts, &body)
+        });
+        assert_ne!(one, other, "{settings:?} {media_type}");
+    }
+}
+
 #[test]
 fn schemes_keep_their_ids() {
     let id = |settings: &Fingerprinting, parts: &request::Parts| {

@@ -297,7 +297,6 @@ fn quoted(value: &[u8]) -> Result<Arc<str>, KeyFault> {
         Ok::<_, Infallible>(parameter_visitor_with(Ignored, |_| Ok(string)))
     };
     match Parser::new(value).parse_item_with_visitor(string) {
-        Ok(Some(key)) if key.is_empty() => Err(KeyFault::invalid("it is empty")),
         Ok(Some(key)) => Ok(key),
         Ok(None) | Err(_) => Err(KeyFault::invalid("it is not one structured-field string")),
     }
