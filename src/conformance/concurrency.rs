@@ -1,8 +1,9 @@
 use super::{
     HOUR, Subject, Trial,
     calls::{Call, Effect},
+    cases::Case,
     fingerprint, good, name,
-    states::{Case, State, status_of},
+    states::{State, status_of},
 };
 use crate::store::{Claim, Claimed, Store, Token, Transitioned};
 

@@ -126,6 +126,7 @@ mod promise;
 mod trial;
 mod states;
 mod calls;
+mod cases;
 mod claims;
 mod reclaims;
 mod concurrency;

@@ -3,9 +3,10 @@ use std::time::Instant;
 use super::{
     CROWD, HOUR, Held, Subject, Trial, beyond,
     calls::Call,
+    cases::Case,
     claims::RECLAIMS,
     fingerprint, good, long_claim, name,
-    states::{Case, State, Status, lease_left, same_claim, status_of, superseded},
+    states::{State, Status, lease_left, same_claim, status_of, superseded},
 };
 use crate::store::{
     Claim, ReclaimAs, Record, RecordState, Release, Store, Transitioned, admin::Resolution,

@@ -1,6 +1,8 @@
 use super::{
-    CROWD, HOUR, Subject, Trial, good, long_claim, name, response,
-    states::{Case, State, Status, same_claim, status_of},
+    CROWD, HOUR, Subject, Trial,
+    cases::Case,
+    good, long_claim, name, response,
+    states::{State, Status, same_claim, status_of},
 };
 use crate::store::{Purged, ReclaimAs, Store};
 

@@ -21,7 +21,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use super::{
     attributes::Attributes,
-    recorded::{Kept, WholeResponse},
+    kept::{Kept, WholeResponse},
 };
 use crate::error::StoreError;
 

@@ -3,6 +3,7 @@
 pub(crate) mod attributes;
 pub(crate) mod codec;
 pub(crate) mod headers;
+mod kept;
 pub(crate) mod recorded;
 mod replay;
 #[cfg(feature = "guard")]

@@ -1,16 +1,16 @@
 //! A recorded response.
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode};
+use http::{Response, StatusCode};
 use thiserror::Error;
 
-use super::codec;
-
-use crate::{
-    body::{Trailers, whole::WholeBody},
-    error::StoreError,
-    response::{attributes::Attributes, headers::remove_message_headers},
+use super::{
+    attributes::Attributes,
+    codec,
+    headers::remove_message_headers,
+    kept::{Kept, WholeResponse},
 };
+use crate::{body::whole::WholeBody, error::StoreError};
 
 /// A recorded response: its status, end-to-end headers, body and trailers. Or a
 /// tombstone, which stands for a response that was too large or too slow to keep. Or the
@@ -36,17 +36,6 @@ pub struct RecordedResponse {
     attributes: Attributes,
 }
 
-#[derive(Clone, Debug)]
-pub(super) enum Kept {
-    Response(WholeResponse),
-    Tombstone,
-    /// What `value` makes and reads.
-    Value(Bytes),
-    /// What `Sealing` has made.
-    #[cfg(feature = "sealing")]
-    Sealed(Bytes),
-}
-
 /// Why a response cannot be a [`RecordedResponse`].
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
@@ -65,15 +54,6 @@ pub enum NotRecordableError {
     #[cfg(feature = "guard")]
     #[error("a schema has a name of up to 255 bytes, got {0}")]
     SchemaTooLong(usize),
-}
-
-/// Status, headers, body and trailers, complete in memory.
-#[derive(Clone)]
-pub(crate) struct WholeResponse {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
-    pub(crate) trailers: Trailers,
 }
 
 impl RecordedResponse {
@@ -206,14 +186,5 @@ impl RecordedResponse {
     pub fn decode(bytes: Bytes) -> Result<Self, StoreError> {
         let (kept, attributes) = codec::decode(bytes)?;
         Ok(Self { kept, attributes })
-    }
-}
-
-impl std::fmt::Debug for WholeResponse {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WholeResponse")
-            .field("status", &self.status)
-            .field("body", &format_args!("{} bytes", self.body.len()))
-            .finish_non_exhaustive()
     }
 }

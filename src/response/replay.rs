@@ -6,7 +6,7 @@ use http_body::Body;
 
 use super::{
     headers::{KeptHeaders, retain},
-    recorded::WholeResponse,
+    kept::WholeResponse,
 };
 use crate::body::ResponseBody;
 

@@ -8,7 +8,10 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::recorded::{Kept, NotRecordableError, RecordedResponse};
+use super::{
+    kept::Kept,
+    recorded::{NotRecordableError, RecordedResponse},
+};
 use crate::error::StoreError;
 
 impl RecordedResponse {
