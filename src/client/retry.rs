@@ -7,7 +7,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, Method, Request, Response, StatusCode, header};
+use http::{HeaderMap, HeaderName, Request, Response, StatusCode, header};
 use http_body_util::{Empty, Full};
 use tokio::time::{Sleep, sleep};
 use tower::retry::{
@@ -110,11 +110,9 @@ impl<E> KeyedRetry<E> {
         request: &Request<B>,
         result: &Result<Response<R>, E>,
     ) -> Option<Duration> {
-        let is_safe = request.headers().contains_key(&self.header)
-            || !matches!(
-                *request.method(),
-                Method::POST | Method::PATCH | Method::CONNECT
-            );
+        // Nothing is known of other methods.
+        let is_safe =
+            request.headers().contains_key(&self.header) || request.method().is_idempotent();
         let response = match result {
             Err(error) => return (is_safe || (self.unsent)(error)).then_some(Duration::ZERO),
             Ok(response) => response,

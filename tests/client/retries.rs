@@ -129,6 +129,18 @@ async fn idempotent_methods_are_retried_without_a_key() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn other_methods_are_not_retried_without_a_key() {
+    for method in ["POST", "PATCH", "CONNECT", "LOCK", "CHARGE"] {
+        for step in [Ok((503, &[][..])), Err(Failure::Broken)] {
+            let request = Request::builder().method(method);
+            let request = request.body(Full::default()).unwrap();
+            let answered = unkeyed(KeyedRetry::new(), &Script::new(&[step]), request).await;
+            assert_eq!(answered.1, 1, "{method} {step:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_longer_retry_after_than_the_cap_is_returned_at_once() {
     for after in [
         "86400",
