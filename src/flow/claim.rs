@@ -272,7 +272,7 @@ async fn reclaim<S: Store, W>(
             _ => shared.config.responses.retention,
         };
         let expiry = |expires_in| Expiry {
-            at: Instant::now() + expires_in,
+            at: Expiry::from(Instant::now(), expires_in).at,
             retention,
         };
         progress.replaced = record.expires_in.map(|left| Box::new(expiry(left)));
