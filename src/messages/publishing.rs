@@ -48,7 +48,11 @@ where
             through: 0,
             // Taken, but not tried.
             attempts: turn.attempts - 1,
-            pause: Some(Duration::ZERO),
+            // Without events, a turn stays as long as a transaction stages the next one.
+            pause: Some(match turn.events.is_empty() {
+                true => STAGING_PAUSE,
+                false => Duration::ZERO,
+            }),
             is_all: false,
         };
         let mut failing_for = turn.failing_for;
@@ -135,4 +139,5 @@ pub(super) struct Counts {
     pub(super) dead: AtomicU64,
 }
 
+const STAGING_PAUSE: Duration = Duration::from_millis(50);
 const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));

@@ -110,11 +110,11 @@ where
 
     /// Settles the turns that have ended. Returns whether there were any.
     async fn settle(&mut self) -> Result<bool, StoreError> {
-        // Others may publish the events of a turn whose lease has ended.
-        self.ended.retain(|ended| Instant::now() < ended.lease_end);
         while let Some(ended) = self.tasks.try_join_next() {
             self.ended.extend(ended.ok());
         }
+        // Others may publish the events of a turn whose lease has ended.
+        self.ended.retain(|ended| Instant::now() < ended.lease_end);
         if self.ended.is_empty() {
             return Ok(false);
         }

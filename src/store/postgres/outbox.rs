@@ -117,7 +117,7 @@ SET token = NULL,
 FROM unnest($2::text[], $3::bytea[], $4::bigint[], $5::bigint[], $6::bigint[])
          AS ended (aggregate, token, pause, attempts, through), {clock}
 WHERE turn.topic = $1 AND turn.aggregate = ended.aggregate AND turn.token = ended.token
-RETURNING turn.aggregate";
+RETURNING turn.aggregate, ended.token";
 
     remove_events = "
 DELETE FROM {events} AS event

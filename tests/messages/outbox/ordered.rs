@@ -1,12 +1,20 @@
 //! The order of events, and transactions that are open at the same time.
 
-use std::time::Duration;
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use tokio::{join, sync::oneshot, time::sleep};
-use tower_idempotency::messages::Publish;
+use tokio::{
+    join,
+    sync::{Notify, mpsc, oneshot},
+    time::sleep,
+};
+use tower_idempotency::messages::{Event, Publish, Relay};
 
-use super::relay::{Broker, event, spawn, stage, until, until_all_is_published};
-use crate::shop::{Shop, with_postgres};
+use super::relay::{Broker, event, rows, spawn, stage, until, until_all_is_published};
+use crate::shop::{PostgresShop, Shop, with_postgres};
 
 /// An event of an open transaction neither hides later ones nor is skipped itself.
 #[tokio::test(flavor = "multi_thread")]
@@ -78,6 +86,20 @@ async fn relay_publishes_while_a_transaction_stages() {
         });
         let is_settled = async || outbox.lag().await.unwrap().events == 0;
         until(is_settled).await;
+        // It asks for the next event now and then, not all the time.
+        let (begun, mut changes) = (Instant::now(), HashSet::new());
+        while begun.elapsed() < Duration::from_millis(500) {
+            let row = "SELECT xmin::text FROM idempotency_turns";
+            changes.extend(shop.all(row).await);
+            sleep(Duration::from_millis(2)).await;
+        }
+        // Each time it takes the turn and settles it.
+        let allowed = 2 * begun.elapsed().as_millis() / 50 + 4;
+        assert!(
+            changes.len() as u128 <= allowed,
+            "{} changes",
+            changes.len()
+        );
         slow.commit().await.unwrap();
         until_all_is_published(&shop).await;
         relay.stop(Duration::from_secs(10)).await;
@@ -102,6 +124,55 @@ async fn relay_waits_for_no_turn_of_another() {
             published += relay.stop(Duration::from_secs(10)).await.published;
         }
         assert_eq!(published, 20);
+    }))
+    .await;
+}
+
+/// Positions begin again after all events of an aggregate were published.
+#[tokio::test]
+async fn late_settlement_removes_no_event_of_a_later_turn() {
+    Box::pin(with_postgres(async |shop| {
+        let released = Arc::new(Notify::new());
+        let (sender, mut begun) = mpsc::unbounded_channel();
+        let publish = Arc::clone(&released);
+        // All tasks of this test share a thread, so that both turns end before the relay
+        // settles one.
+        let slow = Relay::new(shop.outbox("orders"), move |event: Event| {
+            let (released, sender) = (Arc::clone(&publish), sender.clone());
+            async move {
+                if event.id() == "first" {
+                    return Publish::Done;
+                }
+                sender.send(event.id().to_owned()).unwrap();
+                released.notified().await;
+                Publish::Retry
+            }
+        });
+        stage(&shop, [event("first", "a"), event("second", "a")]).await;
+        // After its first look it looks for events only when it is woken.
+        let slow = slow.poll(Duration::from_secs(3600)).spawn();
+        assert_eq!(begun.recv().await.unwrap(), "second");
+
+        // As if the database saw the lease end.
+        let mut connection = shop.connect().await;
+        let lapse = "UPDATE idempotency_turns SET due_at = 0";
+        PostgresShop::run(&mut connection, lapse).await.unwrap();
+        let other = PostgresShop::open(&shop.url).await;
+        let relay = spawn(other.outbox("orders"), async |_| Publish::Done);
+        until(async || rows(&shop).await.is_empty()).await;
+        relay.stop(Duration::from_secs(10)).await;
+
+        stage(&shop, ["third", "fourth", "fifth"].map(|id| event(id, "a"))).await;
+        shop.outbox("orders").wake();
+        assert_eq!(begun.recv().await.unwrap(), "third");
+        released.notify_waiters();
+        until(async || {
+            let settled = "SELECT attempts::text FROM idempotency_turns WHERE token IS NULL";
+            shop.all(settled).await == ["1"]
+        })
+        .await;
+        assert_eq!(shop.outbox("orders").lag().await.unwrap().events, 3);
+        slow.stop(Duration::from_secs(10)).await;
     }))
     .await;
 }

@@ -2,7 +2,7 @@
 
 mod turns;
 
-use std::time::Duration;
+use std::{collections::HashSet, time::Duration};
 
 use bytes::Bytes;
 use sqlx::{
@@ -155,27 +155,28 @@ impl OutboxBackend for PostgresStore {
     ) -> Result<Vec<String>, StoreError> {
         let topic = topic.to_owned();
         let columns = Columns::of(settlements);
-        let is_all: Vec<String> = settlements
-            .iter()
-            .filter(|settlement| settlement.is_all)
-            .map(|settlement| settlement.aggregate.clone())
-            .collect();
         detached(self.clone().work(async move |work: &mut Work<'_>| {
             let settle = columns.bind(work.query(|sql| &sql.settle, &topic));
             let settled = settle.fetch_all(&mut *work.on).await.map_err(failure)?;
-            let settled = texts(&settled)?;
+            let settled = settled.iter().map(|row| {
+                let aggregate: String = column(row, "aggregate")?;
+                Ok((aggregate, column(row, "token")?))
+            });
+            let settled: HashSet<(String, Vec<u8>)> = settled.collect::<Result<_, _>>()?;
             let (aggregates, through) = columns.published(&settled);
             if !aggregates.is_empty() {
                 let publish = work.query(|sql| &sql.remove_events, &topic);
                 let publish = publish.bind(aggregates).bind(through);
                 publish.execute(&mut *work.on).await.map_err(failure)?;
             }
-            let is_settled = |aggregate: &String| settled.contains(aggregate);
-            let empty: Vec<String> = is_all.into_iter().filter(is_settled).collect();
+            let empty = columns.emptied(&settled);
             if !empty.is_empty() {
                 work.remove(&topic, empty).await?;
             }
-            Ok(settled)
+            Ok(settled
+                .into_iter()
+                .map(|(aggregate, _)| aggregate)
+                .collect())
         }))
         .await
     }
@@ -333,6 +334,7 @@ struct Columns {
     pauses: Vec<Option<i64>>,
     attempts: Vec<i64>,
     through: Vec<i64>,
+    is_all: Vec<bool>,
 }
 
 impl Columns {
@@ -346,6 +348,7 @@ impl Columns {
             pauses: settlements().map(|of| of.pause.map(micros)).collect(),
             attempts: settlements().map(|of| of.attempts.into()).collect(),
             through: settlements().map(|of| of.through).collect(),
+            is_all: settlements().map(|of| of.is_all).collect(),
         }
     }
 
@@ -362,12 +365,32 @@ impl Columns {
     }
 
     /// Returns up to which position the events of the settled turns are published.
-    fn published(&self, settled: &[String]) -> (Vec<String>, Vec<i64>) {
-        let published = self.aggregates.iter().zip(&self.through);
-        published
-            .filter(|(aggregate, through)| **through > 0 && settled.contains(aggregate))
-            .map(|(aggregate, through)| (aggregate.clone(), *through))
+    fn published(&self, settled: &HashSet<(String, Vec<u8>)>) -> (Vec<String>, Vec<i64>) {
+        self.settled(settled)
+            .map(|index| (self.aggregates[index].clone(), self.through[index]))
+            .filter(|(_, through)| *through > 0)
             .unzip()
+    }
+
+    /// Returns the aggregates of the settled turns all of whose events are published.
+    fn emptied(&self, settled: &HashSet<(String, Vec<u8>)>) -> Vec<String> {
+        self.settled(settled)
+            .filter(|index| self.is_all[*index])
+            .map(|index| self.aggregates[index].clone())
+            .collect()
+    }
+
+    /// Returns the places of the settlements whose turns were settled.
+    ///
+    /// Positions begin again after all events of an aggregate were published. A settlement
+    /// of an earlier turn says nothing about the events of a later one.
+    fn settled(&self, settled: &HashSet<(String, Vec<u8>)>) -> impl Iterator<Item = usize> {
+        let turns = self.aggregates.iter().zip(&self.tokens).enumerate();
+        turns
+            .filter(|(_, (aggregate, token))| {
+                settled.contains(&((*aggregate).clone(), (*token).clone()))
+            })
+            .map(|(index, _)| index)
     }
 }
 
