@@ -18,6 +18,7 @@ mod redis_nodes;
 mod rights;
 mod slots;
 mod times;
+mod usage;
 mod wake_ups;
 
 use redis::Value;

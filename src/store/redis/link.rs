@@ -50,12 +50,13 @@ impl Link {
 
     /// Sends commands about `key` together, and returns their answers or the first error.
     ///
-    /// Sends them once more if the connection was found closed, so that a second time must
-    /// do no harm.
+    /// If the connection was found closed, they may have been made or not. Sends them once
+    /// more if a second time does no harm.
     pub(super) async fn send(
         &self,
         commands: impl IntoIterator<Item = Cmd>,
         key: &[u8],
+        is_repeatable: bool,
     ) -> Result<RedisResult<Vec<Value>>, StoreError> {
         let mut pipeline = Pipeline::new();
         for command in commands {
@@ -64,7 +65,7 @@ impl Link {
         let live = self.live().await.map_err(StoreError::unsent)?;
         let answer = self.send_on(live, &pipeline, key).await;
         match &answer {
-            Err(error) if is_closed(error) => {
+            Err(error) if is_repeatable && is_closed(error) => {
                 let live = self.live().await?;
                 Ok(self.send_on(live, &pipeline, key).await)
             }

@@ -19,6 +19,8 @@ pub(super) struct Script {
     /// Makes several calls, and returns their answers. On one call it takes longer.
     together: Code,
     pub(super) writes: bool,
+    /// Whether a second time does no harm.
+    pub(super) is_repeatable: bool,
 }
 
 struct Code {
@@ -57,7 +59,10 @@ impl Script {
     }
 
     pub(super) fn usage() -> Self {
-        Self::new(ALLOW_OOM, &[include_str!("scripts/usage.lua")])
+        Self {
+            is_repeatable: false,
+            ..Self::new(ALLOW_OOM, &[include_str!("scripts/usage.lua")])
+        }
     }
 
     pub(super) fn read() -> Self {
@@ -91,6 +96,7 @@ impl Script {
                 .concat(),
             ),
             writes: true,
+            is_repeatable: true,
         }
     }
 

@@ -68,7 +68,11 @@ impl Servers {
 
     /// Sends a command about `key` that waits for no replica.
     pub(super) async fn send(&self, command: Cmd, key: &[u8]) -> Result<Value, StoreError> {
-        let mut answers = self.reads.send([command], key).await?.map_err(failure)?;
+        let mut answers = self
+            .reads
+            .send([command], key, true)
+            .await?
+            .map_err(failure)?;
         Ok(answers.pop().unwrap_or(Value::Nil))
     }
 
@@ -81,10 +85,12 @@ impl Servers {
             true => self.write_link(),
             false => &self.reads,
         };
+        let is_repeatable = script.is_repeatable;
         let make = async |is_loaded| {
             let script = script.command(is_loaded, calls, self.is_cluster);
             let wait = replicas.map(Replicas::wait);
-            link.send(iter::once(script).chain(wait), key).await
+            let commands = iter::once(script).chain(wait);
+            link.send(commands, key, is_repeatable).await
         };
         let mut answers = match make(true).await? {
             // Its node was restarted or promoted, or its scripts were flushed.
