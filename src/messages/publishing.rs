@@ -19,7 +19,7 @@ use super::{
     Counted, Event, GiveUp, Publish, count,
     outbox::sealed::{Settlement, Turn},
 };
-use crate::{runtime::backoff::Backoff, store::Token};
+use crate::{runtime::backoff::Backoff, store::Token, telemetry::log::Warnings};
 
 /// How the events of a turn are published.
 pub(super) struct Publishing<P> {
@@ -28,6 +28,7 @@ pub(super) struct Publishing<P> {
     pub(super) give_up: GiveUp,
     pub(super) stop: watch::Receiver<bool>,
     pub(super) counts: Arc<Counts>,
+    pub(super) warnings: Warnings,
 }
 
 impl<P, F> Publishing<P>
@@ -98,10 +99,14 @@ where
         let publish = async { (self.publish)(event).await };
         let publish = AssertUnwindSafe(publish).catch_unwind();
         match time::timeout(self.timeout, publish).await {
-            Ok(Ok(published)) => published,
-            // A panic, or the timeout.
-            Ok(Err(_)) | Err(_) => Publish::Retry,
+            Ok(Ok(published)) => return published,
+            Ok(Err(_)) => self.warnings.warn(PANICKED, None, None),
+            Err(_) => {
+                let limit = format!("limit {} s", self.timeout.as_secs_f64());
+                self.warnings.warn_exceeded(TOO_SLOW, limit);
+            }
         }
+        Publish::Retry
     }
 
     fn count(&self, counted: Counted, event: &Event) {
@@ -139,5 +144,9 @@ pub(super) struct Counts {
     pub(super) dead: AtomicU64,
 }
 
+const PANICKED: &str = "publisher of a relay panicked, its event stays and is tried again: mend the \
+    publisher";
+const TOO_SLOW: &str = "publisher of a relay took longer than a third of `lease`, its event stays and \
+    is tried again: find out why the broker hangs, or raise `lease`";
 const STAGING_PAUSE: Duration = Duration::from_millis(50);
 const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));

@@ -20,7 +20,7 @@ use super::{
     publishing::{Counts, Publishing},
     run::Run,
 };
-use crate::telemetry::log::LogLimit;
+use crate::telemetry::log::{LogLimit, Warnings};
 
 /// A task that publishes the events of an [`Outbox`].
 ///
@@ -209,6 +209,7 @@ where
                 give_up: self.give_up,
                 stop: stop.subscribe(),
                 counts: Arc::clone(&counts),
+                warnings: Warnings::default(),
             }),
             outbox: self.outbox,
             batch: self.batch as usize,

@@ -22,7 +22,7 @@ use super::{
     publishing::Publishing,
 };
 #[cfg(feature = "metrics")]
-use crate::telemetry::metrics::{LAG_EVENTS, LAG_SECONDS, SNAPSHOT_SECONDS};
+use crate::telemetry::metrics::{LAG_DEAD, LAG_EVENTS, LAG_SECONDS, SNAPSHOT_SECONDS};
 use crate::{
     error::StoreError,
     runtime::backoff::Backoff,
@@ -176,8 +176,12 @@ where
 
     #[cfg(feature = "metrics")]
     async fn report_lag(&self) {
-        let Ok(lag) = self.outbox.lag().await else {
-            return;
+        let lag = match self.outbox.lag().await {
+            Ok(lag) => lag,
+            Err(error) => {
+                let warnings = &self.publishing.warnings;
+                return warnings.warn(LAG_NOT_READ, Some(&error), None);
+            }
         };
         let set = |name, value: f64| {
             metrics::gauge!(name, "topic" => self.outbox.topic.clone()).set(value);
@@ -185,6 +189,7 @@ where
         set(LAG_EVENTS, lag.events as f64);
         set(LAG_SECONDS, lag.oldest.as_secs_f64());
         let snapshot = lag.oldest_snapshot.unwrap_or_default();
+        set(LAG_DEAD, lag.dead as f64);
         set(SNAPSHOT_SECONDS, snapshot.as_secs_f64());
     }
 }
@@ -219,6 +224,8 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
     let _ = stop.wait_for(|stop| *stop).await;
 }
 
+#[cfg(feature = "metrics")]
+const LAG_NOT_READ: &str = "lag of the outbox not read, its gauges keep their last values";
 const FAILED: &str = "the relay cannot take or settle events: they stay in the outbox, and it tries \
     again";
 const FAILURES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));

@@ -16,6 +16,8 @@ pub(crate) const LAG_EVENTS: &str = "idempotency_outbox_lag_events";
 #[cfg(feature = "outbox")]
 pub(crate) const LAG_SECONDS: &str = "idempotency_outbox_lag_seconds";
 #[cfg(feature = "outbox")]
+pub(crate) const LAG_DEAD: &str = "idempotency_outbox_lag_dead";
+#[cfg(feature = "outbox")]
 pub(crate) const SNAPSHOT_SECONDS: &str = "idempotency_outbox_oldest_snapshot_seconds";
 
 /// Describes all metrics to the current recorder.
@@ -51,6 +53,11 @@ pub(crate) fn describe() {
             LAG_SECONDS,
             Unit::Seconds,
             "The age of the oldest event of an outbox that is not published."
+        );
+        ::metrics::describe_gauge!(
+            LAG_DEAD,
+            Unit::Count,
+            "Aggregates of an outbox whose first event is dead, so that the others wait."
         );
         ::metrics::describe_gauge!(
             SNAPSHOT_SECONDS,

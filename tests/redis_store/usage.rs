@@ -36,7 +36,7 @@ async fn usage_whose_answer_is_lost_is_not_added_twice() {
     store.add_usage(&[delta]).await.unwrap_err();
     assert!(!loses.load(Ordering::SeqCst), "no answer was lost");
     let usage = store.add_usage(&[UsageDelta::none(scope)]).await.unwrap();
-    let records: i64 = usage.iter().map(|usage| usage.records).sum();
+    let records: i64 = usage.iter().flatten().map(|usage| usage.records).sum();
     assert_eq!(records, 2);
 }
 

@@ -49,6 +49,7 @@ async fn events_are_counted_and_logged_without_payloads() {
                 event("fine", "a"),
                 event("dead", "b"),
                 event("retried", "c"),
+                event("panics", "d"),
             ],
         )
         .await;
@@ -56,14 +57,15 @@ async fn events_are_counted_and_logged_without_payloads() {
             match event.id() {
                 "dead" => Publish::Reject,
                 "retried" => Publish::Retry,
+                "panics" => panic!("on purpose"),
                 _ => Publish::Done,
             }
         });
         let outbox = shop.outbox("orders");
-        until(async || outbox.lag().await.unwrap().events == 2).await;
+        until(async || outbox.lag().await.unwrap().events == 3).await;
         until(async || outbox.lag().await.unwrap().dead == 1).await;
         let report = relay.stop(Duration::from_secs(10)).await;
-        assert_eq!((report.published, report.retried, report.dead), (1, 1, 1));
+        assert_eq!((report.published, report.retried, report.dead), (1, 2, 1));
     }))
     .await;
 
@@ -78,11 +80,12 @@ async fn events_are_counted_and_logged_without_payloads() {
             DebugValue::Histogram(_) => unreachable!("there is none"),
         }
     }
-    let expected = [("dead", 1), ("published", 1), ("retried", 1), ("staged", 3)];
+    let expected = [("dead", 1), ("published", 1), ("retried", 2), ("staged", 4)];
     let expected = expected.map(|(what, count)| (what.to_owned(), count));
     assert_eq!(counts, BTreeMap::from(expected));
     gauges.sort();
     let expected = [
+        "idempotency_outbox_lag_dead",
         "idempotency_outbox_lag_events",
         "idempotency_outbox_lag_seconds",
         "idempotency_outbox_oldest_snapshot_seconds",
@@ -98,5 +101,6 @@ async fn events_are_counted_and_logged_without_payloads() {
         "{lines}"
     );
     assert!(lines.contains("what=\"retried\""), "{lines}");
+    assert!(lines.contains("publisher of a relay panicked"), "{lines}");
     assert!(!lines.contains("payload of"), "{lines}");
 }
