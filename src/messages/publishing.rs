@@ -148,5 +148,6 @@ const PANICKED: &str = "publisher of a relay panicked, its event stays and is tr
     publisher";
 const TOO_SLOW: &str = "publisher of a relay took longer than a third of `lease`, its event stays and \
     is tried again: find out why the broker hangs, or raise `lease`";
-const STAGING_PAUSE: Duration = Duration::from_millis(50);
+/// Until a turn is due again whose next event is being staged.
+pub(super) const STAGING_PAUSE: Duration = Duration::from_millis(50);
 const RETRIES: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));

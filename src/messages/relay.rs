@@ -217,6 +217,7 @@ where
             buffered: Arc::default(),
             lease: self.lease,
             poll: self.poll,
+            is_staging: false,
             tasks: JoinSet::new(),
             ended: Vec::new(),
             failures: LogLimit::new(),

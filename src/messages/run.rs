@@ -19,7 +19,7 @@ use tokio::{
 use super::{
     Event, Outbox, OutboxStore, Publish,
     outbox::sealed::{Settlement, Turn},
-    publishing::Publishing,
+    publishing::{Publishing, STAGING_PAUSE},
 };
 #[cfg(feature = "metrics")]
 use crate::telemetry::metrics::{LAG_DEAD, LAG_EVENTS, LAG_SECONDS, SNAPSHOT_SECONDS};
@@ -42,6 +42,8 @@ pub(super) struct Run<S, P> {
     pub(super) poll: Duration,
     pub(super) tasks: JoinSet<Ended>,
     pub(super) ended: Vec<Ended>,
+    /// Whether a transaction stages the next event of a turn, which is due soon.
+    pub(super) is_staging: bool,
     pub(super) failures: LogLimit,
 }
 
@@ -95,10 +97,17 @@ where
             if may_take || !self.ended.is_empty() {
                 continue;
             }
+            let pause = match self.is_staging {
+                true => self.poll.min(STAGING_PAUSE),
+                false => self.poll,
+            };
             tokio::select! {
                 Some(ended) = self.tasks.join_next() => self.ended.extend(ended.ok()),
                 _ = woken.changed(), if !is_stopped => is_due = true,
-                () = time::sleep(self.poll), if !is_stopped => is_due = true,
+                () = time::sleep(pause), if !is_stopped => {
+                    self.is_staging = false;
+                    is_due = true;
+                }
                 () = stopped(&mut stop), if !is_stopped => {}
             }
             #[cfg(feature = "metrics")]
@@ -123,6 +132,9 @@ where
             .into_iter()
             .map(|ended| (ended.settlement, ended.lease_end))
             .unzip();
+        self.is_staging |= settlements
+            .iter()
+            .any(|settlement| settlement.pause == Some(STAGING_PAUSE));
         let settled = self.outbox.store.settle(&self.outbox.topic, &settlements);
         match settled.await {
             Ok(_) => Ok(true),
