@@ -337,15 +337,15 @@ impl<S: Subject> Trial<S> {
     pub async fn forget_frees_a_record_in_any_state(&self) {
         self.guard_holds(Call::Forget).await;
         let held = self.hold(&name("forgotten"), HOUR, HOUR).await;
+        let before = self.record(&held.name).await;
         let answer = held.make(Call::Forget, &self.peer).await;
         applied(answer, "forget with the fence seen");
         let forgotten = self.record(&held.name).await;
-        assert!(
-            Self::close(
-                forgotten.expires_in.unwrap_or_default(),
-                FORGOTTEN_RETENTION
-            ) && forgotten.takeovers == 0,
-            "forget: keeps the record for a day, and not its takeovers: {forgotten:?}"
+        let left = forgotten.expires_in;
+        Self::counts_from_now(&before, &forgotten, left, FORGOTTEN_RETENTION, "forget");
+        assert_eq!(
+            forgotten.takeovers, 0,
+            "forget: the record does not keep its takeovers: {forgotten:?}"
         );
         for call in Call::ALL {
             let answer = held.make(call, &self.store).await;
