@@ -2,7 +2,6 @@
 
 use std::{
     env, fs,
-    net::TcpListener,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -14,6 +13,8 @@ use tower_idempotency::{
     PostgresStore,
     sqlx::{self, Connection as _, PgConnection, Row as _, raw_sql},
 };
+
+use crate::redis_nodes::free_port;
 
 pub(crate) struct Server {
     programs: PathBuf,
@@ -248,11 +249,6 @@ async fn answers(url: &str) {
         assert!(Instant::now() < end, "{url} does not answer");
         time::sleep(Duration::from_millis(50)).await;
     }
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 fn as_user(user: Option<(u32, u32)>, program: &Path) -> Command {

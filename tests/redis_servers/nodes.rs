@@ -295,12 +295,15 @@ fn run(arguments: &[String]) -> Child {
         .expect("redis-server of Debian's package of that name")
 }
 
-/// The nodes of a cluster also talk on a port 10,000 above.
-fn free_port() -> u16 {
+/// Returns a free port whose bus, 10,000 above, is free too.
+///
+/// Both are below the ports that Linux gives to connections: these could take the port
+/// while its server is stopped.
+pub(crate) fn free_port() -> u16 {
     loop {
-        let port = rand::rng().random_range(20_000..40_000);
+        let port = rand::rng().random_range(10_000..22_000);
         let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if is_free(port) && is_free(port + 10_000) {
+        if is_free(port) && is_free(port + BUS) {
             return port;
         }
     }
@@ -326,4 +329,6 @@ pub(crate) async fn eventually(what: &str, mut happens: impl AsyncFnMut() -> boo
 }
 
 const SLOTS: usize = 16_384;
+/// The nodes of a cluster talk to each other on a port that much above their own.
+const BUS: u16 = 10_000;
 const LONGEST: Duration = Duration::from_secs(30);
