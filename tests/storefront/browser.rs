@@ -105,6 +105,12 @@ struct Driver {
 
 impl Driver {
     fn start() -> Self {
+        // The port is free on IPv4, and may be in use on IPv6: the driver then ends.
+        let mut started = (0..10).filter_map(|_| Self::start_once());
+        started.next().expect("chromedriver tells its port")
+    }
+
+    fn start_once() -> Option<Self> {
         let profile = Directory::new();
         let mut process = Command::new("chromedriver")
             .arg("--port=0")
@@ -118,11 +124,15 @@ impl Driver {
             let (_, port) = line.split_once("successfully on port ")?;
             port.trim_end_matches('.').parse().ok()
         });
-        Self {
-            port: port.expect("chromedriver tells its port"),
+        let Some(port) = port else {
+            let _ = process.wait();
+            return None;
+        };
+        Some(Self {
+            port,
             process,
             profile,
-        }
+        })
     }
 
     async fn connect(&self) -> Client {
