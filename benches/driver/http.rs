@@ -4,6 +4,7 @@ use std::{
     convert::Infallible,
     env, fs,
     io::{BufRead as _, BufReader},
+    path::Path,
     process::{Child, Command, Stdio},
 };
 
@@ -39,33 +40,45 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
             "replays, more than a handler that does nothing",
         ),
     ] {
-        // Each on a new server, so that replays do not run in memory filled by a
-        // million fresh keys.
-        let baseline = Server::start(baseline, &url);
-        let memory = Server::start("memory", &url);
-        let pairs = in_turns(plan, &baseline, &memory, 16, keys);
-        report.add(Target::new(
-            format!("server on the memory store, 16 connections, {name}: processor time a request"),
-            Bound::AtMost(most),
-            "µs",
-            pairs
-                .iter()
-                .map(|(before, after)| (after.processor - before.processor) * 1e6)
-                .collect(),
-        ));
-        let rates = Target::new(
-            format!("server on the memory store, 16 connections, {name}: requests/s"),
-            Bound::AtLeast(0.0),
-            "×",
-            pairs
-                .iter()
-                .map(|(before, after)| after.rate / before.rate)
-                .collect(),
-        );
-        report.tell(&rates);
+        // The server has one processor and the load the other. Otherwise the scheduler decides
+        // anew in each run which of their threads share one: that is told, too.
+        for processor in [Some(0), None] {
+            // Each on a new server, so that replays do not run in memory filled by a
+            // million fresh keys.
+            let baseline = Server::start(baseline, &url, processor);
+            let memory = Server::start("memory", &url, processor);
+            let pairs = in_turns(plan, &baseline, &memory, 16, keys);
+            let on = match processor {
+                Some(_) => "one processor",
+                None => "all processors",
+            };
+            let name = format!("server on {on}, memory store, 16 connections, {name}");
+            let processor_times = Target::new(
+                format!("{name}: processor time a request"),
+                Bound::AtMost(most),
+                "µs",
+                pairs
+                    .iter()
+                    .map(|(before, after)| (after.processor - before.processor) * 1e6)
+                    .collect(),
+            );
+            match processor {
+                Some(_) => report.add(processor_times),
+                None => report.tell(&processor_times),
+            }
+            report.tell(&Target::new(
+                format!("{name}: requests/s"),
+                Bound::AtLeast(0.0),
+                "×",
+                pairs
+                    .iter()
+                    .map(|(before, after)| after.rate / before.rate)
+                    .collect(),
+            ));
+        }
     }
-    let by_hand = Server::start("by-hand", &url);
-    let store = Server::start("postgres", &url);
+    let by_hand = Server::start("by-hand", &url, None);
+    let store = Server::start("postgres", &url, None);
     let pairs = in_turns(plan, &by_hand, &store, 64, Keys::Fresh);
     report.add(Target::new(
         "server on PostgreSQL, 64 connections, against two statements by hand: requests/s",
@@ -195,11 +208,13 @@ enum Keys {
 struct Server {
     child: Child,
     address: String,
+    /// The only processor on which it runs.
+    processor: Option<usize>,
 }
 
 impl Server {
-    fn start(kind: &str, url: &str) -> Self {
-        let mut child = Command::new(env::current_exe().unwrap())
+    fn start(kind: &str, url: &str, processor: Option<usize>) -> Self {
+        let mut child = on_processor(processor, &env::current_exe().unwrap())
             .args(["serve", kind])
             .env("DRIVER_URL", url)
             .stdout(Stdio::piped())
@@ -209,7 +224,11 @@ impl Server {
         let mut out = BufReader::new(child.stdout.take().unwrap());
         out.read_line(&mut line).unwrap();
         let address = line.trim().to_owned();
-        Self { child, address }
+        Self {
+            child,
+            address,
+            processor,
+        }
     }
 
     /// The processor time that the server has used, in seconds.
@@ -245,7 +264,8 @@ impl Server {
              wrk.headers[\"Content-Type\"] = \"application/json\""
         );
         fs::write(&script, text).unwrap();
-        let said = Command::new("wrk")
+        let other = self.processor.map(|processor| processor + 1);
+        let said = on_processor(other, "wrk".as_ref())
             .args([
                 "-t1",
                 &format!("-c{connections}"),
@@ -255,11 +275,22 @@ impl Server {
             .arg(&script)
             .arg(format!("http://{}/payments", self.address))
             .output()
-            .expect("wrk is not installed");
+            .expect("wrk or taskset is not installed");
         let said = String::from_utf8(said.stdout).unwrap();
         fs::remove_file(&script).unwrap();
         said
     }
+}
+
+/// Returns the command that runs `program`, on this processor only if one is given.
+fn on_processor(processor: Option<usize>, program: &Path) -> Command {
+    let Some(processor) = processor else {
+        return Command::new(program);
+    };
+    let mut command = Command::new("taskset");
+    command.args(["--cpu-list", &processor.to_string()]);
+    command.arg(program);
+    command
 }
 
 /// Linux reports processor times in hundredths of a second.
