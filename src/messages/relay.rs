@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     Event, Outbox, OutboxStore,
     publishing::{Counts, Publishing},
-    run::Run,
+    run::{BatchSize, Run},
 };
 use crate::telemetry::log::{LogLimit, Warnings};
 
@@ -151,6 +151,8 @@ where
     ///
     /// It reads up to ten events of each, or more of each if few aggregates have events,
     /// within [`max_buffered_bytes`](Self::max_buffered_bytes).
+    ///
+    /// If the database does not return a batch in time, the next one is half as large.
     pub fn batch(mut self, aggregates: u32) -> Self {
         self.batch = aggregates.max(1);
         self
@@ -166,12 +168,13 @@ where
         self
     }
 
-    /// Sets for how long the relay takes an aggregate, at least 100 ms. Defaults to 30 s.
+    /// Sets for how long the relay takes an aggregate, from 100 ms to a day. Defaults to
+    /// 30 s.
     ///
     /// After a crash, others publish the aggregate's events when the lease has ended. No
     /// publication begins in its last third.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.lease = lease.max(SHORTEST_LEASE);
+        self.lease = lease.clamp(SHORTEST_LEASE, LONGEST_LEASE);
         self
     }
 
@@ -215,6 +218,7 @@ where
             batch: self.batch as usize,
             max_buffered: self.max_buffered_bytes as u64,
             buffered: Arc::default(),
+            size: BatchSize::default(),
             lease: self.lease,
             poll: self.poll,
             is_staging: false,
@@ -295,4 +299,5 @@ impl<S, P> fmt::Debug for Relay<S, P> {
 }
 
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 const SHORTEST_POLL: Duration = Duration::from_millis(1);

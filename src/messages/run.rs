@@ -8,11 +8,9 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "metrics")]
-use futures_util::FutureExt as _;
 use tokio::{
     sync::watch,
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{self, Instant},
 };
 
@@ -22,7 +20,10 @@ use super::{
     publishing::{Publishing, STAGING_PAUSE},
 };
 #[cfg(feature = "metrics")]
-use crate::telemetry::metrics::{LAG_DEAD, LAG_EVENTS, LAG_SECONDS, SNAPSHOT_SECONDS};
+use crate::telemetry::{
+    log::Warnings,
+    metrics::{LAG_DEAD, LAG_EVENTS, LAG_SECONDS, SNAPSHOT_SECONDS},
+};
 use crate::{
     error::StoreError,
     runtime::backoff::Backoff,
@@ -38,6 +39,7 @@ pub(super) struct Run<S, P> {
     /// In bytes, as is `buffered`.
     pub(super) max_buffered: u64,
     pub(super) buffered: Arc<AtomicU64>,
+    pub(super) size: BatchSize,
     pub(super) lease: Duration,
     pub(super) poll: Duration,
     pub(super) tasks: JoinSet<Ended>,
@@ -61,16 +63,19 @@ where
 {
     pub(super) async fn run(mut self) {
         // Aborted with the relay.
-        let mut listener = JoinSet::new();
+        let mut beside = JoinSet::new();
         if self.outbox.notifies {
-            listener.spawn(self.outbox.store.clone().listen());
+            beside.spawn(self.outbox.store.clone().listen());
         }
+        #[cfg(feature = "metrics")]
+        beside.spawn(report_lag(
+            self.outbox.clone(),
+            self.publishing.warnings.clone(),
+        ));
         let mut stop = self.publishing.stop.clone();
         let mut woken = self.outbox.store.wake().subscribe();
         let mut backoff = FAILURES;
         let mut is_due = true;
-        #[cfg(feature = "metrics")]
-        let mut lag = time::interval(LAG_INTERVAL);
         loop {
             let is_stopped = *stop.borrow();
             let worked = match self.settle().await {
@@ -102,7 +107,7 @@ where
                 false => self.poll,
             };
             tokio::select! {
-                Some(ended) = self.tasks.join_next() => self.ended.extend(ended.ok()),
+                Some(ended) = self.tasks.join_next() => self.end(ended),
                 _ = woken.changed(), if !is_stopped => is_due = true,
                 () = time::sleep(pause), if !is_stopped => {
                     self.is_staging = false;
@@ -110,17 +115,21 @@ where
                 }
                 () = stopped(&mut stop), if !is_stopped => {}
             }
-            #[cfg(feature = "metrics")]
-            if lag.tick().now_or_never().is_some() {
-                self.report_lag().await;
-            }
+        }
+    }
+
+    /// Keeps a turn until it is settled. One whose task panicked is left to its lease.
+    fn end(&mut self, ended: Result<Ended, JoinError>) {
+        match ended {
+            Ok(ended) => self.ended.push(ended),
+            Err(_panic) => self.publishing.warnings.warn(TASK_PANICKED, None, None),
         }
     }
 
     /// Settles the turns that have ended. Returns whether there were any.
     async fn settle(&mut self) -> Result<bool, StoreError> {
         while let Some(ended) = self.tasks.try_join_next() {
-            self.ended.extend(ended.ok());
+            self.end(ended);
         }
         // Others may publish the events of a turn whose lease has ended.
         self.ended.retain(|ended| Instant::now() < ended.lease_end);
@@ -164,13 +173,17 @@ where
         }
         let free = self.batch - self.tasks.len();
         let free_bytes = self.max_buffered - self.buffered.load(Ordering::Relaxed);
+        let limit = self.size.of(free as u64).max(1) as usize;
         let token = Token::random();
         let lease_end = Instant::now() + self.lease;
         let (topic, lease) = (&self.outbox.topic, self.lease);
         let store = &self.outbox.store;
-        let turns = store.take(topic, token, free as u32, free_bytes, lease);
-        let turns = turns.await?;
-        let is_full = turns.len() == free;
+        let max_bytes = self.size.of(free_bytes);
+        let turns = store.take(topic, token, limit as u32, max_bytes, lease);
+        let turns = turns.await;
+        self.size.adapt(turns.is_ok());
+        let turns = turns?;
+        let is_full = turns.len() == limit;
         for turn in turns {
             let publishing = Arc::clone(&self.publishing);
             let buffered = Buffered::new(&turn, &self.buffered);
@@ -185,24 +198,53 @@ where
         }
         Ok(is_full)
     }
+}
 
-    #[cfg(feature = "metrics")]
-    async fn report_lag(&self) {
-        let lag = match self.outbox.lag().await {
-            Ok(lag) => lag,
-            Err(error) => {
-                let warnings = &self.publishing.warnings;
-                return warnings.warn(LAG_NOT_READ, Some(&error), None);
+/// Sets the gauges of the lag, now and then. Beside the relay: counting many events takes
+/// longer than publishing a few.
+#[cfg(feature = "metrics")]
+async fn report_lag<S: OutboxStore>(outbox: Outbox<S>, warnings: Warnings) {
+    let set = |name, value: f64| {
+        metrics::gauge!(name, "topic" => outbox.topic.clone()).set(value);
+    };
+    let mut interval = time::interval(LAG_INTERVAL);
+    loop {
+        interval.tick().await;
+        match outbox.lag().await {
+            Ok(lag) => {
+                set(LAG_EVENTS, lag.events as f64);
+                set(LAG_SECONDS, lag.oldest.as_secs_f64());
+                set(LAG_DEAD, lag.dead as f64);
+                let snapshot = lag.oldest_snapshot.unwrap_or_default();
+                set(SNAPSHOT_SECONDS, snapshot.as_secs_f64());
             }
-        };
-        let set = |name, value: f64| {
-            metrics::gauge!(name, "topic" => self.outbox.topic.clone()).set(value);
-        };
-        set(LAG_EVENTS, lag.events as f64);
-        set(LAG_SECONDS, lag.oldest.as_secs_f64());
-        let snapshot = lag.oldest_snapshot.unwrap_or_default();
-        set(LAG_DEAD, lag.dead as f64);
-        set(SNAPSHOT_SECONDS, snapshot.as_secs_f64());
+            Err(error) => warnings.warn(LAG_NOT_READ, Some(&error), None),
+        }
+    }
+}
+
+/// The size of a batch. It is halved after each take that fails, because a statement that its
+/// timeout ended may succeed for fewer events. It doubles after some takes that succeed.
+#[derive(Default)]
+pub(super) struct BatchSize {
+    halvings: u32,
+    successes: u32,
+}
+
+impl BatchSize {
+    fn of(&self, whole: u64) -> u64 {
+        whole >> self.halvings
+    }
+
+    fn adapt(&mut self, is_success: bool) {
+        self.successes += 1;
+        if !is_success {
+            self.halvings = (self.halvings + 1).min(MOST_HALVINGS);
+            self.successes = 0;
+        } else if self.successes == SUCCESSES_TO_DOUBLE {
+            self.halvings = self.halvings.saturating_sub(1);
+            self.successes = 0;
+        }
     }
 }
 
@@ -240,6 +282,11 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 const LAG_NOT_READ: &str = "lag of the outbox not read, its gauges keep their last values";
 const FAILED: &str = "the relay cannot take or settle events: they stay in the outbox, and it tries \
     again";
+const TASK_PANICKED: &str = "task of a relay panicked, its events are published again after the lease: \
+    a value that the publisher drops, or a recorder of metrics, panics";
+/// A batch of 2^20 aggregates becomes one.
+const MOST_HALVINGS: u32 = 20;
+const SUCCESSES_TO_DOUBLE: u32 = 8;
 const FAILURES: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
 #[cfg(feature = "metrics")]
 const LAG_INTERVAL: Duration = Duration::from_secs(30);

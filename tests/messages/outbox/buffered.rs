@@ -9,10 +9,16 @@ use std::{
 };
 
 use tokio::{sync::Semaphore, time::sleep};
-use tower_idempotency::messages::{Event, Relay, RelayHandle};
+use tower_idempotency::{
+    PostgresStore,
+    messages::{Event, Relay, RelayHandle},
+};
 
-use super::relay::{Broker, stage, until, until_all_is_published};
-use crate::shop::{Shop, with_each_database};
+use super::relay::{Broker, spawn, stage, until, until_all_is_published};
+use crate::{
+    databases::run,
+    shop::{Shop, options, with_each_database, with_postgres},
+};
 
 with_each_database! {
     relay_reads_no_more_payloads_than_its_limit;
@@ -96,4 +102,38 @@ async fn payload_beyond_the_limit_is_published_alone(shop: impl Shop) {
     let held = Held::spawn(&shop, 100);
     held.assert_begun(1).await;
     held.publish_all(&shop, 4).await;
+}
+
+/// Each turn that a relay takes costs the server 50 ms, and a statement may take 250 ms.
+#[tokio::test(flavor = "multi_thread")]
+async fn batch_that_takes_too_long_is_halved_until_it_succeeds() {
+    Box::pin(with_postgres(async |shop| {
+        run(
+            &shop.url,
+            "CREATE FUNCTION delay() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+                 PERFORM pg_sleep(0.05); RETURN NEW; END $$;
+             CREATE TRIGGER delay BEFORE UPDATE ON idempotency_turns FOR EACH ROW
+             WHEN (NEW.token IS NOT NULL) EXECUTE FUNCTION delay()",
+        )
+        .await;
+        stage(
+            &shop,
+            (0..16).map(|number| event(&format!("{number}"), 0, 1)),
+        )
+        .await;
+        let hasty = PostgresStore::builder(options(&shop.url));
+        let hasty = hasty.statement_timeout(Duration::from_millis(250));
+        let hasty = hasty.connect().await.unwrap();
+        let broker = Broker::default();
+        let publish = broker.clone();
+        let relay = spawn(hasty.outbox("orders").unwrap(), move |event| {
+            let published = publish.publish(event);
+            async move { published }
+        });
+        until_all_is_published(&shop).await;
+        let report = relay.stop(Duration::from_secs(10)).await;
+        assert_eq!((report.published, broker.deliveries().len()), (16, 16));
+        hasty.close().await;
+    }))
+    .await;
 }

@@ -2,15 +2,19 @@
 
 use std::{
     collections::BTreeMap,
+    future::pending,
     io,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use tower_idempotency::messages::{Event, Publish};
+use tower_idempotency::messages::{Event, Publish, Relay};
 
-use super::relay::{event, spawn, stage, until};
+use super::relay::{event, spawn, stage, until, until_all_is_published};
 use crate::shop::{Shop, with_sqlite};
 
 /// The lines of a log.
@@ -28,19 +32,39 @@ impl io::Write for Lines {
     }
 }
 
+impl Lines {
+    /// Collects what is logged on this thread, until the guard is dropped.
+    fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
+        let lines = Self::default();
+        let written = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(tracing::Level::DEBUG)
+            .with_writer(move || written.clone())
+            .finish();
+        (lines, tracing::subscriber::set_default(subscriber))
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+/// A value that a publisher holds, whose code panics when it is dropped.
+struct PanicsWhenDropped;
+
+impl Drop for PanicsWhenDropped {
+    fn drop(&mut self) {
+        panic!("on purpose");
+    }
+}
+
 /// On one thread, to which the recorder and the subscriber belong.
 #[tokio::test]
 async fn events_are_counted_and_logged_without_payloads() {
     let recorder = Box::leak(Box::new(DebuggingRecorder::new()));
     let metrics = recorder.snapshotter();
     let _recorder = metrics::set_default_local_recorder(recorder);
-    let lines = Lines::default();
-    let written = lines.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_max_level(tracing::Level::DEBUG)
-        .with_writer(move || written.clone())
-        .finish();
-    let _subscriber = tracing::subscriber::set_default(subscriber);
+    let (lines, _subscriber) = Lines::collect();
 
     Box::pin(with_sqlite(async |shop| {
         stage(
@@ -95,7 +119,7 @@ async fn events_are_counted_and_logged_without_payloads() {
         expected.map(|name| (name.to_owned(), "orders".to_owned()))
     );
 
-    let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let lines = lines.text();
     assert!(
         lines.contains("WARN") && lines.contains("event=\"dead\""),
         "{lines}"
@@ -103,4 +127,37 @@ async fn events_are_counted_and_logged_without_payloads() {
     assert!(lines.contains("what=\"retried\""), "{lines}");
     assert!(lines.contains("publisher of a relay panicked"), "{lines}");
     assert!(!lines.contains("payload of"), "{lines}");
+}
+
+/// On one thread, to which the subscriber belongs.
+#[tokio::test]
+async fn panic_of_a_dropped_publication_is_logged_and_its_event_published() {
+    let (lines, _subscriber) = Lines::collect();
+    Box::pin(with_sqlite(async |shop| {
+        stage(&shop, [event("event", "a")]).await;
+        let attempts = Arc::<AtomicUsize>::default();
+        let attempt = Arc::clone(&attempts);
+        let relay = Relay::new(shop.outbox("orders"), move |_: Event| {
+            let is_first = attempt.fetch_add(1, Ordering::SeqCst) == 0;
+            async move {
+                if is_first {
+                    let _held = PanicsWhenDropped;
+                    pending::<()>().await;
+                }
+                Publish::Done
+            }
+        });
+        // The first attempt is dropped after a third of the lease.
+        let relay = relay.lease(Duration::from_millis(100));
+        let relay = relay.poll(Duration::from_millis(5)).spawn();
+        until_all_is_published(&shop).await;
+        assert_eq!(attempts.load(Ordering::SeqCst), 2);
+        relay.stop(Duration::from_secs(10)).await;
+    }))
+    .await;
+    let lines = lines.text();
+    assert!(
+        lines.contains("WARN") && lines.contains("task of a relay panicked"),
+        "{lines}"
+    );
 }
