@@ -74,10 +74,10 @@ impl<S: Sweep> Sweeper<S> {
         }
     }
 
-    /// The time between two sweeps; each is put off by up to a tenth of it at
-    /// random, so that processes do not sweep in step. Defaults to 60 s.
+    /// The time between two sweeps, at least 1 ms. Each is put off by up to a tenth of it
+    /// at random, so that processes do not sweep in step. Defaults to 60 s.
     pub fn every(mut self, interval: Duration) -> Self {
-        self.every = interval;
+        self.every = interval.max(SHORTEST_INTERVAL);
         self
     }
 
@@ -117,7 +117,7 @@ impl<S: Sweep> Sweeper<S> {
     async fn run(self, stop: Arc<Stop>) -> SweepReport {
         let mut report = SweepReport::default();
         loop {
-            if pause(&stop, self.every + jittered(self.every / 10)).await {
+            if pause(&stop, self.every.saturating_add(jittered(self.every / 10))).await {
                 return report;
             }
             let before = report;
@@ -239,5 +239,6 @@ async fn pause(stop: &Stop, duration: Duration) -> bool {
     time::timeout(duration, stop.wait()).await.is_ok()
 }
 
+const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 const FAILED: &str = "sweep failed, expired records stay in the store until the next one";
 const PANICKED: &str = "sweep panicked, expired records stay in the store until the next one";
