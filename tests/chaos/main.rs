@@ -14,6 +14,8 @@ mod clients;
 mod faults;
 mod oracle;
 mod place;
+#[path = "../ports/mod.rs"]
+mod ports;
 mod processes;
 mod proxy;
 mod redis;

@@ -14,7 +14,7 @@ use tower_idempotency::{
     sqlx::{self, Connection as _, PgConnection, Row as _, raw_sql},
 };
 
-use crate::redis_nodes::free_port;
+use crate::ports::free_port;
 
 pub(crate) struct Server {
     programs: PathBuf,

@@ -38,6 +38,8 @@ mod logs;
 mod mismatches;
 mod operator;
 mod oversized;
+#[path = "../ports/mod.rs"]
+mod ports;
 // Not every test binary uses all of it.
 #[allow(dead_code)]
 #[path = "../chaos/server.rs"]

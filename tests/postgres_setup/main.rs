@@ -10,6 +10,8 @@ mod log;
 mod poolers;
 mod schemas;
 mod tables;
+#[path = "../ports/mod.rs"]
+mod ports;
 // Not every test binary uses all of it.
 #[allow(dead_code)]
 #[path = "../chaos/server.rs"]

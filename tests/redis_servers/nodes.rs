@@ -3,15 +3,15 @@
 #![allow(dead_code, reason = "not every test binary uses all of it")]
 
 use std::{
-    net::TcpListener,
     path::PathBuf,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
-use rand::RngExt as _;
 use redis::{Client, FromRedisValue, RedisResult};
 use tokio::time::{sleep, timeout};
+
+use crate::ports::free_port;
 
 /// A server on a free port of the loopback interface, killed when it is dropped.
 pub(crate) struct Node {
@@ -295,20 +295,6 @@ fn run(arguments: &[String]) -> Child {
         .expect("redis-server of Debian's package of that name")
 }
 
-/// Returns a free port whose bus, 10,000 above, is free too.
-///
-/// Both are below the ports that Linux gives to connections: these could take the port
-/// while its server is stopped.
-pub(crate) fn free_port() -> u16 {
-    loop {
-        let port = rand::rng().random_range(10_000..22_000);
-        let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        if is_free(port) && is_free(port + BUS) {
-            return port;
-        }
-    }
-}
-
 /// Returns the shard that has a slot at first.
 pub(crate) fn shard_of(slot: u16) -> usize {
     let first = |shard: usize| shard * SLOTS / 3;
@@ -329,6 +315,4 @@ pub(crate) async fn eventually(what: &str, mut happens: impl AsyncFnMut() -> boo
 }
 
 const SLOTS: usize = 16_384;
-/// The nodes of a cluster talk to each other on a port that much above their own.
-const BUS: u16 = 10_000;
 const LONGEST: Duration = Duration::from_secs(30);

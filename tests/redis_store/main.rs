@@ -13,6 +13,8 @@ mod guards;
 mod index;
 #[path = "../redis_servers/mod.rs"]
 mod redis_servers;
+#[path = "../ports/mod.rs"]
+mod ports;
 #[path = "../redis_servers/nodes.rs"]
 mod redis_nodes;
 mod rights;
