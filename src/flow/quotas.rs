@@ -7,7 +7,6 @@
 use std::{
     collections::{HashMap, hash_map::RandomState},
     hash::BuildHasher as _,
-    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, Once, PoisonError},
     time::Duration,
@@ -15,7 +14,7 @@ use std::{
 
 use http::request;
 use tokio::{
-    task::{self, JoinHandle},
+    task,
     time::{self, Instant},
 };
 
@@ -30,6 +29,7 @@ use crate::{
     operation::request_name::RequestName,
     policy::quota::{Quota, QuotaSetting},
     rejection::{Callback, QuotaExceeded, Rejection},
+    runtime::single_task::{Permit, SingleTask},
     store::{OwnerTransition, Store, Usage, UsageDelta},
     telemetry::log::Warnings,
 };
@@ -45,21 +45,16 @@ pub(crate) struct Quotas<S> {
     start: Instant,
     hasher: RandomState,
     shards: Box<[Mutex<Scopes>]>,
-    due: Mutex<Due>,
+    /// The scopes of the next report.
+    due: Mutex<Vec<Arc<ScopeUsage>>>,
+    /// Reports regularly. Ends with its runtime, or once no scope is due.
+    task: SingleTask,
     /// Held during a report.
     reporting: tokio::sync::Mutex<()>,
     counts_alone: Once,
 }
 
 type Scopes = HashMap<Scope, Arc<ScopeUsage>>;
-
-/// The next report.
-#[derive(Default)]
-struct Due {
-    scopes: Vec<Arc<ScopeUsage>>,
-    /// Reports regularly. Ends with its runtime, or once no scope is due.
-    task: Option<JoinHandle<()>>,
-}
 
 /// The quota of one request, and the usage of its scope.
 pub(super) struct RequestQuota {
@@ -81,6 +76,7 @@ impl<S: Store> Quotas<S> {
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             due: Mutex::default(),
+            task: SingleTask::default(),
             reporting: tokio::sync::Mutex::default(),
             counts_alone: Once::new(),
         }))
@@ -194,9 +190,16 @@ impl<S: Store> Quotas<S> {
     /// Reports the scopes that are due.
     pub(crate) async fn report(&self) {
         let _reporting = self.reporting.lock().await;
-        let due = mem::take(&mut lock(&self.due).scopes);
-        for scopes in due.chunks(MOST_SCOPES) {
-            self.report_scopes(scopes).await;
+        let mut left = lock(&self.due).len();
+        while left > 0 {
+            // Further ones stay due, should the runtime end meanwhile.
+            let scopes: Vec<_> = {
+                let mut due = lock(&self.due);
+                let scopes = due.len().min(MOST_SCOPES);
+                due.drain(..scopes).collect()
+            };
+            left = left.saturating_sub(MOST_SCOPES);
+            self.report_scopes(&scopes).await;
             // A store in memory never waits, and requests must not wait for many scopes.
             task::yield_now().await;
         }
@@ -272,25 +275,24 @@ impl<S: Store> Quotas<S> {
 
     /// Makes the scope a part of the next report.
     fn make_due(self: &Arc<Self>, usage: &Arc<ScopeUsage>) {
-        if !usage.make_due() {
-            return;
+        if usage.make_due() {
+            lock(&self.due).push(Arc::clone(usage));
         }
-        let mut due = lock(&self.due);
-        due.scopes.push(Arc::clone(usage));
-        if due.task.as_ref().is_none_or(JoinHandle::is_finished) {
+        if let Some(permit) = self.task.try_begin() {
             // The task keeps the store for a last report after the layer was dropped.
-            due.task = Some(tokio::spawn(Arc::clone(self).report_regularly()));
+            tokio::spawn(Arc::clone(self).report_regularly(permit));
         }
     }
 
     /// Reports once an interval, until no scope is due.
-    async fn report_regularly(self: Arc<Self>) {
+    async fn report_regularly(self: Arc<Self>, permit: Permit) {
         loop {
             time::sleep(INTERVAL).await;
             self.report().await;
-            let mut due = lock(&self.due);
-            if due.scopes.is_empty() {
-                due.task = None;
+            let due = lock(&self.due);
+            if due.is_empty() {
+                // Before another scope can be due, which then begins the next task.
+                drop(permit);
                 return;
             }
         }

@@ -131,6 +131,8 @@ impl ScopeUsage {
         let now = Instant::now();
         let mut state = self.state();
         state.is_due = false;
+        // The last report may have ended with its runtime.
+        state.count_sent_alone(now);
         state.sent = mem::take(&mut state.counted);
         let counted = state.sent.0.iter().filter(|(period, _)| period.end > now);
         let mut deltas: Vec<_> = counted
@@ -169,11 +171,7 @@ impl ScopeUsage {
     /// Ends a report that the store may have or not, or does not add up. Its sums count in
     /// this process, until the store returns others.
     pub(super) fn count_sent_alone(&self) {
-        let now = Instant::now();
-        let mut state = self.state();
-        for (period, kept) in mem::take(&mut state.sent).0 {
-            state.known.add(Period::known(period.end), kept, now);
-        }
+        self.state().count_sent_alone(Instant::now());
     }
 
     /// Ends a report that did not reach the store. The next one has its sums.
@@ -187,6 +185,14 @@ impl ScopeUsage {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn count_sent_alone(&mut self, now: Instant) {
+        for (period, kept) in mem::take(&mut self.sent).0 {
+            self.known.add(Period::known(period.end), kept, now);
+        }
     }
 }
 

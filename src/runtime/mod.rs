@@ -2,3 +2,4 @@
 
 pub(crate) mod backoff;
 pub(crate) mod per_runtime;
+pub(crate) mod single_task;

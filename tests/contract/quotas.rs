@@ -185,6 +185,40 @@ async fn rule_76_crashed_process_leaves_a_second_uncounted_at_most() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rule_76_runtime_that_ends_in_a_report_loses_no_other_scope() {
+    let faulty = Faulty::new(MemoryStore::new());
+    let api = Api::new(
+        of_records(DynStore::new(faulty.clone()), 9),
+        &Probe::counting(),
+    );
+    // Each scope asks once. The first call of the report does not end.
+    let scopes = MOST_SCOPES + 1;
+    faulty.inject(Call::AddUsage, scopes + 1..=scopes + 1, Fault::Hang);
+    let ended = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .start_paused(true)
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            for other in 1..scopes {
+                let other = format!("other-{other}");
+                api.send(keyed("K").from(&other)).await.assert_live(201);
+            }
+            api.send(keyed("K")).await.assert_live(201);
+            tokio::time::sleep(INTERVAL).await;
+        });
+        api
+    });
+    let api = ended.join().unwrap();
+    assert_eq!(faulty.calls_of(Call::AddUsage), scopes + 1);
+    assert_eq!(kept(&faulty).await.0, 0);
+    api.send(keyed("L")).await.assert_live(201);
+    tokio::time::sleep(INTERVAL).await;
+    assert_eq!(kept(&faulty).await.0, 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn rule_76_drained_process_leaves_nothing_uncounted() {
     let (store, probe) = (memory(), Probe::counting());
     let api = Api::new(of_records(store.clone(), 2), &probe);
@@ -322,6 +356,8 @@ async fn kept(store: &impl Store) -> (i64, i64) {
     (sum(|usage| usage.records), sum(|usage| usage.bytes))
 }
 
+/// How many scopes one call to the store reports.
+const MOST_SCOPES: usize = 100;
 /// After this, the store has been told.
 const INTERVAL: Duration = Duration::from_millis(1_100);
 const DAY: Duration = Duration::from_secs(24 * 3600);

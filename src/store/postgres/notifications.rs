@@ -4,22 +4,22 @@
 //! sent after COMMIT, in a transaction of its own, and one stands for all commits of a few
 //! milliseconds.
 
-use std::{
-    sync::atomic::{AtomicBool, Ordering},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use sqlx::{postgres::PgListener, raw_sql};
 use tokio::{runtime::Handle, time::sleep};
 
 use super::{PostgresStore, error::failure, session::Session};
-use crate::telemetry::log::{self, LogLimit};
+use crate::{
+    runtime::single_task::SingleTask,
+    telemetry::log::{self, LogLimit},
+};
 
 /// The notifications that a store sends.
 #[derive(Default)]
 pub(super) struct Notifications {
-    /// Whether a task will send the next one.
-    is_due: AtomicBool,
+    /// Sends the next one.
+    sending: SingleTask,
     failures: LogLimit,
 }
 
@@ -37,24 +37,26 @@ impl PostgresStore {
 
     /// Notifies the relays of other processes soon.
     pub(crate) fn notify_relays(&self) {
-        let is_due = &self.inner.notifications.is_due;
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        if !self.may_notify() || is_due.swap(true, Ordering::AcqRel) {
+        if !self.may_notify() {
             return;
         }
+        let Some(permit) = self.inner.notifications.sending.try_begin() else {
+            return;
+        };
         let store = self.clone();
         runtime.spawn(async move {
             sleep(INTERVAL).await;
-            let Notifications { is_due, failures } = &store.inner.notifications;
             // A commit after this needs another notification.
-            is_due.store(false, Ordering::Release);
+            drop(permit);
             let notify = async |session: &mut Session<'_>| {
                 let notify = raw_sql(NOTIFY).execute(&mut *session.connection).await;
                 notify.map(drop).map_err(failure)
             };
             if let Err(error) = store.inner.admin.run(notify).await {
+                let failures = &store.inner.notifications.failures;
                 log::warn(failures, NOT_SENT, Some(&error), None);
             }
         });

@@ -1,17 +1,17 @@
 //! A connection that comes back after the server did.
 
 use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind, Value};
 
 use super::connection::{Connection, Connector};
-use crate::store::{StoreError, StoreErrorKind};
+use crate::{
+    runtime::single_task::SingleTask,
+    store::{StoreError, StoreErrorKind},
+};
 
 /// Clones share the connection.
 #[derive(Clone)]
@@ -23,8 +23,8 @@ struct Inner {
     live: Mutex<Option<Live>>,
     /// Held while connecting. Has the last failure, which the calls that waited share.
     connecting: tokio::sync::Mutex<Option<(Instant, StoreError)>>,
-    /// Whether a task looks after the connection at the moment.
-    is_tended: AtomicBool,
+    /// Looks after the connection.
+    tending: SingleTask,
 }
 
 #[derive(Clone)]
@@ -42,7 +42,7 @@ impl Link {
             connector,
             live: Mutex::default(),
             connecting: tokio::sync::Mutex::default(),
-            is_tended: AtomicBool::new(false),
+            tending: SingleTask::default(),
         }));
         link.live().await?;
         Ok(link)
@@ -158,11 +158,10 @@ impl Link {
 
     /// Looks after the connection in a task, unless one does so already.
     fn tend(&self, tending: impl Future<Output = ()> + Send + 'static) {
-        if !self.0.is_tended.swap(true, Ordering::AcqRel) {
-            let link = self.clone();
+        if let Some(permit) = self.0.tending.try_begin() {
             tokio::spawn(async move {
+                let _permit = permit;
                 tending.await;
-                link.0.is_tended.store(false, Ordering::Release);
             });
         }
     }
