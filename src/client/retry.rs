@@ -42,6 +42,7 @@ pub struct KeyedRetry<E> {
     backoff: Backoff,
     budget: Arc<dyn Budget + Send + Sync>,
     header: HeaderName,
+    replay_marker: HeaderName,
     unsent: Arc<dyn Fn(&E) -> bool + Send + Sync>,
 }
 
@@ -61,6 +62,7 @@ impl<E> KeyedRetry<E> {
             backoff: Backoff::new(FIRST_PAUSE, Duration::from_secs(30)),
             budget: Arc::new(TpsBudget::default()),
             header: crate::key::HEADER,
+            replay_marker: crate::response::REPLAYED,
             unsent: Arc::new(|_| false),
         }
     }
@@ -96,6 +98,14 @@ impl<E> KeyedRetry<E> {
         self
     }
 
+    /// Sets the header that marks a replay, which is final. Defaults to
+    /// `Idempotent-Replayed`. A service with another
+    /// [`replay_marker`](crate::IdempotencyBuilder::replay_marker) needs it here too.
+    pub fn replay_marker(mut self, name: HeaderName) -> Self {
+        self.replay_marker = name;
+        self
+    }
+
     /// Says of an error whether nothing of the request was sent, as after a refused
     /// connection. Such a call is retried without a key too. Defaults to never.
     pub fn unsent(mut self, unsent: impl Fn(&E) -> bool + Send + Sync + 'static) -> Self {
@@ -118,7 +128,7 @@ impl<E> KeyedRetry<E> {
             Ok(response) => response,
         };
         let headers = response.headers();
-        if !is_safe || headers.contains_key(&crate::response::REPLAYED) {
+        if !is_safe || headers.contains_key(&self.replay_marker) {
             return None;
         }
         let asked = headers.get(header::RETRY_AFTER).is_some();
@@ -174,6 +184,7 @@ impl<E> Clone for KeyedRetry<E> {
             backoff: self.backoff.clone(),
             budget: Arc::clone(&self.budget),
             header: self.header.clone(),
+            replay_marker: self.replay_marker.clone(),
             unsent: Arc::clone(&self.unsent),
         }
     }
@@ -185,6 +196,7 @@ impl<E> fmt::Debug for KeyedRetry<E> {
             .field("attempts", &(self.left + 1))
             .field("cap", &self.cap)
             .field("header", &self.header)
+            .field("replay_marker", &self.replay_marker)
             .finish_non_exhaustive()
     }
 }

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::Request;
+use http::{HeaderName, Request};
 use http_body_util::Full;
 use tokio::time::Instant;
 use tower::{
@@ -85,6 +85,16 @@ async fn each_status_is_retried_or_final_as_documented() {
         let answered = keyed(KeyedRetry::new(), &Script::new(&[step])).await;
         assert_eq!(answered, (Ok(expected), requests), "{step:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn replay_marker_of_the_service_makes_a_response_final() {
+    let marker = HeaderName::from_static("x-replayed");
+    let retry = || KeyedRetry::new().replay_marker(marker.clone());
+    let renamed = Script::new(&[Ok((500, &[("x-replayed", "true")]))]);
+    assert_eq!(keyed(retry(), &renamed).await, (Ok(500), 1));
+    let usual = Script::new(&[Ok((500, &[("idempotent-replayed", "true")]))]);
+    assert_eq!(keyed(retry(), &usual).await, (Ok(500), 3));
 }
 
 #[tokio::test(start_paused = true)]
