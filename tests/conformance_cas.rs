@@ -361,6 +361,21 @@ async fn unreadable_record_does_not_stop_a_sweep() {
     assert_eq!(claimed.kind(), StoreErrorKind::Corrupt);
 }
 
+#[tokio::test(start_paused = true)]
+async fn list_names_an_unreadable_record_and_has_the_others() {
+    let engine = Engine::<false>::new(Network::Perfect);
+    let store = CasStore::new(engine.clone());
+    let unreadable = Bytes::from_static(b"from a later version");
+    let key = format!("{}\0a", Scope::single_tenant().as_str());
+    engine.put(&key, unreadable, None).await.unwrap();
+    store.claim(&name("b"), &claim()).await.unwrap();
+    let filter = Filter::in_progress_for(Duration::ZERO);
+    tokio::time::advance(LEASE).await;
+    let page = store.list(&filter, None, 10).await.unwrap();
+    assert_eq!(page.unreadable, [name("a")]);
+    assert_eq!(page.records[0].0, name("b"));
+}
+
 /// An engine that keeps the default of `list`.
 #[derive(Clone)]
 struct Unlisted(Engine<true>);

@@ -58,7 +58,7 @@
 
 use std::time::Duration;
 
-use super::{Record, RecordState};
+use super::{Record, RecordState, StoreError, StoreErrorKind};
 use crate::key::{RecordName, Scope};
 pub use crate::response::recorded::{NotRecordableError, RecordedResponse};
 
@@ -138,8 +138,34 @@ impl Filter {
 pub struct Page {
     /// The records, in the order of the store. None of them has a response.
     pub records: Vec<(RecordName, Record)>,
+    /// The records that cannot be read, whether the filter would choose them or not. Each of
+    /// their requests is refused with 503, until the record is removed from the engine.
+    ///
+    /// A list may lack some of them: a store that searches by state finds none whose state is
+    /// unreadable.
+    pub unreadable: Vec<RecordName>,
     /// The name after which the next page begins, or `None` on the last page.
     pub next: Option<RecordName>,
+}
+
+impl Page {
+    /// Adds a record that was read, or the name of one that is unreadable.
+    ///
+    /// # Errors
+    ///
+    /// Each error other than [`Corrupt`](super::StoreErrorKind::Corrupt).
+    pub(crate) fn add(
+        &mut self,
+        name: RecordName,
+        read: Result<Record, StoreError>,
+    ) -> Result<(), StoreError> {
+        match read {
+            Ok(record) => self.records.push((name, record)),
+            Err(error) if error.kind() == StoreErrorKind::Corrupt => self.unreadable.push(name),
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
 }
 
 /// How many records a filter chooses.

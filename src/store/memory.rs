@@ -402,7 +402,7 @@ impl Store for MemoryStore {
         let inner = &*self.inner;
         let limit = limit.max(1) as usize;
         let first = after.map_or(0, |name| inner.place(inner.hasher.hash_one(name)));
-        let (mut records, mut examined) = (Vec::new(), 0);
+        let (mut page, mut examined) = (Page::default(), 0);
         for (place, shard) in inner.shards.iter().enumerate().skip(first) {
             let after = after.filter(|_| place == first);
             let table = shard.lock();
@@ -416,24 +416,21 @@ impl Store for MemoryStore {
                 .collect();
             chosen.sort_unstable_by_key(|(name, _)| *name);
             for (name, record) in chosen {
-                records.push((name.clone(), record));
-                if records.len() == limit {
-                    let next = Some(name.clone());
-                    return Ok(Page { records, next });
+                page.records.push((name.clone(), record));
+                if page.records.len() == limit {
+                    page.next = Some(name.clone());
+                    return Ok(page);
                 }
             }
             examined += table.len();
             if examined >= MOST_EXAMINED
                 && let Some(last) = table.iter().map(|slot| &slot.entry.name).max()
             {
-                let next = Some(last.clone());
-                return Ok(Page { records, next });
+                page.next = Some(last.clone());
+                return Ok(page);
             }
         }
-        Ok(Page {
-            records,
-            next: None,
-        })
+        Ok(page)
     }
 
     async fn purge_expired(

@@ -342,7 +342,7 @@ pub trait Store: Send + Sync + 'static {
     /// Counts the records that `filter` chooses, up to `limit`: a number to alert on.
     ///
     /// Returns [`Count::Exactly`] unless counting stopped before it had seen all
-    /// records. It stops at `limit` records, where zero counts as one, and after 32
+    /// records that can be read. It stops at `limit` records, where zero counts as one, and after 32
     /// pages of [`list`](Self::list) at the latest. So it ends soon in a store of any
     /// size. In the SQL stores, 32 pages are 64,000 records, of which a filter for
     /// records in progress may choose few.

@@ -5,7 +5,7 @@ use std::{fmt, time::Duration};
 use bytes::Bytes;
 use rand::RngExt as _;
 
-use super::{admin::Resolution, transition::Swept};
+use super::{StoreError, admin::Resolution, transition::Swept};
 use crate::{fingerprint::Fingerprint, key::OperationId};
 
 /// Names one claim: 128 random bits, made by the layer before it asks the
@@ -373,6 +373,15 @@ impl Purged {
                 self.removed += 1;
                 self.removed_unknown += u64::from(unknown);
             }
+        }
+    }
+
+    /// Returns the error of an unreadable record only if nothing else was due, so that it
+    /// does not stop a sweep.
+    pub(crate) fn or_unreadable(self, error: Option<StoreError>) -> Result<Self, StoreError> {
+        match error {
+            Some(error) if self.touched() == 0 => Err(error),
+            _ => Ok(self),
         }
     }
 

@@ -104,7 +104,7 @@ impl Store for TransitionStore {
             records: chosen
                 .map(|(name, record)| (name.clone(), record))
                 .collect(),
-            next: None,
+            ..Page::default()
         })
     }
 

@@ -1,5 +1,7 @@
 //! The tables: shared, migrated, damaged, missing.
 
+use std::time::Duration;
+
 use futures_util::future::join_all;
 use tower_idempotency::{
     PostgresStore, Store, StoreErrorKind,
@@ -7,7 +9,7 @@ use tower_idempotency::{
         Connection as _, PgConnection,
         migrate::{Migration, MigrationType, Migrator},
     },
-    store::Claimed,
+    store::{Claimed, admin::Filter},
 };
 
 use crate::{
@@ -120,6 +122,32 @@ async fn an_unreadable_row_is_an_error_and_never_absent() {
             assert_eq!(claimed.kind(), StoreErrorKind::Corrupt, "{damage}");
             store.close().await;
         }
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn list_names_an_unreadable_row_and_has_the_others() {
+    with_store(async |store, url| {
+        for key in ["a", "b", "c"] {
+            acquired(store.claim(&name("caller", key), &hour()).await);
+        }
+        run(
+            &url,
+            "UPDATE idempotency_records SET operation = '' WHERE key = 'b'",
+        )
+        .await;
+        let filter = Filter::in_progress_for(Duration::ZERO);
+        let page = store.list(&filter, None, 2).await.unwrap();
+        assert_eq!(page.unreadable, [name("caller", "b")]);
+        assert_eq!(
+            (page.records.len(), page.next),
+            (1, Some(name("caller", "b")))
+        );
+        let after = Some(name("caller", "b"));
+        let page = store.list(&filter, after.as_ref(), 2).await.unwrap();
+        assert_eq!((page.records.len(), page.next), (1, None));
         store.close().await;
     })
     .await;

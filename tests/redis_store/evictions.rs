@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use futures_util::future::join_all;
+use tokio::time::sleep;
 use tower_idempotency::{
     RedisStore, Store, StoreErrorKind,
-    store::{Claim, Claimed, Completion, Release},
+    store::{Claim, Claimed, Completion, Release, admin::Filter},
 };
 
 use crate::{
@@ -144,6 +145,35 @@ async fn a_key_that_holds_no_record_is_corrupt() {
             assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error}");
         }
     }
+}
+
+#[tokio::test]
+async fn unreadable_record_stops_neither_a_list_nor_a_sweep() {
+    let node = Node::start(&[]).await;
+    let store = connect(&node.url()).await;
+    let names: Vec<_> = (0..8)
+        .map(|number| name("caller", &number.to_string()))
+        .collect();
+    for name in &names {
+        let claim = hour();
+        acquired(store.claim(name, &claim).await);
+        let marked = store.mark_unknown(name, claim.token, Duration::ZERO).await;
+        applied(marked);
+    }
+    let mut command = redis::cmd("SET");
+    command.arg(crate::key(&names[3])).arg("no record");
+    crate::asked(&node, &command).await;
+    let mut command = redis::cmd("ZADD");
+    command.arg(crate::index(&names[4])).arg(0).arg("no entry");
+    crate::asked(&node, &command).await;
+
+    let page = store.list(&Filter::unknown(), None, 100).await.unwrap();
+    assert_eq!(page.unreadable, [names[3].clone()]);
+    assert_eq!(page.records.len(), 7);
+    sleep(Duration::from_millis(5)).await;
+    assert_eq!(store.purge_expired(100, HOUR).await.unwrap().removed, 7);
+    let error = store.purge_expired(100, HOUR).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use tower_idempotency::{
         migrate::{Migration, MigrationType, Migrator},
         query_scalar,
     },
-    store::{Completion, RecordState, Transitioned},
+    store::{Completion, RecordState, Transitioned, admin::Filter},
 };
 
 use crate::{
@@ -161,6 +161,13 @@ async fn an_unreadable_row_is_an_error_and_never_absent() {
         let claimed = store.claim(&name, &hour()).await.unwrap_err();
         assert_eq!(claimed.kind(), StoreErrorKind::Corrupt, "{damage}");
     }
+    // A list finds no record by an unreadable state, and reads no response.
+    let readable = name("caller", "readable");
+    acquired(store.claim(&readable, &hour()).await);
+    let filter = Filter::in_progress_for(Duration::ZERO);
+    let page = store.list(&filter, None, 100).await.unwrap();
+    assert_eq!(page.unreadable.len(), 6);
+    assert!(page.records.iter().any(|(name, _)| *name == readable));
     connection.close().await.unwrap();
     store.close().await;
 }

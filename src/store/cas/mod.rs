@@ -276,11 +276,12 @@ impl<B: CompareAndSwap> Store for CasStore<B> {
                 page.next = Some(name);
                 continue;
             }
-            let (record, now) = self.load(&key, &found)?;
-            let record = record.read(now);
             page.next = Some(name.clone());
-            if filter.matches(&name, &record) {
-                page.records.push((name, record));
+            let read = self.load(&key, &found);
+            let read = read.map(|(record, now)| record.read(now));
+            let is_chosen = |record: &Record| filter.matches(&name, record);
+            if read.as_ref().map_or(true, is_chosen) {
+                page.add(name, read)?;
                 if page.records.len() >= limit.max(1) as usize {
                     return Ok(page);
                 }
@@ -317,10 +318,7 @@ impl<B: CompareAndSwap> Store for CasStore<B> {
                 after = Some(key);
             }
             if is_over {
-                return match unreadable {
-                    Some(error) if purged.touched() == 0 => Err(error),
-                    _ => Ok(purged),
-                };
+                return purged.or_unreadable(unreadable);
             }
         }
     }

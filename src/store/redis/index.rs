@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use redis::FromRedisValue as _;
 
 use super::{
@@ -23,7 +23,7 @@ use super::{
 use crate::{
     key::{Key, RecordName, Scope},
     store::{
-        Purged, Record, StoreError, Token,
+        Purged, Record, StoreError, StoreErrorKind, Token,
         admin::{Filter, Page},
         transition::Swept,
     },
@@ -45,12 +45,13 @@ impl Inner {
         limit: u32,
     ) -> Result<Page, StoreError> {
         let first = after.map_or(0, |after| group(joined(after).as_bytes()));
-        let (mut records, mut examined) = (Vec::new(), 0);
+        let (mut page, mut examined) = (Page::default(), 0);
         for start in (first..GROUPS).step_by(TOGETHER) {
             for (group, entries) in (start..).zip(self.entries(start).await?) {
                 // A name may have entries of claims before its last one.
                 let mut claims = BTreeMap::<_, Vec<_>>::new();
-                for entry in entries {
+                // A sweep returns the error of one that is no entry.
+                for entry in entries.into_iter().flatten() {
                     claims.entry(entry.name).or_default().push(entry.token);
                 }
                 if let Some(after) = after.filter(|_| group == first) {
@@ -59,36 +60,33 @@ impl Inner {
                 let claims: Vec<_> = claims.into_iter().collect();
                 for claims in claims.chunks(TOGETHER) {
                     let reads = claims.iter().map(|(name, _)| self.read(name, false));
-                    for ((name, tokens), record) in claims.iter().zip(try_join_all(reads).await?) {
+                    for ((name, tokens), read) in claims.iter().zip(join_all(reads).await) {
                         let is_chosen = |record: &Record| {
                             tokens.contains(&record.token) && filter.matches(name, record)
                         };
-                        records.extend(
-                            record
-                                .filter(is_chosen)
-                                .map(|record| (name.clone(), record)),
-                        );
+                        if let Some(read) = read.map(|read| read.filter(is_chosen)).transpose() {
+                            page.add(name.clone(), read)?;
+                        }
                         examined += 1;
-                        if records.len() == limit.max(1) as usize || examined == MOST_EXAMINED {
-                            let next = Some(name.clone());
-                            return Ok(Page { records, next });
+                        let is_full = page.records.len() == limit.max(1) as usize;
+                        if is_full || examined == MOST_EXAMINED {
+                            page.next = Some(name.clone());
+                            return Ok(page);
                         }
                     }
                 }
             }
         }
-        Ok(Page {
-            records,
-            next: None,
-        })
+        Ok(page)
     }
 
+    /// An unreadable record is left. It is the error if nothing else was due.
     pub(super) async fn purge_expired(
         &self,
         limit: u32,
         unknown_retention: Duration,
     ) -> Result<Purged, StoreError> {
-        let mut purged = Purged::default();
+        let (mut purged, mut unreadable) = (Purged::default(), None);
         for start in (0..GROUPS).step_by(TOGETHER) {
             let mut entries = self.entries(start).await?.into_iter().flatten();
             loop {
@@ -97,19 +95,25 @@ impl Inner {
                 if some.is_empty() {
                     break;
                 }
-                let swept = some
-                    .iter()
-                    .map(|entry| self.sweep(entry, unknown_retention));
-                try_join_all(swept)
-                    .await?
-                    .into_iter()
-                    .for_each(|swept| purged.add(swept));
+                let swept = some.into_iter().map(async |entry| {
+                    let entry = entry?;
+                    self.sweep(&entry, unknown_retention).await
+                });
+                for swept in join_all(swept).await {
+                    match swept {
+                        Ok(swept) => purged.add(swept),
+                        Err(error) if error.kind() == StoreErrorKind::Corrupt => {
+                            unreadable = Some(error);
+                        }
+                        Err(error) => return Err(error),
+                    }
+                }
             }
             if purged.touched() >= u64::from(limit) {
                 break;
             }
         }
-        Ok(purged)
+        purged.or_unreadable(unreadable)
     }
 
     /// Sweeps the record of an entry, and removes the entry if it has none.
@@ -139,7 +143,7 @@ impl Inner {
     }
 
     /// Returns the entries of the groups from `start` on that are read together.
-    async fn entries(&self, start: u16) -> Result<Vec<Vec<Entry>>, StoreError> {
+    async fn entries(&self, start: u16) -> Result<Vec<Vec<Result<Entry, StoreError>>>, StoreError> {
         let groups = start..GROUPS.min(start + TOGETHER as u16);
         try_join_all(groups.map(|group| async move {
             let index = index(&self.prefix, group);
@@ -147,7 +151,7 @@ impl Inner {
             range.arg(&index).arg(0).arg(-1).arg("WITHSCORES");
             let entries = self.servers.send(range, index.as_bytes()).await?;
             let entries = Vec::<(Vec<u8>, u64)>::from_redis_value(entries).map_err(unexpected)?;
-            entries.into_iter().map(Entry::decode).collect()
+            Ok(entries.into_iter().map(Entry::decode).collect())
         }))
         .await
     }

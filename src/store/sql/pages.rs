@@ -37,19 +37,24 @@ pub(crate) fn first_name(
 /// A row with `is_last` has the name of the last record examined, if the statement
 /// examined as many as it may.
 pub(crate) fn page(rows: &[impl StoreRow], limit: i64) -> Result<Page, StoreError> {
-    let (mut records, mut last) = (Vec::new(), None);
+    let (mut page, mut last_found) = (Page::default(), None);
+    let mut rows_found = 0;
     for row in rows {
-        match row.flag("is_last")? {
-            Some(true) => last = Some(name(row)?),
-            _ => records.push((name(row)?, found(row)?.record)),
+        let name = name(row)?;
+        if row.flag("is_last")? == Some(true) {
+            page.next = Some(name);
+            continue;
         }
+        rows_found += 1;
+        last_found = last_found.max(Some(name.clone()));
+        page.add(name, found(row).map(|found| found.record))?;
     }
-    records.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-    let next = match records.last() {
-        Some((name, _)) if records.len() as i64 >= limit => Some(name.clone()),
-        _ => last,
-    };
-    Ok(Page { records, next })
+    page.records
+        .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    if rows_found >= limit {
+        page.next = last_found;
+    }
+    Ok(page)
 }
 
 /// Returns how many records a page has at most.
