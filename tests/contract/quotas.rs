@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use http::{Response, StatusCode};
 use tower_idempotency::{
-    DynStore, IdempotencyBuilder, MemoryStore, Quota, Store, StoreError, store::UsageDelta,
+    DynStore, IdempotencyBuilder, MemoryStore, Quota, Store, StoreError,
+    store::{Transitioned, UsageDelta, admin::Resolution},
 };
 
 use crate::{
@@ -158,6 +159,18 @@ async fn rule_76_forgotten_record_counts_until_it_would_have_expired() {
     api.send(keyed("K")).await.assert_run(2);
     tokio::time::advance(DAY + DAY / 10).await;
     api.send(keyed("L")).await.assert_run(3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_76_retry_of_a_record_kept_for_ever_runs() {
+    let (store, probe) = (memory(), Probe::statuses(&[504, 201]));
+    let api = Api::new(of_records(store.clone(), 1), &probe);
+    api.send(keyed("K")).await.assert_live(504);
+    let fence = record(&store, "K").await.unwrap().fence;
+    let (name, resolution) = (named("K"), Resolution::DidNotHappen);
+    let resolved = store.resolve(&name, fence, &resolution, Duration::MAX);
+    assert_eq!(resolved.await.unwrap(), Transitioned::Applied);
+    api.send(keyed("K")).await.assert_live(201).assert_run(2);
 }
 
 #[tokio::test(start_paused = true)]
