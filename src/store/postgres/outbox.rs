@@ -44,13 +44,13 @@ SELECT $1, $2, last_position, $3, $4, {now}
 FROM stream
 ON CONFLICT (topic, aggregate, id) DO NOTHING";
 
-    /// The events that are staged with another payload.
-    differing = "
-SELECT event.id
+    /// How many of the ids are staged, and whether each has the same payload.
+    found = "
+SELECT count(DISTINCT event.id) AS ids,
+       COALESCE(bool_and(event.payload = staged.payload), true) AS is_same
 FROM {events} AS event
     JOIN unnest($3::text[], $4::bytea[]) AS staged (id, payload) ON staged.id = event.id
-WHERE event.topic = $1 AND event.aggregate = $2 AND event.payload <> staged.payload
-LIMIT 1";
+WHERE event.topic = $1 AND event.aggregate = $2";
 
     due = "
 SELECT turn.aggregate

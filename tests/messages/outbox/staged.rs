@@ -9,7 +9,10 @@ use tower_idempotency::{
 };
 
 use super::relay::{event, stage, until};
-use crate::shop::{PostgresShop, Shop, SqliteShop, with_each_database, with_postgres, with_sqlite};
+use crate::{
+    databases::run,
+    shop::{PostgresShop, Shop, SqliteShop, with_each_database, with_postgres, with_sqlite},
+};
 
 with_each_database! {
     event_is_there_if_and_only_if_its_transaction_commits;
@@ -62,6 +65,37 @@ async fn same_id_with_another_payload_is_a_conflict<S: Shop>(shop: S) {
     next.await.unwrap();
     transaction.commit().await.unwrap();
     assert_eq!(ids(&shop).await, ["id", "next"]);
+}
+
+/// The trigger removes the first event as a relay does, between two statements of `stage`.
+#[tokio::test(flavor = "multi_thread")]
+async fn event_published_while_its_id_is_staged_is_staged_anew() {
+    Box::pin(with_postgres(async |shop| {
+        for events in [
+            vec![Event::new("id", "a", "other")],
+            vec![event("new", "a"), Event::new("id", "a", "other")],
+        ] {
+            run(
+                &shop.url,
+                "DROP TRIGGER IF EXISTS publish ON idempotency_events;
+                 DELETE FROM idempotency_events",
+            )
+            .await;
+            stage(&shop, [event("id", "a")]).await;
+            run(&shop.url, PUBLISHED_MEANWHILE).await;
+            let mut expected: Vec<_> = events.iter().map(|event| event.id().to_owned()).collect();
+            expected.sort();
+            stage(&shop, events).await;
+            let mut staged = ids(&shop).await;
+            staged.sort();
+            assert_eq!(staged, expected);
+            let payloads = shop.all(
+                "SELECT convert_from(payload, 'UTF8') FROM idempotency_events WHERE id = 'id'",
+            );
+            assert_eq!(payloads.await, ["other"]);
+        }
+    }))
+    .await;
 }
 
 async fn unfit_event_is_refused_and_the_transaction_usable<S: Shop>(shop: S) {
@@ -176,3 +210,10 @@ async fn lag_tells_no_snapshot_on_sqlite() {
     }))
     .await;
 }
+
+const PUBLISHED_MEANWHILE: &str = "
+CREATE OR REPLACE FUNCTION publish() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+    DELETE FROM idempotency_events WHERE id = 'id' AND payload = 'payload of id';
+    RETURN NULL; END $$;
+CREATE OR REPLACE TRIGGER publish AFTER INSERT ON idempotency_events
+FOR EACH STATEMENT EXECUTE FUNCTION publish()";

@@ -108,29 +108,40 @@ impl OutboxBackend for PostgresStore {
         };
         let explained = |error| self.explained(error, &OUTBOX);
         let sql = &self.inner.outbox;
-        let staged = match events {
-            [event] => {
-                let stage = query(sql.stage_one.clone())
-                    .persistent(self.inner.transactions.persistent)
-                    .bind(topic)
-                    .bind(aggregate)
-                    .bind(event.id())
-                    .bind(&event.payload()[..]);
-                let staged = stage.execute(&mut *on).await;
-                staged.map_err(explained)?.rows_affected() as usize
+        let ids: HashSet<_> = events.iter().map(Event::id).collect();
+        let mut all_staged = 0;
+        loop {
+            let staged = match events {
+                [event] => {
+                    let stage = query(sql.stage_one.clone())
+                        .persistent(self.inner.transactions.persistent)
+                        .bind(topic)
+                        .bind(aggregate)
+                        .bind(event.id())
+                        .bind(&event.payload()[..]);
+                    let staged = stage.execute(&mut *on).await;
+                    staged.map_err(explained)?.rows_affected() as usize
+                }
+                _ => {
+                    let stage = bound(&sql.stage).bind(events.len() as i64);
+                    stage.fetch_all(&mut *on).await.map_err(explained)?.len()
+                }
+            };
+            all_staged += staged as u64;
+            if staged == events.len() {
+                return Ok(all_staged);
             }
-            _ => {
-                let stage = bound(&sql.stage).bind(events.len() as i64);
-                stage.fetch_all(&mut *on).await.map_err(explained)?.len()
-            }
-        };
-        if staged < events.len() {
-            let differing = bound(&sql.differing).fetch_optional(on);
-            if differing.await.map_err(explained)?.is_some() {
+            let found = bound(&sql.found).fetch_one(&mut *on).await;
+            let found = found.map_err(explained)?;
+            if !column::<bool>(&found, "is_same")? {
                 return Err(MessageError::conflict());
             }
+            // A relay may have published one that was staged before. The next pass stages it:
+            // the stream is locked, so that nobody else does.
+            if column::<i64>(&found, "ids")? == ids.len() as i64 {
+                return Ok(all_staged);
+            }
         }
-        Ok(staged as u64)
     }
 
     async fn take(
