@@ -90,8 +90,11 @@ struct Input<'p> {
 }
 
 impl<S: Store> Job<S> {
-    /// Returns the builder of a job with a name. Its periods' names start with it, so that it must stay the
-    /// same over all deploys.
+    /// Returns the builder of a job with a name, with which the names of its periods start.
+    /// It must stay the same over all deploys.
+    ///
+    /// **Services that share a store need different names**, such as `shop-billing`. A job
+    /// finds the periods of another job with its name done, and does not run them.
     ///
     /// Give the guard a [`retention`](crate::GuardBuilder::retention) and an
     /// [`unknown_retention`](crate::GuardBuilder::unknown_retention) of 400 days or more: a
