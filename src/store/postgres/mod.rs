@@ -107,7 +107,7 @@ use crate::{
 /// connections are left to batches. Beyond that, concurrent claims share a statement, and
 /// so do concurrent completions, releases and heartbeats, and concurrent reads. No timer
 /// is involved. Each caller gets its own answer, and a call that the database refuses fails
-/// alone. On Citus, a statement carries up to 32 claims or 32 completions, and every other
+/// alone. On Citus, a statement carries up to 64 claims or 64 completions, and every other
 /// call has one of its own. Beyond a limit of
 /// [waiting calls](crate::store::PostgresStoreBuilder::max_waiting_calls), a call is
 /// refused without being sent.
