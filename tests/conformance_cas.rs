@@ -376,6 +376,27 @@ async fn list_names_an_unreadable_record_and_has_the_others() {
     assert_eq!(page.records[0].0, name("b"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn list_passes_over_keys_that_name_no_record() {
+    let engine = Engine::<false>::new(Network::Perfect);
+    let store = CasStore::new(engine.clone());
+    let value = Bytes::from_static(b"of somebody else");
+    for number in 0..1_000 {
+        let key = format!("!{number:03}");
+        engine.put(&key, value.clone(), None).await.unwrap();
+    }
+    let scope = Scope::new("caller").unwrap();
+    let name = RecordName::new(scope, Key::new("key"));
+    store.claim(&name, &claim()).await.unwrap();
+    tokio::time::advance(LEASE).await;
+    let filter = Filter::in_progress_for(Duration::ZERO);
+    let page = store.list(&filter, None, 10).await.unwrap();
+    assert_eq!(page.records[0].0, name);
+    assert!(page.unreadable.is_empty());
+    let error = store.purge_expired(10, LEASE).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+}
+
 /// An engine that keeps the default of `list`.
 #[derive(Clone)]
 struct Unlisted(Engine<true>);

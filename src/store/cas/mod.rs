@@ -267,23 +267,31 @@ impl<B: CompareAndSwap> Store for CasStore<B> {
     ) -> Result<Page, StoreError> {
         let scope = filter.scope.as_ref();
         let prefix = scope.map_or_else(String::new, |scope| format!("{}\0", scope.as_str()));
-        let after = after.map(key_of);
-        let listed = self.0.backend.list(&prefix, after.as_deref(), PAGE).await?;
-        let mut page = Page::default();
-        for (key, found) in listed {
-            let name = name_of(&key)?;
-            if is_usage(&key) {
-                page.next = Some(name);
-                continue;
-            }
-            page.next = Some(name.clone());
-            let read = self.load(&key, &found);
-            let read = read.map(|(record, now)| record.read(now));
-            let is_chosen = |record: &Record| filter.matches(&name, record);
-            if read.as_ref().map_or(true, is_chosen) {
-                page.add(name, read)?;
-                if page.records.len() >= limit.max(1) as usize {
-                    return Ok(page);
+        let (mut page, mut after) = (Page::default(), after.map(key_of));
+        // A page that ends at no name has only keys that name no record.
+        while page.next.is_none() {
+            let listed = self.0.backend.list(&prefix, after.as_deref(), PAGE).await?;
+            let Some((last, _)) = listed.last() else {
+                break;
+            };
+            after = Some(last.clone());
+            for (key, found) in listed {
+                // A sweep returns the error of a key that names no record.
+                let Ok(name) = name_of(&key) else {
+                    continue;
+                };
+                page.next = Some(name.clone());
+                if is_usage(&key) {
+                    continue;
+                }
+                let read = self.load(&key, &found);
+                let read = read.map(|(record, now)| record.read(now));
+                let is_chosen = |record: &Record| filter.matches(&name, record);
+                if read.as_ref().map_or(true, is_chosen) {
+                    page.add(name, read)?;
+                    if page.records.len() >= limit.max(1) as usize {
+                        return Ok(page);
+                    }
                 }
             }
         }
