@@ -125,11 +125,13 @@ impl Filter {
             (FilterKind::InProgressFor(age), RecordState::InProgress { .. }) => record.age > age,
             _ => false,
         };
-        is_of_kind
-            && self
-                .scope
-                .as_ref()
-                .is_none_or(|scope| scope == name.scope())
+        is_of_kind && self.includes_scope_of(name)
+    }
+
+    pub(crate) fn includes_scope_of(&self, name: &RecordName) -> bool {
+        self.scope
+            .as_ref()
+            .is_none_or(|scope| scope == name.scope())
     }
 }
 
@@ -138,8 +140,9 @@ impl Filter {
 pub struct Page {
     /// The records, in the order of the store. None of them has a response.
     pub records: Vec<(RecordName, Record)>,
-    /// The records that cannot be read, whether the filter would choose them or not. Each of
-    /// their requests is refused with 503, until the record is removed from the engine.
+    /// The records that cannot be read, whether the filter would choose their state or not.
+    /// A filter of one scope names those of this scope only. Each of their requests is refused
+    /// with 503, until the record is removed from the engine.
     ///
     /// A list may lack some of them: a store that searches by state finds none whose state is
     /// unreadable.

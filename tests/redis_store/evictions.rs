@@ -177,6 +177,22 @@ async fn unreadable_record_stops_neither_a_list_nor_a_sweep() {
 }
 
 #[tokio::test]
+async fn list_of_a_scope_names_no_unreadable_record_of_another() {
+    let node = Node::start(&[]).await;
+    let store = connect(&node.url()).await;
+    let (own, other) = (name("caller", "key"), name("other", "key"));
+    for name in [&own, &other] {
+        acquired(store.claim(name, &hour()).await);
+        let mut command = redis::cmd("SET");
+        command.arg(crate::key(name)).arg("no record");
+        crate::asked(&node, &command).await;
+    }
+    let filter = Filter::unknown().in_scope(own.scope().clone());
+    let page = store.list(&filter, None, 100).await.unwrap();
+    assert_eq!(page.unreadable, [own]);
+}
+
+#[tokio::test]
 async fn a_corrupt_record_fails_its_own_call_alone() {
     let node = Node::start(&[]).await;
     let store = connect(&node.url()).await;

@@ -59,7 +59,13 @@ impl Inner {
                 }
                 let claims: Vec<_> = claims.into_iter().collect();
                 for claims in claims.chunks(TOGETHER) {
-                    let reads = claims.iter().map(|(name, _)| self.read(name, false));
+                    let reads =
+                        claims
+                            .iter()
+                            .map(async |(name, _)| match filter.includes_scope_of(name) {
+                                true => self.read(name, false).await,
+                                false => Ok(None),
+                            });
                     for ((name, tokens), read) in claims.iter().zip(join_all(reads).await) {
                         let is_chosen = |record: &Record| {
                             tokens.contains(&record.token) && filter.matches(name, record)
