@@ -108,7 +108,6 @@ impl OutboxBackend for PostgresStore {
         };
         let explained = |error| self.explained(error, &OUTBOX);
         let sql = &self.inner.outbox;
-        let ids: HashSet<_> = events.iter().map(Event::id).collect();
         let mut all_staged = 0;
         loop {
             let staged = match events {
@@ -138,6 +137,7 @@ impl OutboxBackend for PostgresStore {
             }
             // A relay may have published one that was staged before. The next pass stages it:
             // the stream is locked, so that nobody else does.
+            let ids: HashSet<_> = events.iter().map(Event::id).collect();
             if column::<i64>(&found, "ids")? == ids.len() as i64 {
                 return Ok(all_staged);
             }
