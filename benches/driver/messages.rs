@@ -56,32 +56,64 @@ async fn marks(plan: Plan, report: &mut Report, pool: &PgPool, store: &PostgresS
     ));
 }
 
-/// An order with an event beside one without.
+/// An order with an event beside one without, and beside one whose event is a row that
+/// nothing orders.
 async fn stages(plan: Plan, report: &mut Report, pool: &PgPool, store: &PostgresStore) {
     for in_flight in [1, 16] {
-        let order = |stages: bool| {
+        let order = |event: EventOf| {
             let (pool, outbox) = (pool.clone(), store.outbox("orders").unwrap());
             move || {
                 let (pool, outbox) = (pool.clone(), outbox.clone());
                 async move {
                     let mut transaction = pool.begin().await.unwrap();
                     let order = order(&mut transaction).await;
-                    if stages {
-                        let event = Event::new(id(), order.to_string(), PAYLOAD);
-                        outbox.stage(&mut transaction, event).await.unwrap();
+                    match event {
+                        EventOf::Nothing => {}
+                        EventOf::Hand => plain_event(&mut transaction, order).await,
+                        EventOf::Outbox => {
+                            let event = Event::new(id(), order.to_string(), PAYLOAD);
+                            outbox.stage(&mut transaction, event).await.unwrap();
+                        }
                     }
                     transaction.commit().await.unwrap();
                 }
             }
         };
-        let pairs = Pairs::measure(plan, in_flight, order(false), order(true)).await;
+        let without = || order(EventOf::Nothing);
+        let staged = Pairs::measure(plan, in_flight, without(), order(EventOf::Outbox)).await;
         report.add(Target::new(
             format!("an order with an event, {in_flight} in flight, against one without: p50"),
             Bound::AtMost(1.25),
             "×",
-            pairs.ratios(|load| load.p50),
+            staged.ratios(|load| load.p50),
+        ));
+        let by_hand = Pairs::measure(plan, in_flight, without(), order(EventOf::Hand)).await;
+        report.tell(&Target::new(
+            format!("an order with a plain row, {in_flight} in flight, against one without: p50"),
+            Bound::AtMost(1.25),
+            "×",
+            by_hand.ratios(|load| load.p50),
         ));
     }
+}
+
+/// What an order brings along.
+#[derive(Clone, Copy)]
+enum EventOf {
+    Nothing,
+    /// A row without a position in its aggregate, and without a turn for relays.
+    Hand,
+    Outbox,
+}
+
+async fn plain_event(on: &mut PgConnection, order: i64) {
+    query("INSERT INTO plain_events (id, aggregate, payload) VALUES ($1, $2, $3)")
+        .bind(id())
+        .bind(order.to_string())
+        .bind(PAYLOAD)
+        .execute(on)
+        .await
+        .unwrap();
 }
 
 /// What an order usually takes: its row, its lines, the stock, the customer's balance.
@@ -152,6 +184,7 @@ const PAYLOAD: &[u8] = &[b'p'; 512];
 const TABLES: &str = "
 CREATE TABLE orders (id bigserial PRIMARY KEY, customer int NOT NULL);
 CREATE TABLE lines (order_id bigint REFERENCES orders, item text NOT NULL);
+CREATE TABLE plain_events (id text PRIMARY KEY, aggregate text NOT NULL, payload bytea NOT NULL);
 CREATE TABLE stock (item bigint PRIMARY KEY, pieces bigint NOT NULL);
 CREATE TABLE balances (customer bigint PRIMARY KEY, cents bigint NOT NULL);
 INSERT INTO stock SELECT item, 1000000000 FROM generate_series(0, 999) AS item;
