@@ -1,5 +1,7 @@
 //! The settings of sessions, against the defaults of roles and databases.
 
+use std::time::Duration;
+
 use tower_idempotency::{
     PostgresStore, Store,
     sqlx::{Connection as _, PgConnection, query_scalar},
@@ -98,6 +100,21 @@ async fn more_durability_than_asked_for_is_kept() {
             .await
             .unwrap();
         assert_eq!(seen, "remote_apply");
+        store.close().await;
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn longest_timeouts_are_accepted() {
+    with_database(async |url| {
+        let builder = PostgresStore::builder(options(&url))
+            .acquire_timeout(Duration::MAX)
+            .statement_timeout(Duration::MAX)
+            .lock_timeout(Duration::MAX)
+            .idle_in_transaction_timeout(Duration::MAX);
+        let store = migrated(builder).await;
+        acquired(store.claim(&name("caller", "key"), &hour()).await);
         store.close().await;
     })
     .await;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use redis::Value;
 use tower_idempotency::{
-    Store,
+    RedisStore, Store,
     store::{Claim, Completion, Purged, ReclaimAs, RecordName, RecordState},
 };
 
@@ -124,3 +124,12 @@ const FENCE_AT: usize = 1 + 1 + 4 + 4;
 
 /// A key without a time to live.
 const NEVER: i64 = -1;
+
+#[tokio::test]
+async fn longest_timeouts_are_accepted() {
+    let node = Node::start(&[]).await;
+    let builder = RedisStore::builder(node.url());
+    let builder = builder.connect_timeout(Duration::MAX);
+    let store = builder.response_timeout(Duration::MAX).connect().await;
+    acquired(store.unwrap().claim(&name("caller", "key"), &hour()).await);
+}

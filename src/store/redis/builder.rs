@@ -84,31 +84,31 @@ impl RedisStoreBuilder {
     }
 
     /// Makes each write wait until `count` replicas of its primary have acknowledged it,
-    /// for up to `timeout`, at least 1 ms. Defaults to no replica.
+    /// for up to `timeout`, from 1 ms to a day. Defaults to no replica.
     ///
     /// With fewer acknowledgements a call fails as unavailable. Its claim may stay, and a
     /// handler never runs for it. Give the number of all replicas of a primary: any of
     /// them may be promoted. The store then opens 8 more connections for its writes.
     pub fn replicas(mut self, count: u32, timeout: Duration) -> Self {
-        let timeout = timeout.max(Duration::from_millis(1));
+        let timeout = timeout.clamp(SHORTEST, LONGEST);
         self.replicas = (count > 0).then_some(Replicas { count, timeout });
         self
     }
 
-    /// Sets how long an attempt to connect to a server may take, at least 1 ms. Defaults
-    /// to 1 s.
+    /// Sets how long an attempt to connect to a server may take, from 1 ms to a day.
+    /// Defaults to 1 s.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
-        self.connect_timeout = timeout.max(Duration::from_millis(1));
+        self.connect_timeout = timeout.clamp(SHORTEST, LONGEST);
         self
     }
 
-    /// Sets how long a call waits for its answer before it fails as timed out, at least
-    /// 1 ms. The time for [`replicas`](Self::replicas) comes on top. Defaults to 2 s.
+    /// Sets how long a call waits for its answer before it fails as timed out, from
+    /// 1 ms to a day. The time for [`replicas`](Self::replicas) comes on top. Defaults to 2 s.
     ///
     /// After two timeouts the store connects anew. In a cluster, a call is sent again
     /// within this time while a primary is replaced or a slot moves.
     pub fn response_timeout(mut self, timeout: Duration) -> Self {
-        self.response_timeout = timeout.max(Duration::from_millis(1));
+        self.response_timeout = timeout.clamp(SHORTEST, LONGEST);
         self
     }
 
@@ -165,3 +165,7 @@ impl fmt::Debug for RedisStoreBuilder {
 
 /// A call that waits on a connection delays the calls behind it.
 const WAITING_CONNECTIONS: usize = 8;
+
+const SHORTEST: Duration = Duration::from_millis(1);
+/// The sum of a few of these fits each clock.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
