@@ -20,7 +20,7 @@ use super::{
     publishing::{Counts, Publishing},
     run::{BatchSize, Run},
 };
-use crate::telemetry::log::{LogLimit, Warnings};
+use crate::telemetry::log::{self, LogLimit, Warnings};
 
 /// A task that publishes the events of an [`Outbox`].
 ///
@@ -226,7 +226,7 @@ where
             ended: Vec::new(),
             failures: LogLimit::new(),
         };
-        let task = tokio::spawn(run.run());
+        let task = tokio::spawn(log::catch_panic(run.run(), PANICKED));
         RelayHandle { stop, counts, task }
     }
 }
@@ -237,7 +237,8 @@ where
 pub struct RelayHandle {
     stop: watch::Sender<bool>,
     counts: Arc<Counts>,
-    task: JoinHandle<()>,
+    /// Returns `None` after a panic.
+    task: JoinHandle<Option<()>>,
 }
 
 /// What a relay did since it started.
@@ -250,8 +251,8 @@ pub struct RelayReport {
     pub retried: u64,
     /// Events that were given up or rejected.
     pub dead: u64,
-    /// Whether the timeout passed before the last publications ended. These events are
-    /// published again after their lease.
+    /// Whether the timeout passed before the last publications ended, or the relay has
+    /// panicked. These events are published again after their lease.
     pub is_broken_off: bool,
 }
 
@@ -260,10 +261,9 @@ impl RelayHandle {
     /// them off after `timeout`.
     pub async fn stop(mut self, timeout: Duration) -> RelayReport {
         self.stop.send_replace(true);
-        let is_broken_off = time::timeout(timeout, &mut self.task).await.is_err();
-        if is_broken_off {
-            self.task.abort();
-        }
+        let ended = time::timeout(timeout, &mut self.task).await;
+        let is_broken_off = !matches!(ended, Ok(Ok(Some(()))));
+        self.task.abort();
         let Counts {
             published,
             retried,
@@ -298,6 +298,8 @@ impl<S, P> fmt::Debug for Relay<S, P> {
     }
 }
 
+const PANICKED: &str = "relay panicked and has ended, its events wait for another relay: restart the \
+    process";
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 const LONGEST_LEASE: Duration = Duration::from_secs(24 * 3600);
 const SHORTEST_POLL: Duration = Duration::from_millis(1);

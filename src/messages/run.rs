@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use tokio::{
     sync::watch,
     task::{JoinError, JoinSet},
@@ -65,13 +66,14 @@ where
         // Aborted with the relay.
         let mut beside = JoinSet::new();
         if self.outbox.notifies {
-            beside.spawn(self.outbox.store.clone().listen());
+            let listen = self.outbox.store.clone().listen();
+            beside.spawn(log::catch_panic(listen, LISTENING_PANICKED).map(drop));
         }
         #[cfg(feature = "metrics")]
-        beside.spawn(report_lag(
-            self.outbox.clone(),
-            self.publishing.warnings.clone(),
-        ));
+        {
+            let report = report_lag(self.outbox.clone(), self.publishing.warnings.clone());
+            beside.spawn(log::catch_panic(report, REPORT_PANICKED).map(drop));
+        }
         let mut stop = self.publishing.stop.clone();
         let mut woken = self.outbox.store.wake().subscribe();
         let mut backoff = FAILURES;
@@ -282,6 +284,11 @@ async fn stopped(stop: &mut watch::Receiver<bool>) {
 const LAG_NOT_READ: &str = "lag of the outbox not read, its gauges keep their last values";
 const FAILED: &str = "the relay cannot take or settle events: they stay in the outbox, and it tries \
     again";
+#[cfg(feature = "metrics")]
+const REPORT_PANICKED: &str = "report of the lag of the outbox panicked and has ended, its gauges \
+    keep their last values: a recorder of metrics panics";
+const LISTENING_PANICKED: &str =
+    "listening for notifications panicked and has ended, the relay polls";
 const TASK_PANICKED: &str = "task of a relay panicked, its events are published again after the lease: \
     a value that the publisher drops, or a recorder of metrics, panics";
 /// A batch of 2^20 aggregates becomes one.

@@ -110,7 +110,8 @@ impl<S: Sweep> Sweeper<S> {
         #[cfg(feature = "metrics")]
         crate::telemetry::metrics::describe();
         let stop = Arc::default();
-        let task = tokio::spawn(self.run(Arc::clone(&stop)));
+        let sweeping = self.run(Arc::clone(&stop));
+        let task = tokio::spawn(log::catch_panic(sweeping, ENDED));
         SweeperHandle { stop, task }
     }
 
@@ -162,14 +163,16 @@ impl<S: Sweep> Sweeper<S> {
 #[must_use = "the sweeper stops when its handle is dropped"]
 pub struct SweeperHandle {
     stop: Arc<Stop>,
-    task: JoinHandle<SweepReport>,
+    /// Returns `None` after a panic.
+    task: JoinHandle<Option<SweepReport>>,
 }
 
 impl SweeperHandle {
     /// Lets the current batch end, stops, and returns the counts of all sweeps.
     pub async fn stop(mut self) -> SweepReport {
         let _ = self.stop.set(());
-        (&mut self.task).await.unwrap_or_default()
+        let report = (&mut self.task).await.ok().flatten();
+        report.unwrap_or_default()
     }
 }
 
@@ -241,4 +244,6 @@ async fn pause(stop: &Stop, duration: Duration) -> bool {
 
 const SHORTEST_INTERVAL: Duration = Duration::from_millis(1);
 const FAILED: &str = "sweep failed, expired records stay in the store until the next one";
+const ENDED: &str = "sweeper panicked and has ended, expired records stay in the store: restart the \
+    process, and find out whether a recorder of metrics panics";
 const PANICKED: &str = "sweep panicked, expired records stay in the store until the next one";

@@ -4,10 +4,12 @@ use std::{
     collections::HashMap,
     error::Error,
     fmt,
+    panic::AssertUnwindSafe,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
+use futures_util::FutureExt as _;
 use tokio::time::Instant;
 
 use crate::{
@@ -51,6 +53,16 @@ impl LogLimit {
         });
         Some(suppressed)
     }
+}
+
+/// Runs the work of a background task to its end, and logs a panic of it: nothing else would
+/// show why the task has ended. Returns `None` after a panic.
+pub(crate) async fn catch_panic<T>(work: impl Future<Output = T>, message: &str) -> Option<T> {
+    let ended = AssertUnwindSafe(work).catch_unwind().await;
+    if ended.is_err() {
+        warn(&LogLimit::new(), message, None, None);
+    }
+    ended.ok()
 }
 
 /// The warnings of one layer: each message is limited apart from the others, and

@@ -11,10 +11,15 @@ use std::{
     time::Duration,
 };
 
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use tower_idempotency::messages::{Event, Publish, Relay};
+use tokio::time::sleep;
+use tower_idempotency::{
+    Sweeper,
+    messages::{Delivery, Event, Publish, Relay},
+};
 
-use super::relay::{event, spawn, stage, until, until_all_is_published};
+use super::relay::{Broker, event, spawn, stage, until, until_all_is_published};
 use crate::shop::{Shop, with_sqlite};
 
 /// The lines of a log.
@@ -160,4 +165,74 @@ async fn panic_of_a_dropped_publication_is_logged_and_its_event_published() {
         lines.contains("WARN") && lines.contains("task of a relay panicked"),
         "{lines}"
     );
+}
+
+/// A recorder whose counters and gauges panic.
+struct PanickingRecorder;
+
+impl Recorder for PanickingRecorder {
+    fn describe_counter(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_gauge(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn describe_histogram(&self, _: KeyName, _: Option<Unit>, _: SharedString) {}
+
+    fn register_counter(&self, _: &Key, _: &Metadata<'_>) -> Counter {
+        panic!("on purpose")
+    }
+
+    fn register_gauge(&self, _: &Key, _: &Metadata<'_>) -> Gauge {
+        panic!("on purpose")
+    }
+
+    fn register_histogram(&self, _: &Key, _: &Metadata<'_>) -> Histogram {
+        panic!("on purpose")
+    }
+}
+
+/// On one thread, to which the recorder and the subscriber belong.
+#[tokio::test]
+async fn background_tasks_that_panic_are_logged() {
+    let (lines, _subscriber) = Lines::collect();
+    let _recorder = metrics::set_default_local_recorder(&PanickingRecorder);
+    Box::pin(with_sqlite(async |shop| {
+        let relay = spawn(shop.outbox("orders"), async |_: Event| Publish::Done);
+        let logged = |text: &'static str| lines.text().contains(text);
+        until(async || logged("report of the lag of the outbox panicked")).await;
+        let report = relay.stop(Duration::from_secs(10)).await;
+        assert!(!report.is_broken_off);
+
+        let inbox = shop.inbox("billing").retention(Duration::ZERO);
+        let mut transaction = shop.begin().await;
+        let marked = inbox.first_time(&mut transaction, "message").await;
+        assert_eq!(marked.unwrap(), Delivery::First);
+        transaction.commit().await.unwrap();
+        let sweeper = Sweeper::new(inbox).every(Duration::ZERO).spawn();
+        until(async || logged("sweeper panicked and has ended")).await;
+        assert_eq!(sweeper.stop().await.removed, 0);
+    }))
+    .await;
+}
+
+#[tokio::test]
+async fn longest_durations_are_accepted() {
+    Box::pin(with_sqlite(async |shop| {
+        stage(&shop, [event("event", "a")]).await;
+        let broker = Broker::default();
+        let publish = broker.clone();
+        let relay = Relay::new(shop.outbox("orders"), move |event: Event| {
+            let published = publish.publish(event);
+            async move { published }
+        });
+        let relay = relay.lease(Duration::MAX).poll(Duration::MAX).spawn();
+        until_all_is_published(&shop).await;
+        let report = relay.stop(Duration::MAX).await;
+        assert_eq!((report.published, report.is_broken_off), (1, false));
+
+        let sweeper = Sweeper::new(shop.inbox("billing").retention(Duration::MAX));
+        let sweeper = sweeper.every(Duration::MAX).pause(Duration::MAX).spawn();
+        sleep(Duration::from_millis(10)).await;
+        assert_eq!(sweeper.stop().await.failures, 0);
+    }))
+    .await;
 }
