@@ -35,6 +35,10 @@ impl ProgressTimeout {
         }
     }
 
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
     /// Is ready once a pending body is late, of which `received` bytes have arrived.
     pub(crate) fn poll_elapsed(&mut self, received: u64, cx: &mut Context<'_>) -> Poll<()> {
         let at_least_rate = Duration::from_millis(received * 1_000 / MIN_BYTES_PER_SECOND);

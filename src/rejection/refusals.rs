@@ -205,7 +205,7 @@ impl Rejection {
         let kind = match fault {
             UploadFault::WrongDigest => RejectionKind::DigestMismatch,
             UploadFault::TooLarge { .. } => RejectionKind::BodyTooLarge,
-            UploadFault::TooSlow => RejectionKind::BodyTimeout,
+            UploadFault::TooSlow { .. } => RejectionKind::BodyTimeout,
             UploadFault::Overloaded => RejectionKind::Overloaded,
             UploadFault::Broken(error) => RejectionKind::of_body(error),
             UploadFault::Unread => return None,

@@ -193,7 +193,9 @@ impl Notice {
             Self::UploadUnverified(fault) => Some(match fault {
                 UploadFault::WrongDigest => "it is not the one that `Content-Digest` declares",
                 UploadFault::TooLarge { .. } => "it is larger than `max_upload`",
-                UploadFault::TooSlow => "it came more slowly than `request_body_timeout` allows",
+                UploadFault::TooSlow { .. } => {
+                    "it came more slowly than `request_body_timeout` allows"
+                }
                 UploadFault::Overloaded => "`max_buffered_bytes` are held in memory",
                 UploadFault::Broken(_) => "it broke off",
                 UploadFault::Unread => "it was not read to its end",

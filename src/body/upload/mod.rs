@@ -21,7 +21,7 @@ use super::{
     ReceivedBody, after,
     digests::DigestCheck,
     error::{BodyError, BoxError},
-    progress::ProgressTimeout,
+    progress::{MIN_BYTES_PER_SECOND, ProgressTimeout},
 };
 
 /// Why an upload is not the declared body.
@@ -31,8 +31,12 @@ pub(crate) enum UploadFault {
     WrongDigest,
     #[error("the request body has more than the {max} bytes that an upload may have")]
     TooLarge { max: u64 },
-    #[error("the request body came too slowly")]
-    TooSlow,
+    #[error(
+        "the request body came too slowly: no byte for {} seconds, or fewer than \
+         {MIN_BYTES_PER_SECOND} bytes a second",
+        timeout.as_secs_f64()
+    )]
+    TooSlow { timeout: Duration },
     #[error("too many bytes of request bodies are held in memory")]
     Overloaded,
     /// The connection, or a layer outside, broke it.
@@ -236,7 +240,8 @@ impl<B: ReceivedBody> VerifiedStream<B> {
         }
         let Poll::Ready(frame) = self.rest.as_mut().poll_frame(cx) else {
             ready!(self.progress.poll_elapsed(verified.length, cx));
-            return Poll::Ready(Err(UploadFault::TooSlow.into()));
+            let timeout = self.progress.timeout();
+            return Poll::Ready(Err(UploadFault::TooSlow { timeout }.into()));
         };
         self.progress.progressed();
         Poll::Ready(match frame {
