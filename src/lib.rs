@@ -10,8 +10,8 @@
 //! - **every retry gets the recorded response**: status, headers, body and
 //!   trailers, marked `Idempotent-Replayed: true`;
 //! - **an unknown outcome is shown, not guessed**: a retry after a crash, a panic or a
-//!   timeout receives 409 `outcome-unknown` and does not run, unless the service chose
-//!   [`Recovery::Rerun`];
+//!   response that broke off receives 409 `outcome-unknown` and does not run, unless the
+//!   service chose [`Recovery::Rerun`];
 //! - **the key belongs to its caller**, and to one request: another request
 //!   under the same key gets 422, another caller its own run.
 //!
@@ -47,6 +47,9 @@
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! #[derive(Clone)]
+//! struct Account(String);
+//!
 //! async fn pay(_: Request<RequestBody<Full<Bytes>>>) -> Result<Response<Full<Bytes>>, std::convert::Infallible> {
 //!     let mut response = Response::new(Full::from("paid"));
 //!     *response.status_mut() = StatusCode::CREATED;
@@ -54,15 +57,15 @@
 //! }
 //!
 //! let layer = IdempotencyLayer::required(MemoryStore::new(), |parts| {
-//!     // Whose key is it? Here an outer layer has put the account's id in place.
-//!     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
+//!     // Whose key is it? The authentication in front of the layer knows.
+//!     Scope::new(&parts.extensions.get::<Account>()?.0)
 //! })
 //! .build()?;
 //! let service = ServiceBuilder::new().layer(layer).service(service_fn(pay));
 //!
 //! let request = || {
 //!     Request::post("/payments")
-//!         .header("x-account", "acct_42")
+//!         .extension(Account("acct_42".into()))
 //!         .header("idempotency-key", "\"8e03978e-40d5-43dd-bc93-6894a57f9324\"")
 //!         .body(Full::from("amount=100"))
 //! };

@@ -211,7 +211,7 @@ impl<S: Store> GuardBuilder<S> {
 
     /// Compares with fingerprints that were made without a secret, beside those of
     /// [`fingerprint_secret`](Self::fingerprint_secret). Set it when you begin to use one,
-    /// until the records of before have expired.
+    /// until the records of before have expired. Defaults to off.
     #[cfg(feature = "sealing")]
     pub fn accept_unkeyed(mut self) -> Self {
         self.settings.earlier.push(Fingerprinting::bytes());

@@ -26,17 +26,20 @@ use crate::{
 /// ```
 /// # use axum::{Router, body::Body, http::{Request, StatusCode}, routing::post};
 /// # use tower::ServiceExt;
+/// # #[derive(Clone)]
+/// # struct Account(String);
 /// use tower_idempotency::{IdempotencyLayer, MemoryStore, Scope};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let layer = IdempotencyLayer::required(MemoryStore::new(), |parts| {
-///     Scope::new(parts.headers.get("x-account")?.to_str().ok()?)
+///     // The authentication in front of the layer puts it there.
+///     Scope::new(&parts.extensions.get::<Account>()?.0)
 /// })
 /// .build()?;
 /// # let app = Router::new().route("/", post(StatusCode::CREATED).layer(layer));
 /// # let request = || Request::post("/").header("idempotency-key", "k");
-/// # let known = request().header("x-account", "acct_42").body(Body::empty())?;
+/// # let known = request().extension(Account("acct_42".into())).body(Body::empty())?;
 /// # assert_eq!(app.clone().oneshot(known).await?.status(), StatusCode::CREATED);
 /// # let unknown = request().body(Body::empty())?;
 /// # assert_eq!(app.oneshot(unknown).await?.status(), StatusCode::FORBIDDEN);
