@@ -22,7 +22,7 @@ use crate::{
         admin::Resolution,
         sql::{
             calls::Call,
-            columns::{COMPLETED, RELEASED_SAME_REQUEST, grant},
+            columns::{COMPLETED, RELEASED_SAME_REQUEST, fence_number, grant},
             single::{Attempt, Single},
         },
         transition::{FORGOTTEN_RETENTION, NO_OWNER, State, StoredRecord},
@@ -96,7 +96,7 @@ impl Fenced {
     ) -> Result<Attempt<FencedAnswer>, StoreError> {
         let query = |session: &Session<'_>, statement: &SqlStr| -> PgQuery {
             let query = session.query_record(statement, &call.name);
-            query.bind(parameters::fence(call.seen))
+            query.bind(fence_number(call.seen))
         };
         let is_applied = match &call.change {
             FencedChange::Reclaim(reclaim_as, claim) => {

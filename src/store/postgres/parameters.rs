@@ -2,18 +2,12 @@
 
 use std::time::Duration;
 
-use crate::store::{Fence, ReclaimAs};
+use crate::store::ReclaimAs;
 
 /// Returns microseconds for a statement to add to its clock.
 pub(crate) fn micros(duration: Duration) -> i64 {
     let micros = duration.min(LONGEST).as_micros();
     micros.try_into().unwrap_or(i64::MAX)
-}
-
-/// Returns the fence as a column has it. A fence that is too large for the column
-/// becomes one that no record has.
-pub(super) fn fence(seen: Fence) -> i64 {
-    i64::try_from(seen.get()).unwrap_or(-1)
 }
 
 /// Returns the number of a reclaim's kind in statements.

@@ -154,6 +154,12 @@ pub(crate) fn released(release: Release) -> i64 {
     }
 }
 
+/// Returns the fence as a column has it. A fence that is too large for the column becomes
+/// one that no record has.
+pub(crate) fn fence_number(fence: Fence) -> i64 {
+    fence.get().try_into().unwrap_or(-1)
+}
+
 /// A clock that was set back far makes a moment negative, not a record corrupt.
 fn moment(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or_default())

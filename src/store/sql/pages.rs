@@ -51,6 +51,7 @@ pub(crate) fn page(rows: &[impl StoreRow], limit: i64) -> Result<Page, StoreErro
     }
     page.records
         .sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    page.unreadable.sort_unstable();
     if rows_found >= limit {
         page.next = last_found;
     }

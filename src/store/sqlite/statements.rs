@@ -12,10 +12,10 @@ use super::error::failure;
 use crate::{
     key::RecordName,
     store::{
-        Fence, Purged, StoreError,
+        Purged, StoreError,
         admin::{Filter, FilterKind, Page},
         sql::{
-            columns::{self, LoadedRecord, StoreRow as _, UNKNOWN, state_number},
+            columns::{self, LoadedRecord, StoreRow as _, UNKNOWN, fence_number, state_number},
             pages::{MAX_EXAMINED, first_name, page, page_limit},
         },
         transition::{State, StoredRecord},
@@ -94,7 +94,7 @@ pub(crate) async fn store(
         .bind(state_number(&record.state))
         .bind(i64::from(record.attempt))
         .bind(i64::from(record.takeovers))
-        .bind(fence(record.fence))
+        .bind(fence_number(record.fence))
         .bind(column(record.claimed_at))
         .bind(column(lease_until(record)))
         .bind(column(record.expires_at))
@@ -126,7 +126,7 @@ pub(super) async fn store_all(
             state_number(&record.state),
             record.attempt,
             record.takeovers,
-            fence(record.fence),
+            fence_number(record.fence),
             column(record.claimed_at),
             column(lease_until(record)),
             column(record.expires_at),
@@ -235,12 +235,6 @@ pub(super) async fn purge_expired(
 /// Returns the microseconds of a moment or an age.
 pub(crate) fn column(moment: Duration) -> i64 {
     moment.as_micros().try_into().unwrap_or(i64::MAX)
-}
-
-/// Returns the fence as a column has it. A fence that is too large for the column
-/// becomes one that no record has.
-fn fence(fence: Fence) -> i64 {
-    fence.get().try_into().unwrap_or(-1)
 }
 
 fn length(bytes: usize) -> i64 {
