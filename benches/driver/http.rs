@@ -41,7 +41,7 @@ pub(crate) async fn measure(plan: Plan, report: &mut Report) {
         ),
     ] {
         // The server has one processor and the load the other. Otherwise the scheduler decides
-        // anew in each run which of their threads share one: that is told, too.
+        // anew in each run which of their threads share one. The report has both.
         for processor in [Some(0), None] {
             // Each on a new server, so that replays do not run in memory filled by a
             // million fresh keys.

@@ -38,7 +38,7 @@ impl io::Write for Lines {
 }
 
 impl Lines {
-    /// Collects what is logged on this thread, until the guard is dropped.
+    /// Collects the log of this thread, until the guard is dropped.
     fn collect() -> (Self, tracing::subscriber::DefaultGuard) {
         let lines = Self::default();
         let written = lines.clone();

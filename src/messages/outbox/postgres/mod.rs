@@ -135,8 +135,8 @@ impl OutboxBackend for PostgresStore {
             if !column::<bool>(&found, "is_same")? {
                 return Err(MessageError::conflict());
             }
-            // A relay may have published one that was staged before. The next pass stages it:
-            // the stream is locked, so that nobody else does.
+            // A relay may have published one that was staged before. The next pass stages it.
+            // No other transaction can: the stream is locked.
             let ids: HashSet<_> = events.iter().map(Event::id).collect();
             if column::<i64>(&found, "ids")? == ids.len() as i64 {
                 return Ok(all_staged);
