@@ -52,6 +52,7 @@ enum Defect {
     EndsAtAShortPage,
     ListsByTheLimit,
     ListsEveryScope,
+    ListsNoRefusedClaim,
     CountsToItsLimit,
     LapsesAtTheMomentItself,
     CompletesInTwoSteps,
@@ -67,6 +68,7 @@ struct Broken {
     inner: Arc<Mutex<MemoryStore>>,
     last_responses: Arc<Mutex<HashMap<RecordName, Bytes>>>,
     names: Arc<Mutex<Vec<RecordName>>>,
+    refused: Arc<Mutex<Vec<Token>>>,
     busy: Arc<AtomicBool>,
 }
 
@@ -264,7 +266,10 @@ impl Store for Broken {
                     attempt: 1,
                 })
             }
-            Claimed::Occupied(record) => Claimed::Occupied(self.shown(name, record)),
+            Claimed::Occupied(record) => {
+                self.refused.lock().unwrap().push(claim.token);
+                Claimed::Occupied(self.shown(name, record))
+            }
             claimed => claimed,
         })
     }
@@ -377,7 +382,11 @@ impl Store for Broken {
         if self.has(Defect::ListsByTheLimit) && limit == 3 {
             page.records.reverse();
         }
-        let records = page.records;
+        let mut records = page.records;
+        if self.has(Defect::ListsNoRefusedClaim) {
+            let refused = self.refused.lock().unwrap();
+            records.retain(|(_, record)| !refused.contains(&record.token));
+        }
         let shown = records
             .into_iter()
             .map(|(name, record)| (name.clone(), self.shown(&name, record)));
@@ -458,6 +467,7 @@ impl Subject for With {
             inner: Arc::default(),
             last_responses: Arc::default(),
             names: Arc::default(),
+            refused: Arc::default(),
             busy: Arc::default(),
         }
     }
@@ -605,6 +615,9 @@ catches! {
     a_list_of_every_scope_is_caught:
         ListsEveryScope breaks list_of_a_scope_has_its_records_only
         because "a scope's records and no others";
+    a_list_without_refused_claims_is_caught:
+        ListsNoRefusedClaim breaks list_has_records_claimed_again_by_a_refused_claim
+        because "has each record that was claimed again";
     a_count_that_is_too_small_is_caught:
         CountsToItsLimit breaks count_is_exact_below_its_limit
         because "up to 4";

@@ -121,6 +121,7 @@ macro_rules! for_each_promise {
             list_has_the_records_of_its_filter_only
             list_has_each_record_once_in_one_order
             list_of_a_scope_has_its_records_only
+            list_has_records_claimed_again_by_a_refused_claim
             count_is_exact_below_its_limit
             page_begins_after_a_removed_record
             page_keeps_to_its_limit

@@ -1,11 +1,11 @@
 use super::{
-    HOUR, Subject, Trial, good, name,
+    HOUR, Subject, Trial, fingerprint, good, name,
     states::{State, Status},
 };
 use crate::{
     key::{Key, RecordName, Scope},
     store::{
-        Record, Store, Transitioned,
+        Claim, Claimed, ReclaimAs, Record, Store, Transitioned,
         admin::{Count, Filter, FilterKind},
     },
 };
@@ -132,6 +132,29 @@ impl<S: Subject> Trial<S> {
                 }
             }
         }
+    }
+
+    /// The layer claims again with the token that was refused.
+    pub async fn list_has_records_claimed_again_by_a_refused_claim(&self) {
+        for number in 0..20 {
+            let former = self.case(name(number), Status::Released.live()).await.held;
+            let claim = Claim::new(fingerprint(1), S::SHORT, HOUR);
+            let occupied = good(self.store.claim(&former.name, &claim).await);
+            assert!(
+                matches!(occupied, Claimed::Occupied(_)),
+                "claim: a released record occupies its name"
+            );
+            let grant = former.reclaim(&self.store, ReclaimAs::Retry, &claim).await;
+            assert!(grant.is_some(), "reclaim: a released record is granted");
+        }
+        self.lapse().await;
+        let in_progress = Filter::in_progress_for(S::SHORT);
+        let listed = listed(&self.peer, &in_progress, 100).await;
+        assert_eq!(
+            listed.len(),
+            20,
+            "list: has each record that was claimed again"
+        );
     }
 
     /// A count that stopped at its limit is no exact number.

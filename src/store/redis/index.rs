@@ -1,11 +1,11 @@
 //! The index of records whose outcome is open: in progress or unknown.
 //!
 //! Each of 1,024 groups of names is a sorted set in the slot of its records. An entry names
-//! one claim, and its score is the time at which it was added. The scripts keep it, except
-//! on a cluster: there, a script with two keys fails while their slot moves. So an entry is
-//! added before the claim and removed after the outcome, by commands of their own. Each
-//! open record has an entry, and an entry need not have an open record: readers look. A
-//! replica receives both in the same order.
+//! one claim, and its score is the time at which it was added, in microseconds. The scripts
+//! keep it, except on a cluster: there, a script with two keys fails while their slot moves.
+//! So an entry is added before the claim and removed after the outcome, by commands of their
+//! own. Each open record has an entry, and an entry need not have an open record: readers
+//! look. A replica receives both in the same order.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -142,7 +142,7 @@ impl Inner {
             ),
         };
         if is_stale {
-            let remove = place.remove(entry.token);
+            let remove = place.remove_added(entry.token, entry.added);
             self.servers.send(remove, &place.key).await?;
         }
         Ok(swept)
@@ -156,7 +156,7 @@ impl Inner {
             let mut range = redis::cmd("ZRANGE");
             range.arg(&index).arg(0).arg(-1).arg("WITHSCORES");
             let entries = self.servers.send(range, index.as_bytes()).await?;
-            let entries = Vec::<(Vec<u8>, u64)>::from_redis_value(entries).map_err(unexpected)?;
+            let entries = Vec::<(Vec<u8>, f64)>::from_redis_value(entries).map_err(unexpected)?;
             Ok(entries.into_iter().map(Entry::decode).collect())
         }))
         .await
@@ -164,7 +164,7 @@ impl Inner {
 }
 
 impl Entry {
-    fn decode((bytes, added): (Vec<u8>, u64)) -> Result<Self, StoreError> {
+    fn decode((bytes, added): (Vec<u8>, f64)) -> Result<Self, StoreError> {
         let corrupt = || StoreError::corrupt("index: entry");
         let (token, name) = bytes.split_first_chunk().ok_or_else(corrupt)?;
         let name = str::from_utf8(name)
@@ -174,7 +174,7 @@ impl Entry {
         Ok(Self {
             name: RecordName::new(Scope::from_stored(scope), Key::new(key)),
             token: Token::from_bytes(*token),
-            added: Duration::from_secs(added),
+            added: Duration::from_micros(added as u64),
         })
     }
 }

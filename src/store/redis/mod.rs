@@ -16,12 +16,12 @@ mod wake_ups;
 use std::{fmt, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use redis::{FromRedisValue as _, Value};
+use redis::{Cmd, FromRedisValue as _, Value};
 
 use self::{
     calls::Calls,
     error::unexpected,
-    place::Place,
+    place::{Place, now},
     scripts::{Call, Script},
     servers::Servers,
     wake_ups::WakeUps,
@@ -164,13 +164,20 @@ impl Inner {
         found.map_err(unexpected)?.map(decode).transpose()
     }
 
-    /// Claims. In a cluster, adds the entry of the claim to the index first.
-    async fn claim(&self, calls: &Calls, call: Call, claim: &Claim) -> Result<Value, StoreError> {
+    /// Claims. In a cluster, adds the entry of the claim to the index first. Returns when it
+    /// did so, and the answer.
+    async fn claim(
+        &self,
+        calls: &Calls,
+        call: Call,
+        claim: &Claim,
+    ) -> Result<(Duration, Value), StoreError> {
+        let added = now();
         if self.servers.is_cluster {
-            let add = call.place.add(claim.token);
+            let add = call.place.add(claim.token, added);
             self.servers.send(add, &call.place.key).await?;
         }
-        calls.make(call).await
+        Ok((added, calls.make(call).await?))
     }
 
     /// Makes a transition of the record that has this token or fence.
@@ -195,18 +202,20 @@ impl Inner {
             return Ok(Transitioned::Superseded);
         };
         if !owner.is_empty() {
-            self.unlist(name, Token::from_bytes(bytes(owner)?));
+            let owner = Token::from_bytes(bytes(owner)?);
+            self.unlist(name, |place| place.remove(owner));
         }
         Ok(Transitioned::Applied)
     }
 
-    /// Removes the entry of a claim whose outcome is known from the index of a cluster. If
-    /// that fails, a sweep removes it later, and until then readers pass over it.
-    fn unlist(&self, name: &RecordName, token: Token) {
+    /// Removes an entry from the index of a cluster, in the background. If that fails, a
+    /// sweep removes it later, and until then readers pass over it.
+    fn unlist(&self, name: &RecordName, remove: impl FnOnce(&Place) -> Cmd) {
         if self.servers.is_cluster {
             let (servers, place) = (Arc::clone(&self.servers), self.place(name));
+            let remove = remove(&place);
             tokio::spawn(async move {
-                let _ = servers.send(place.remove(token), &place.key).await;
+                let _ = servers.send(remove, &place.key).await;
             });
         }
     }
@@ -220,7 +229,7 @@ impl Store for RedisStore {
             place: self.0.place(name),
             arguments,
         };
-        let answer = self.0.claim(&self.0.claims, call, claim).await?;
+        let (added, answer) = self.0.claim(&self.0.claims, call, claim).await?;
         if let Value::Int(fence) = answer {
             return Ok(Claimed::Acquired(Grant {
                 operation: claim.operation,
@@ -230,7 +239,8 @@ impl Store for RedisStore {
         }
         let record = decode(<_>::from_redis_value(answer).map_err(unexpected)?)?;
         if record.token != claim.token {
-            self.0.unlist(name, claim.token);
+            self.0
+                .unlist(name, |place| place.remove_added(claim.token, added));
         }
         Ok(Claimed::Occupied(record))
     }
@@ -256,15 +266,16 @@ impl Store for RedisStore {
             place: self.0.place(name),
             arguments,
         };
-        let answer = self.0.claim(&self.0.reclaims, call, claim).await?;
+        let (added, answer) = self.0.claim(&self.0.reclaims, call, claim).await?;
         let answer = Option::<(Vec<u8>, u64, u32, Vec<u8>)>::from_redis_value(answer);
         let Some((operation, fence, attempt, former)) = answer.map_err(unexpected)? else {
-            self.0.unlist(name, claim.token);
+            self.0
+                .unlist(name, |place| place.remove_added(claim.token, added));
             return Ok(None);
         };
         let former = Token::from_bytes(bytes(former)?);
         if former != claim.token {
-            self.0.unlist(name, former);
+            self.0.unlist(name, |place| place.remove(former));
         }
         Ok(Some(Grant {
             operation: OperationId::from_bytes(bytes(operation)?),

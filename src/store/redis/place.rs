@@ -24,15 +24,30 @@ impl Place {
         }
     }
 
-    /// Adds the entry of a claim.
-    pub(super) fn add(&self, token: Token) -> Cmd {
-        let added = now().as_secs();
+    /// Adds the entry of a claim, as of this time.
+    pub(super) fn add(&self, token: Token, added: Duration) -> Cmd {
         let mut command = redis::cmd("ZADD");
-        command.arg(&self.index).arg(added).arg(self.entry(token));
+        command
+            .arg(&self.index)
+            .arg(added.as_micros() as u64)
+            .arg(self.entry(token));
         command
     }
 
-    /// Removes the entry of a claim.
+    /// Removes the entry of a claim, unless it was added again since this time: the token
+    /// that one call did not get may get the next one.
+    pub(super) fn remove_added(&self, token: Token, added: Duration) -> Cmd {
+        let mut command = redis::cmd("EVAL");
+        command
+            .arg(REMOVE_ADDED)
+            .arg(1)
+            .arg(&self.index)
+            .arg(self.entry(token))
+            .arg(added.as_micros() as u64);
+        command
+    }
+
+    /// Removes the entry of a claim whose outcome is known.
     pub(super) fn remove(&self, token: Token) -> Cmd {
         let mut command = redis::cmd("ZREM");
         command.arg(&self.index).arg(self.entry(token));
@@ -63,3 +78,9 @@ pub(super) fn now() -> Duration {
 }
 
 pub(super) const GROUPS: u16 = 1024;
+
+const REMOVE_ADDED: &str = "\
+#!lua flags=allow-oom
+if tonumber(redis.call('ZSCORE', KEYS[1], ARGV[1]) or -1) == tonumber(ARGV[2]) then
+    redis.call('ZREM', KEYS[1], ARGV[1])
+end";

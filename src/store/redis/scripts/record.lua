@@ -35,7 +35,7 @@ local function save(response)
             redis.call('ZREM', index, owner .. name)
         end
         if is_open and not (was_open and stays) then
-            redis.call('ZADD', index, time[1], token .. name)
+            redis.call('ZADD', index, now, token .. name)
         end
     end
 end
