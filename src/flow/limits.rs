@@ -135,6 +135,10 @@ impl Permit {
 
     /// Adds `size` to the permit, which is that of a request of `scope`.
     pub(crate) fn grow(&mut self, scope: &Scope, size: usize) -> Result<(), Full> {
+        // A permit for nothing has no part to give back, so that its scope would stay counted.
+        if size == 0 {
+            return Ok(());
+        }
         let before = self.take(size).map_err(Full::Process)?;
         // A single tenant is alone, and may take everything.
         if before + size <= self.counter.max / 2 || *scope == Scope::single_tenant() {
@@ -282,5 +286,18 @@ mod tests {
         assert_eq!(permit.resize(&scope, 54), Ok(()));
         drop(permit);
         assert_eq!((limit.taken(), limit.0.of_scopes().len()), (0, 0));
+    }
+
+    #[test]
+    fn permit_for_nothing_counts_no_scope() {
+        let (one, other) = (Scope::new("one").unwrap(), Scope::new("other").unwrap());
+        let limit = Limit::with_scopes(8, 2);
+        let held: Vec<_> = (0..5).map(|_| limit.acquire(&one).unwrap()).collect();
+        let mut nothing = limit.empty_permit();
+        assert_eq!(nothing.grow(&other, 0), Ok(()));
+        assert_eq!(nothing.resize(&other, 0), Ok(()));
+        assert_eq!(limit.0.of_scopes().len(), 1);
+        drop((nothing, held));
+        assert_eq!(limit.0.of_scopes().len(), 0);
     }
 }
