@@ -116,8 +116,10 @@ impl KeySyntax {
     ///
     /// The age is measured on this host's wall clock. A timestamp may lie in the
     /// future by up to a minute, or by a tenth of the window if that is shorter. A
-    /// later timestamp is refused as invalid. The window ends earlier by the same
-    /// time. Defaults to any text.
+    /// later timestamp is refused as invalid. The window ends earlier by twice that
+    /// time: once for such timestamps, and once because the clocks of the hosts and of
+    /// the store may differ by as much. If they differ by more, choose a retention that
+    /// is longer than the window by the difference. Defaults to any text.
     #[must_use]
     pub fn uuid_v7(mut self, window: Duration) -> Self {
         self.form = Form::UuidV7 { window };
@@ -230,12 +232,13 @@ impl KeySyntax {
         let now = std::time::SystemTime::now()
             .duration_since(std::time::UNIX_EPOCH)
             .unwrap_or_default();
-        // A key of a clock that is ahead must not outlive its record by as much.
-        let tolerance = FUTURE_TOLERANCE.min(window / 10);
+        let tolerance = CLOCK_TOLERANCE.min(window / 10);
         if made_at > now + tolerance {
             return Err(KeyFault::invalid("its timestamp lies in the future"));
         }
-        let left = (window - tolerance).saturating_sub(now.saturating_sub(made_at));
+        // A key must not outlive its record: neither one of a client's clock that is ahead,
+        // nor on a host whose clock is behind that of the store.
+        let left = (window - 2 * tolerance).saturating_sub(now.saturating_sub(made_at));
         parsed.stale_from = Some(Instant::now() + left);
         Ok(parsed)
     }
@@ -332,4 +335,5 @@ pub(crate) const HEADER: HeaderName = HeaderName::from_static("idempotency-key")
 const DEFAULT_LENGTH: RangeInclusive<usize> = 1..=255;
 const LONGEST_KEY: usize = 1024;
 const PARAMETER_ROOM: usize = 256;
-const FUTURE_TOLERANCE: Duration = Duration::from_secs(60);
+/// By how much two clocks may differ.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(60);
