@@ -7,6 +7,7 @@ mod addresses;
 )]
 #[path = "../any_store/mod.rs"]
 mod any_store;
+mod calls;
 mod evictions;
 mod failovers;
 mod guards;

@@ -4,14 +4,21 @@
 //! share one command: a call of a script costs the server more than most steps in it. Calls
 //! to a cluster are always sent alone, because their records are in different slots.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    mem,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use futures_util::future::join_all;
 use redis::Value;
-use tokio::{runtime::Handle, sync::oneshot, task::yield_now};
+use tokio::{
+    runtime::{self, Handle},
+    sync::oneshot,
+    task::yield_now,
+};
 
 use super::{
     error::failure,
@@ -37,7 +44,9 @@ struct Shared {
 
 /// The calls that the next command makes.
 #[derive(Default)]
-struct Waiting(Vec<(Call, oneshot::Sender<Result<Value, StoreError>>)>);
+struct Waiting(Vec<WaitingCall>);
+
+type WaitingCall = (Call, oneshot::Sender<Result<Value, StoreError>>);
 
 impl Calls {
     pub(super) fn new(script: Script, servers: &Arc<Servers>) -> Self {
@@ -64,11 +73,11 @@ impl Calls {
             waiting.0.len() == 1
         });
         if is_first {
-            let shared = Arc::clone(&self.0);
+            let turn = Turn(Some(Arc::clone(&self.0)), Handle::current().id());
             tokio::spawn(async move {
                 // Callers that were answered together are ready to call again together.
                 yield_now().await;
-                shared.make_waiting().await;
+                turn.make().await;
             });
         }
         let ended = |_| StoreError::unavailable("the runtime of the call has ended");
@@ -76,12 +85,34 @@ impl Calls {
     }
 }
 
+/// Makes the calls that wait in one runtime.
+struct Turn(Option<Arc<Shared>>, runtime::Id);
+
+impl Turn {
+    async fn make(mut self) {
+        if let Some(shared) = self.0.take() {
+            shared.make_all(shared.take_waiting(self.1)).await;
+        }
+    }
+}
+
+impl Drop for Turn {
+    /// If the runtime ends before the calls are made, drops them, which closes the channels
+    /// to their callers.
+    fn drop(&mut self) {
+        if let Some(shared) = self.0.take() {
+            drop(shared.take_waiting(self.1));
+        }
+    }
+}
+
 impl Shared {
-    async fn make_waiting(&self) {
-        let runtime = Handle::current().id();
-        let mut waiting = self
-            .waiting
-            .with(runtime, |waiting| std::mem::take(&mut waiting.0));
+    fn take_waiting(&self, runtime: runtime::Id) -> Vec<WaitingCall> {
+        self.waiting
+            .with(runtime, |waiting| mem::take(&mut waiting.0))
+    }
+
+    async fn make_all(&self, mut waiting: Vec<WaitingCall>) {
         let mut commands = Vec::new();
         while !waiting.is_empty() {
             let left = waiting.split_off(waiting.len().min(TOGETHER));

@@ -95,6 +95,16 @@ impl Link {
             return Ok(live);
         }
         let asked = Instant::now();
+        // In a task, since other calls wait for its end, and nobody may poll this one.
+        let connecting = tokio::spawn(self.clone().connect_once(asked));
+        connecting.await.unwrap_or_else(|_| {
+            let error = "the attempt to connect panicked, or its runtime has ended";
+            Err(StoreError::unavailable(error))
+        })
+    }
+
+    /// Connects, unless another call has done so, or has failed, since `asked`.
+    async fn connect_once(self, asked: Instant) -> Result<Live, StoreError> {
         let mut last_failure = self.0.connecting.lock().await;
         if let Some(live) = self.current() {
             return Ok(live);
