@@ -11,7 +11,7 @@ use tower_idempotency::{
 
 use crate::{
     any_store::{HOUR, acquired, applied, done, hour, name, superseded},
-    databases::{options, with_database},
+    databases::{options, run, with_database},
     migrated,
 };
 
@@ -137,6 +137,48 @@ async fn completion_alone_obeys_the_guard_and_the_least_retention() {
         }
         let record = store.read(&name).await.unwrap().unwrap();
         assert!(record.expires_in.unwrap() > HOUR / 2);
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn row_that_a_late_completion_leaves_has_no_owner() {
+    with_rows(async |store, url| {
+        run(
+            &url,
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql
+                 AS 'BEGIN RAISE ''rows stay''; END';
+             CREATE TRIGGER refuse BEFORE DELETE ON idempotency_records
+                 EXECUTE FUNCTION refuse()",
+        )
+        .await;
+        let late: Vec<_> = (0..200)
+            .map(|number| (name("caller", &number.to_string()), Token::random()))
+            .collect();
+        let complete = async |name, token| store.complete(name, token, &done()).await;
+        let completed = late.iter().map(|(name, token)| complete(name, *token));
+        for completed in join_all(completed).await {
+            superseded(completed);
+        }
+        run(&url, "DROP TRIGGER refuse ON idempotency_records").await;
+        let mut connection = PgConnection::connect(&url).await.unwrap();
+        let left: i64 = query_scalar("SELECT count(*) FROM idempotency_records")
+            .fetch_one(&mut connection)
+            .await
+            .unwrap();
+        assert!(left > 0, "no completion was one of several");
+        // Asked again, singly and together.
+        let (name, token) = &late[0];
+        superseded(complete(name, *token).await);
+        let completed = late.iter().map(|(name, token)| complete(name, *token));
+        for completed in join_all(completed).await {
+            superseded(completed);
+        }
+        for (name, _) in &late {
+            if let Some(record) = store.read(name).await.unwrap() {
+                assert_eq!(record.expires_in, None);
+            }
+        }
     })
     .await;
 }

@@ -50,8 +50,8 @@ impl ClaimRows {
 
 /// Completions of different records.
 ///
-/// A completion of a record that was removed inserts a row, which expired long ago. `remove`
-/// removes it.
+/// A completion of a record that was removed inserts a row, which expired long ago and has
+/// no owner. `remove` removes it.
 pub(super) struct CompletionRows {
     rows: ByRows,
     alone: SqlStr,
@@ -67,7 +67,7 @@ impl CompletionRows {
             let [scope, key, token, response, retention, at_least] =
                 std::array::from_fn(|index| first + index);
             format!(
-                "(${scope}, ${key}, {NO_OPERATION}, ${token}, {NO_FINGERPRINT}, {{completed}}, \
+                "(${scope}, ${key}, ${token}, {NO_OWNER}, {NO_FINGERPRINT}, {{completed}}, \
                  1, 0, {{now}} + ${at_least}, 0, ${retention}, 0, ${response})"
             )
         };
@@ -153,7 +153,8 @@ const GRANT: &str = "
 ON CONFLICT (scope, key) DO NOTHING
 RETURNING token, operation, fence, attempt::bigint";
 
-/// In a row, `lease_until` is the retention, and `fence` the end of the least retention.
+/// In a row, `operation` is the token, `lease_until` the retention, and `fence` the end of the
+/// least retention.
 const COMPLETE: &str = "
 INSERT INTO {records} AS record
     (scope, key, operation, token, fingerprint, state, attempt, takeovers, fence,
@@ -166,8 +167,9 @@ SET state = {completed},
     response = EXCLUDED.response,
     unknown_since = NULL,
     expires_at = GREATEST(record.claimed_at + EXCLUDED.lease_until, EXCLUDED.fence)
-WHERE record.token = EXCLUDED.token AND record.state IN ({in_progress}, {unknown})
-RETURNING token, claimed_at > 0 AS is_applied";
+WHERE record.token = EXCLUDED.operation AND record.state IN ({in_progress}, {unknown})
+RETURNING CASE WHEN claimed_at > 0 THEN token ELSE operation END AS token,
+    claimed_at > 0 AS is_applied";
 
 /// A subquery, as in the statement of all transitions, would keep Citus from its fastest
 /// plan.
@@ -181,7 +183,7 @@ WHERE scope = $1 AND key = $2 AND token = $3 AND state IN ({in_progress}, {unkno
 
 const REMOVE: &str = "
 DELETE FROM {records}
-WHERE scope = $1 AND key = $2 AND token = $3 AND claimed_at = 0";
+WHERE scope = $1 AND key = $2 AND operation = $3 AND claimed_at = 0";
 
-const NO_OPERATION: &str = "decode(repeat('00', 16), 'hex')";
+const NO_OWNER: &str = "decode(repeat('00', 16), 'hex')";
 const NO_FINGERPRINT: &str = "decode(repeat('00', 84), 'hex')";
