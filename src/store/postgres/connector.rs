@@ -201,6 +201,7 @@ impl Connector {
             self.reached();
             return ConnectError::Busy(error);
         }
+        let mut is_first = false;
         let mut state = self.state();
         // Another attempt may have reached the server meanwhile.
         if state.reached.is_none_or(|reached| reached < begun) && !state.is_closed {
@@ -213,19 +214,21 @@ impl Connector {
                 asked,
             });
             self.is_unreachable.store(is_unreachable, Ordering::Relaxed);
-            if !mem::replace(&mut state.is_probed, true) {
-                tokio::spawn(Arc::clone(self).probe());
-            }
+            is_first = !mem::replace(&mut state.is_probed, true);
         }
         drop(state);
+        if is_first {
+            // Made here, since a runtime that ends may drop the task before its first step.
+            let end = ProbeEnd(Arc::clone(self));
+            tokio::spawn(async move { end.0.probe().await });
+        }
         let message = "cannot open a connection: calls that need one fail until it succeeds";
         log::warn(&self.failures, message, Some(&error), None);
         ConnectError::Failed(error)
     }
 
     /// Tries to connect once a second, until an attempt succeeds or calls stop.
-    async fn probe(self: Arc<Self>) {
-        let _end = ProbeEnd(Arc::clone(&self));
+    async fn probe(self: &Arc<Self>) {
         loop {
             sleep(PAUSE).await;
             {
@@ -237,7 +240,7 @@ impl Connector {
             }
             // Without waiting for its end, since an attempt may take longer than the
             // pause.
-            tokio::spawn(Arc::clone(&self).try_server(None));
+            tokio::spawn(Arc::clone(self).try_server(None));
         }
     }
 
@@ -271,3 +274,35 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// Attempts in the background end this long after the last call.
 const LONGEST_UNASKED: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use tokio::runtime::Builder;
+
+    use super::*;
+    use crate::store::{PostgresEngine, postgres::session::Timeouts};
+
+    #[test]
+    fn runtime_that_ends_leaves_the_server_to_the_next_call() {
+        let schema = Schema::new(
+            "app".to_owned(),
+            "role".to_owned(),
+            PostgresEngine::Postgres,
+        );
+        let schema = Arc::new(schema.unwrap());
+        let timeouts = Timeouts {
+            statement: PAUSE,
+            lock: PAUSE,
+            idle_in_transaction: PAUSE,
+        };
+        let settings = SessionSettings::for_calls(&schema, timeouts, false);
+        let options = PgConnectOptions::new();
+        let connector = Arc::new(Connector::new(options, schema, settings, PAUSE));
+        let runtime = Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async { connector.failed(None, Instant::now()) });
+        assert!(connector.down().is_some());
+        // It ends before the task that tries again was polled.
+        drop(runtime);
+        assert!(connector.down().is_none() && !connector.state().is_probed);
+    }
+}
