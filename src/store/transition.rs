@@ -55,7 +55,7 @@ pub const FORGOTTEN_RETENTION: Duration = Duration::from_secs(24 * 3600);
 #[must_use]
 pub fn next_fence(last: Fence, now: Duration) -> Fence {
     let now = u64::try_from(now.as_micros()).unwrap_or(u64::MAX);
-    Fence::from(now.max(last.get() + 1))
+    Fence::from(now.max(last.get().saturating_add(1)))
 }
 
 /// A record as a store keeps it, with moments on the store's clock.
@@ -148,13 +148,14 @@ impl StoredRecord {
         if !allowed || self.fence != seen {
             return None;
         }
+        let attempt = self.attempt.saturating_add(1);
         let (operation, attempt, takeovers) = match reclaim_as {
             ReclaimAs::Takeover | ReclaimAs::Rerun => {
-                (self.operation, self.attempt + 1, self.takeovers + 1)
+                (self.operation, attempt, self.takeovers.saturating_add(1))
             }
             ReclaimAs::Reconcile => (self.operation, self.attempt, self.takeovers),
             // A release does not undo the run before it, whose outcome is unknown.
-            ReclaimAs::Retry => (self.operation, self.attempt + 1, self.takeovers.min(1)),
+            ReclaimAs::Retry => (self.operation, attempt, self.takeovers.min(1)),
             ReclaimAs::Replace | ReclaimAs::Expired => (claim.operation, 1, 0),
         };
         *self = Self {
@@ -723,6 +724,17 @@ mod tests {
             let decoded = StoredRecord::from_bytes(longer.into());
             assert_eq!(decoded.is_ok(), state == "completed");
         }
+    }
+
+    #[test]
+    fn largest_counts_of_a_stored_record_stay_as_they_are() {
+        let (claim, mut record) = record("unknown", HOUR);
+        (record.attempt, record.takeovers) = (u32::MAX, u32::MAX);
+        record.fence = Fence::from(u64::MAX - 1);
+        let seen = record.fence;
+        let grant = record.reclaim(seen, ReclaimAs::Rerun, &claim, NOW).unwrap();
+        assert_eq!((grant.attempt, grant.fence.get()), (u32::MAX, u64::MAX));
+        assert_eq!(record.takeovers, u32::MAX);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What scopes keep in a store, added up over all processes.
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{collections::BTreeMap, fmt, ops::Bound, time::Duration};
 
 use crate::key::Scope;
 
@@ -115,8 +115,8 @@ pub(super) fn add_to(periods: &mut Periods, delta: &UsageDelta, now: Duration) {
         return;
     }
     let (records, bytes) = periods.entry(delta.period_end(now)).or_default();
-    *records += delta.records;
-    *bytes += delta.bytes;
+    *records = records.saturating_add(delta.records);
+    *bytes = bytes.saturating_add(delta.bytes);
 }
 
 fn remove_ended(periods: &mut Periods, now: Duration) {
@@ -130,7 +130,7 @@ pub(super) fn live<'a>(
     now: Duration,
 ) -> impl Iterator<Item = Usage> + 'a {
     let now = micros(now);
-    let live = periods.range(now + 1..);
+    let live = periods.range((Bound::Excluded(now), Bound::Unbounded));
     live.map(move |(end, (records, bytes))| Usage {
         scope: scope.clone(),
         expires_in: Duration::from_micros(end - now),

@@ -154,6 +154,6 @@ impl Config {
 
     /// Whether the operation of a record may start once more after an unknown outcome.
     pub(crate) fn has_attempts_left(&self, record: &Record) -> bool {
-        record.takeovers + 1 < self.max_attempts
+        record.takeovers.saturating_add(1) < self.max_attempts
     }
 }
