@@ -133,8 +133,11 @@ where
         while let Some(ended) = self.tasks.try_join_next() {
             self.end(ended);
         }
-        // Others may publish the events of a turn whose lease has ended.
+        let turns = self.ended.len();
         self.ended.retain(|ended| Instant::now() < ended.lease_end);
+        if self.ended.len() < turns {
+            self.publishing.warnings.warn(NOT_SETTLED, None, None);
+        }
         if self.ended.is_empty() {
             return Ok(false);
         }
@@ -148,7 +151,12 @@ where
             .any(|settlement| settlement.pause == Some(STAGING_PAUSE));
         let settled = self.outbox.store.settle(&self.outbox.topic, &settlements);
         match settled.await {
-            Ok(_) => Ok(true),
+            Ok(settled) => {
+                if settled.len() < settlements.len() {
+                    self.publishing.warnings.warn(NOT_SETTLED, None, None);
+                }
+                Ok(true)
+            }
             Err(error) => {
                 let ended = settlements.into_iter().zip(lease_ends);
                 self.ended = ended
@@ -291,6 +299,8 @@ const LISTENING_PANICKED: &str =
     "listening for notifications panicked and has ended, the relay polls";
 const TASK_PANICKED: &str = "task of a relay panicked, its events are published again after the lease: \
     a value that the publisher drops, or a recorder of metrics, panics";
+const NOT_SETTLED: &str = "a relay published events and its lease ended before it could say so: they \
+    may be published again, raise `lease`, or lower `batch`";
 /// A batch of 2^20 aggregates becomes one.
 const MOST_HALVINGS: u32 = 20;
 const SUCCESSES_TO_DOUBLE: u32 = 8;

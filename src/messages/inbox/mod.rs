@@ -17,8 +17,9 @@ use crate::{
     error::StoreError,
     runtime::backoff::Backoff,
     store::{Purged, Sweep, Token, sql::detached},
+    telemetry::log::Warnings,
     transaction::{
-        commit::{ENDED, send_commit},
+        commit::{ENDED, NOT_ROLLED_BACK, send_commit},
         error::CommitError,
         kind::CommitErrorKind,
     },
@@ -81,6 +82,7 @@ pub struct Inbox<S> {
     pub(crate) store: S,
     consumer: String,
     retention: Duration,
+    warnings: Warnings,
 }
 
 /// Whether a message was seen before.
@@ -125,6 +127,7 @@ impl<S: InboxStore> Inbox<S> {
             store,
             consumer: consumer.to_owned(),
             retention: Duration::from_secs(14 * 24 * 3600),
+            warnings: Warnings::default(),
         })
     }
 
@@ -269,7 +272,10 @@ impl<S: InboxStore> Inbox<S> {
             Ok(done) => done,
             Err(error) => {
                 // Its locks are free for the redelivery. Dropped, it ends a little later.
-                let _ = time::timeout(COMMIT_TIMEOUT, transaction.rollback()).await;
+                let rolled_back = time::timeout(COMMIT_TIMEOUT, transaction.rollback()).await;
+                if !matches!(rolled_back, Ok(Ok(()))) {
+                    self.warnings.warn(NOT_ROLLED_BACK, None, None);
+                }
                 return Err(error);
             }
         };
@@ -314,8 +320,13 @@ impl<S: InboxStore> Inbox<S> {
                 Ok(Ok(Some(seen_at))) if seen_at == marked_at => return Ok(Delivery::First),
                 Ok(Ok(Some(_))) => return Ok(Delivery::Repeat),
                 Ok(Ok(None)) => return Err(unknown.found_aborted()),
-                Ok(Err(_)) | Err(_) => time::sleep(backoff.pause()).await,
+                Ok(Err(error)) => self.warnings.warn(UNREADABLE, Some(&error), None),
+                Err(_) => {
+                    let error = StoreError::timed_out();
+                    self.warnings.warn(UNREADABLE, Some(&error), None);
+                }
             }
+            time::sleep(backoff.pause()).await;
         }
         Err(unknown)
     }
@@ -384,6 +395,8 @@ impl<S> fmt::Debug for Inbox<S> {
 const LONGEST_CONSUMER: usize = 255;
 const LONGEST_ID: usize = 1024;
 
+const UNREADABLE: &str = "COMMIT was not answered, and the mark of its message is not readable: it is \
+    read again";
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -13,14 +13,17 @@ use std::{
 
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder};
-use tokio::time::sleep;
+use tokio::{
+    sync::{Notify, mpsc},
+    time::sleep,
+};
 use tower_idempotency::{
     Sweeper,
     messages::{Delivery, Event, Publish, Relay},
 };
 
 use super::relay::{Broker, event, spawn, stage, until, until_all_is_published};
-use crate::shop::{Shop, with_sqlite};
+use crate::shop::{Shop, SqliteShop, with_sqlite};
 
 /// The lines of a log.
 #[derive(Clone, Default)]
@@ -165,6 +168,41 @@ async fn panic_of_a_dropped_publication_is_logged_and_its_event_published() {
         lines.contains("WARN") && lines.contains("task of a relay panicked"),
         "{lines}"
     );
+}
+
+/// On one thread, to which the subscriber belongs.
+#[tokio::test]
+async fn turn_that_another_relay_took_is_logged_when_it_ends() {
+    let (lines, _subscriber) = Lines::collect();
+    Box::pin(with_sqlite(async |shop| {
+        stage(&shop, [event("event", "a")]).await;
+        let (sender, mut begun) = mpsc::unbounded_channel();
+        let gate = Arc::new(Notify::new());
+        let held = Arc::clone(&gate);
+        let slow = Relay::new(shop.outbox("orders"), move |_: Event| {
+            let (sender, held) = (sender.clone(), Arc::clone(&held));
+            async move {
+                sender.send(()).unwrap();
+                held.notified().await;
+                Publish::Done
+            }
+        });
+        // After its first look it looks for events only when it is woken.
+        let slow = slow.poll(Duration::from_secs(3600)).spawn();
+        begun.recv().await.unwrap();
+        // As if the database saw the lease end.
+        let mut connection = shop.connect().await;
+        let lapse = "UPDATE idempotency_turns SET due_at = 0";
+        SqliteShop::run(&mut connection, lapse).await.unwrap();
+        let relay = spawn(shop.outbox("orders"), async |_| Publish::Done);
+        until_all_is_published(&shop).await;
+        relay.stop(Duration::from_secs(10)).await;
+        gate.notify_one();
+        slow.stop(Duration::from_secs(10)).await;
+    }))
+    .await;
+    let lines = lines.text();
+    assert!(lines.contains("its lease ended before"), "{lines}");
 }
 
 /// A recorder whose counters and gauges panic.
