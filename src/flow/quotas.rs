@@ -123,8 +123,9 @@ impl<S: Store> Quotas<S> {
         name: &RecordName,
     ) -> Option<QuotaExceeded> {
         let usage = &request.usage;
-        // Simultaneous first requests of a scope ask together.
-        usage.asked.get_or_init(|| self.ask(usage)).await;
+        if !usage.asked.initialized() {
+            Box::pin(self.asked(usage)).await;
+        }
         self.make_due(usage);
         usage.exceeded(request.quota, name)
     }
@@ -203,6 +204,21 @@ impl<S: Store> Quotas<S> {
             // A store in memory never waits, and requests must not wait for many scopes.
             task::yield_now().await;
         }
+    }
+
+    /// Returns once the store was asked about the scope. Simultaneous first requests ask
+    /// together, in a task: nobody may poll the request that would ask for all.
+    async fn asked(self: &Arc<Self>, usage: &Arc<ScopeUsage>) {
+        if let Some(permit) = usage.asking.try_begin() {
+            let (quotas, usage) = (Arc::clone(self), Arc::clone(usage));
+            tokio::spawn(async move {
+                quotas.ask(&usage).await;
+                let _ = usage.asked.set(());
+                drop(permit);
+            });
+        }
+        // The task ends with its runtime, and the runtime of this request may be another.
+        let _ = time::timeout(self.store_timeout, usage.asked.wait()).await;
     }
 
     async fn ask(&self, usage: &Arc<ScopeUsage>) {

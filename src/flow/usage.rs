@@ -6,12 +6,13 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::OnceCell, time::Instant};
+use tokio::{sync::SetOnce, time::Instant};
 
 use crate::{
     key::{RecordName, Scope},
     policy::quota::Quota,
     rejection::QuotaExceeded,
+    runtime::single_task::SingleTask,
     store::{SHORTEST_PERIOD, Usage, UsageDelta},
 };
 
@@ -20,7 +21,9 @@ use crate::{
 pub(super) struct ScopeUsage {
     pub(super) scope: Scope,
     /// Set once the store was asked, whatever it answered.
-    pub(super) asked: OnceCell<()>,
+    pub(super) asked: SetOnce<()>,
+    /// Asks the store.
+    pub(super) asking: SingleTask,
     state: Mutex<State>,
 }
 
@@ -63,7 +66,8 @@ impl ScopeUsage {
     pub(super) fn new(scope: Scope) -> Self {
         Self {
             scope,
-            asked: OnceCell::new(),
+            asked: SetOnce::new(),
+            asking: SingleTask::default(),
             state: Mutex::default(),
         }
     }

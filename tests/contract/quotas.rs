@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use futures_util::poll;
 use http::{Response, StatusCode};
 use tower_idempotency::{
     DynStore, IdempotencyBuilder, MemoryStore, Quota, Store, StoreError,
@@ -9,7 +10,7 @@ use tower_idempotency::{
 };
 
 use crate::{
-    api::{Answer, Api, eventually, keyed, named, record, required},
+    api::{Answer, Api, eventually, keyed, named, record, required, settle},
     faulty::{Call, Fault, Faulty, unsent},
     probe::Probe,
     stores::{Place, memory, on_each_store},
@@ -229,6 +230,22 @@ async fn rule_76_runtime_that_ends_in_a_report_loses_no_other_scope() {
     api.send(keyed("L")).await.assert_live(201);
     tokio::time::sleep(INTERVAL).await;
     assert_eq!(kept(&faulty).await.0, 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_76_request_that_nobody_polls_delays_no_other() {
+    let faulty = Faulty::new(MemoryStore::new());
+    let store = DynStore::new(faulty.clone());
+    let api = Api::new(of_records(store, 9), &Probe::counting());
+    faulty.inject(Call::AddUsage, ..=1, Fault::Delay(INTERVAL));
+    let mut first = Box::pin(api.send(keyed("K")));
+    while faulty.calls_of(Call::AddUsage) == 0 {
+        assert!(poll!(first.as_mut()).is_pending());
+        settle().await;
+    }
+    let other = tokio::time::timeout(2 * INTERVAL, api.send(keyed("L"))).await;
+    other.expect("it waits for the first one").assert_run(1);
+    first.await.assert_run(2);
 }
 
 #[tokio::test(start_paused = true)]
