@@ -6,17 +6,22 @@
 
 use std::{
     future::poll_fn,
+    panic::AssertUnwindSafe,
     pin::{Pin, pin},
     task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{HeaderMap, header};
 use tokio::runtime::Handle;
 
 use super::limits::Limit;
-use crate::body::{ReceivedBody, error::BodyError, timeout::LazyTimeout};
+use crate::{
+    body::{ReceivedBody, error::BodyError, timeout::LazyTimeout},
+    telemetry::log::{self, LogLimit},
+};
 
 /// Reads the rest of a refused body in the background. The body is dropped at once if
 /// `limit` is reached, and outside of a runtime.
@@ -31,7 +36,10 @@ where
         return;
     };
     runtime.spawn(async move {
-        LazyTimeout::after_two_polls(DISCARD_TIMEOUT, read_to_end(body)).await;
+        let read = LazyTimeout::after_two_polls(DISCARD_TIMEOUT, read_to_end(body));
+        if AssertUnwindSafe(read).catch_unwind().await.is_err() {
+            log::warn(&PANICS, PANICKED, None, None);
+        }
         drop(permit);
     });
 }
@@ -68,6 +76,8 @@ fn poll_length<B: ReceivedBody>(body: Pin<&mut B>, cx: &mut Context<'_>) -> Poll
     })
 }
 
+static PANICS: LogLimit = LogLimit::new();
+const PANICKED: &str = "body of a refused request panicked, the rest of it is not read";
 /// How many refused bodies are read at a time.
 pub(crate) const MAX_DISCARDS: usize = 256;
 /// How many bytes of a refused body are read, if their number is known.

@@ -3,12 +3,14 @@
 
 use std::{
     future::poll_fn,
+    panic::AssertUnwindSafe,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
 use bytes::Bytes;
+use futures_util::FutureExt as _;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time;
@@ -227,7 +229,9 @@ impl<S: Store> Run<S> {
         let Some(mut left) = left else {
             return Err(UploadFault::Unread);
         };
-        let verified = poll_fn(|cx| left.poll_verified(cx)).await;
+        let verified = AssertUnwindSafe(poll_fn(|cx| left.poll_verified(cx))).catch_unwind();
+        // A body that panicked is not read on.
+        let verified = verified.await.map_err(|_panic| UploadFault::Unread)?;
         if verified.is_err() {
             discard(&self.claim.shared.discards, left.into_rest());
         }

@@ -15,6 +15,7 @@ use std::{
 use axum::body::Body;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body as HttpBody, Frame};
 use http_body_util::BodyExt as _;
@@ -451,6 +452,28 @@ async fn rule_39_a_body_that_the_handler_keeps_unread_is_unknown() {
     let answer = api.send(upload(&large(), &sha256(&large()))).await;
     assert_eq!(answer.header("idempotent-recorded"), Some("false"));
     assert!(matches!(state(&store).await, RecordState::Unknown));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_39_a_rest_that_panics_leaves_an_unknown_outcome() {
+    for content_type in ["application/json", "text/event-stream"] {
+        let store = MemoryStore::new();
+        let probe = Probe::running(async move |run: Run| {
+            let mut response = run.created();
+            let content_type = HeaderValue::from_static(content_type);
+            response.headers_mut().insert("content-type", content_type);
+            Ok(response)
+        });
+        let api = Api::new(streaming(DynStore::new(store.clone())), &probe);
+        let begun = stream::iter([Ok::<_, Infallible>(Bytes::from(large()).slice(..2_000))]);
+        let body = begun.chain(stream::poll_fn(|_| panic!("on purpose")));
+        let ask = keyed("K")
+            .header("content-digest", sha256(&large()))
+            .body(Body::from_stream(body));
+        assert_eq!(api.send(ask).await.status, 201);
+        settle().await;
+        assert!(matches!(state(&store).await, RecordState::Unknown));
+    }
 }
 
 #[tokio::test(start_paused = true)]
