@@ -22,6 +22,7 @@ use tower_idempotency::{
         Claim, Completion, Record, RecordName, RecordState,
         admin::{RecordedResponse, Resolution},
     },
+    test_support::{Fault, FaultyStore, StoreCall},
 };
 
 type Service =
@@ -42,7 +43,7 @@ impl Handler {
         handler
     }
 
-    fn behind(&self, store: MemoryStore, reconciler: Reconciler) -> Service {
+    fn behind(&self, store: impl Store, reconciler: Reconciler) -> Service {
         let handler = self.clone();
         let layer = IdempotencyLayer::required(store, |_| Some(Scope::single_tenant()))
             .recovery(Recovery::Reconcile(reconciler))
@@ -238,4 +239,24 @@ async fn f32_a_request_that_always_fails_stops_running() {
         assert!(status == StatusCode::INTERNAL_SERVER_ERROR || status == StatusCode::CONFLICT);
     }
     assert_eq!(handler.runs(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn claim_after_the_hook_whose_answer_is_lost_is_withdrawn() {
+    let (handler, store) = (Handler::failing(1), MemoryStore::new());
+    let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
+    let faulty = FaultyStore::new(store.clone());
+    let service = handler.behind(faulty.clone(), hook);
+    assert_eq!(send(&service).await.0, StatusCode::INTERNAL_SERVER_ERROR);
+    // The first one is that of the hook.
+    faulty.inject(StoreCall::Reclaim, 2..=2, Fault::LoseAnswer);
+    assert_eq!(send(&service).await.0, StatusCode::CONFLICT);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let withdrawn = record(&store).await;
+    assert!(
+        matches!(withdrawn.state, RecordState::Unknown),
+        "{withdrawn:?}"
+    );
+    assert_eq!(send(&service).await.0, StatusCode::OK);
+    assert_eq!(handler.runs(), 2);
 }

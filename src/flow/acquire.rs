@@ -20,8 +20,13 @@ use super::{
 #[cfg(feature = "sealing")]
 use crate::key::RecordName;
 use crate::{
-    error::StoreErrorKind, operation::recovery::Recovery, policy::StoreFailure,
-    rejection::Rejection, runtime::backoff::Backoff, store::Store, telemetry::notice::Notice,
+    error::StoreErrorKind,
+    operation::recovery::Recovery,
+    policy::{Disconnect, StoreFailure},
+    rejection::Rejection,
+    runtime::backoff::Backoff,
+    store::Store,
+    telemetry::notice::Notice,
 };
 
 /// How a request may run.
@@ -70,11 +75,11 @@ where
     let mut deadline = None;
     loop {
         let answered = match claim(shared, request).await {
-            ClaimResult::Granted(granted) => return Ok(Acquired::Run { inner, granted }),
+            ClaimResult::Granted(granted) => return run(config, client, inner, granted),
             ClaimResult::Answered(answered) => answered,
             ClaimResult::Reconcile { granted, may_run } => {
                 let granted = Box::pin(ask(shared, request, granted, may_run)).await?;
-                return Ok(Acquired::Run { inner, granted });
+                return run(config, client, inner, granted);
             }
             ClaimResult::Ineligible(ineligible) => {
                 return Err(NotRun::Refused(refuse_ineligible(config, ineligible)));
@@ -107,6 +112,19 @@ where
         let deadline = *deadline.get_or_insert_with(|| Instant::now() + config.wait);
         Box::pin(wait(shared, client, request, answered, deadline)).await?;
         Box::pin(make_ready(client, &mut inner, deadline)).await?;
+    }
+}
+
+/// A handler that would be stopped at once is not called: its claim is withdrawn.
+fn run<I, E>(
+    config: &Config,
+    client: &Client,
+    inner: I,
+    granted: Granted,
+) -> Result<Acquired<I>, NotRun<E>> {
+    match config.disconnect == Disconnect::Cancel && client.has_left() {
+        true => Err(NotRun::ClientLeft),
+        false => Ok(Acquired::Run { inner, granted }),
     }
 }
 
@@ -151,12 +169,8 @@ async fn ask<S: Store, W: Comparable, E>(
             return Err(unknown());
         }
     };
-    request.hold = None;
     match reconciled {
-        Reconciliation::Run(claim, granted) => {
-            request.claim = claim;
-            Ok(granted)
-        }
+        Reconciliation::Run(granted) => Ok(granted),
         Reconciliation::Happened => Err(match look_up(shared, request).await {
             Ok(Some(answered)) => NotRun::Answered(answered),
             Ok(None) => NotRun::Refused(Rejection::contended()),

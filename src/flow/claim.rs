@@ -89,10 +89,7 @@ pub(super) async fn claim<S: Store, W: Comparable>(
         let replaced = progress.replaced.as_deref().copied();
         quotas.claimed(&quota.usage, &request.name, granted.since, replaced);
     }
-    request.hold = match result {
-        ClaimResult::Granted { .. } => None,
-        _ => progress.hold,
-    };
+    request.hold = progress.hold;
     if let Some(error) = &progress.failure
         && !matches!(result, ClaimResult::Failed { .. })
     {
@@ -324,12 +321,10 @@ async fn mark_unknown<S: Store>(
         }
         Ok(Transitioned::Applied) => {}
         // Recorded or not, the outcome is unknown to this request.
-        Err(error) => shared.config.warnings().warn(
-            "recording failed of a lapsed lease as an unknown outcome: the next request or sweep \
-             tries again",
-            Some(&error),
-            Some(record.operation),
-        ),
+        Err(error) => {
+            let warnings = shared.config.warnings();
+            warnings.warn(MARKING_FAILED, Some(&error), Some(record.operation));
+        }
     }
     Some(Answered::of(record, Answer::Unknown))
 }
@@ -347,7 +342,14 @@ async fn claim_nothing<S: Store, W: Comparable>(
             Ok(Some(record)) => record,
             Ok(None) => return ClaimResult::Ineligible(ineligible),
             // Such a body is refused with or without a record.
-            Err(_) if is_body_invalid => return ClaimResult::Ineligible(ineligible),
+            Err(error) if is_body_invalid => {
+                shared.config.warnings().warn(
+                    "record not readable, the request is refused because of its body",
+                    Some(&error),
+                    None,
+                );
+                return ClaimResult::Ineligible(ineligible);
+            }
             Err(error) => {
                 return ClaimResult::Failed {
                     error,
@@ -373,8 +375,14 @@ async fn claim_nothing<S: Store, W: Comparable>(
                 let mark = shared.call(|store| store.mark_lapsed(name, seen, retention));
                 match mark.await {
                     Ok(Transitioned::Superseded) => continue,
-                    Ok(Transitioned::Applied) | Err(_) => Answer::Unknown,
+                    Ok(Transitioned::Applied) => {}
+                    Err(error) => shared.config.warnings().warn(
+                        MARKING_FAILED,
+                        Some(&error),
+                        Some(record.operation),
+                    ),
                 }
+                Answer::Unknown
             }
         };
         return ClaimResult::Answered(Answered::of(&record, answer));
@@ -405,5 +413,7 @@ async fn renew<S: Store, W>(
         .await
 }
 
+const MARKING_FAILED: &str = "recording failed of a lapsed lease as an unknown outcome: the next \
+    request or sweep tries again";
 const ROUNDS: u32 = 8;
 const PAUSE: Duration = Duration::from_millis(20);

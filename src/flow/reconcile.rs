@@ -5,7 +5,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use futures_util::FutureExt as _;
 use tokio::time::{self, Instant};
 
-use super::{claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared};
+use super::{claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared, withdraw::Hold};
 use crate::{
     error::StoreError,
     operation::{Operation, recovery::Reconciler},
@@ -17,8 +17,8 @@ use crate::{
 pub(super) enum Reconciliation {
     /// The response is in the record.
     Happened,
-    /// The request may run, under a claim of its own.
-    Run(Claim, Granted),
+    /// The request may run, under its new claim.
+    Run(Granted),
     /// Nothing is known, or the request may not run.
     Unknown,
 }
@@ -28,7 +28,7 @@ pub(super) enum Reconciliation {
 pub(super) async fn reconcile<S: Store, W>(
     shared: &Arc<Shared<S>>,
     reconciler: &Reconciler,
-    request: &Keyed<W>,
+    request: &mut Keyed<W>,
     granted: Granted,
     may_run: bool,
 ) -> Result<Reconciliation, StoreError> {
@@ -40,32 +40,42 @@ pub(super) async fn reconcile<S: Store, W>(
         let completion = owned
             .operation
             .kept(config.responses.completion_of(response));
-        return Ok(
-            match owned.end(&OwnerTransition::Complete(completion)).await? {
-                Transitioned::Applied => Reconciliation::Happened,
-                Transitioned::Superseded => Reconciliation::Unknown,
-            },
-        );
+        let ended = owned.end(&OwnerTransition::Complete(completion)).await?;
+        request.hold = None;
+        return Ok(match ended {
+            Transitioned::Applied => Reconciliation::Happened,
+            Transitioned::Superseded => Reconciliation::Unknown,
+        });
     }
     let ended = owned.end(&config.mark_unknown()).await?;
     drop(heartbeat);
+    request.hold = None;
     let runs = matches!(answer, Some(Resolution::DidNotHappen)) && may_run && !request.is_stale();
     if ended == Transitioned::Superseded || !runs {
         return Ok(Reconciliation::Unknown);
     }
     // A claim of its own counts as one more after an unknown outcome, so that a request
     // that ends its process each time is not run for ever.
-    let claim = Claim::new(
+    request.claim = Claim::new(
         request.claim.fingerprint,
         config.lease(),
         config.responses.retention,
     );
-    let since = Instant::now();
-    let seen = granted.grant.fence;
+    let (since, seen, reclaim_as) = (Instant::now(), granted.grant.fence, ReclaimAs::Rerun);
+    // If the answer is lost, the claim is withdrawn.
+    request.hold = Some(Hold::Reclaim {
+        seen,
+        reclaim_as,
+        released: None,
+    });
     let reclaimed =
-        shared.call(|store| store.reclaim(&request.name, seen, ReclaimAs::Rerun, &claim));
-    Ok(match reclaimed.await? {
-        Some(grant) => Reconciliation::Run(claim, Granted { grant, since }),
+        shared.call(|store| store.reclaim(&request.name, seen, reclaim_as, &request.claim));
+    let reclaimed = reclaimed.await;
+    if let Ok(None) = reclaimed {
+        request.hold = None;
+    }
+    Ok(match reclaimed? {
+        Some(grant) => Reconciliation::Run(Granted { grant, since }),
         None => Reconciliation::Unknown,
     })
 }

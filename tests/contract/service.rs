@@ -419,6 +419,24 @@ async fn disconnect_cancel_stops_the_handler_of_a_client_that_leaves() {
     assert_eq!(probe.runs(), 2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn handler_whose_client_left_during_the_claim_is_not_called() {
+    let faulty = Faulty::new(MemoryStore::new());
+    let store = DynStore::new(faulty.clone());
+    let probe = Probe::counting();
+    let api = Api::new(required(store).disconnect(Disconnect::Cancel), &probe);
+    let gate = Gate::closed();
+    faulty.inject(Call::Claim, ..=1, Fault::WaitAfterwards(gate.clone()));
+    let left = api.spawn(keyed("K"));
+    gate.arrival().await;
+    left.abort();
+    settle().await;
+    gate.open();
+    settle().await;
+    // The claim was withdrawn, and the key is free.
+    api.send(keyed("K")).await.assert_run(1);
+}
+
 #[tokio::test]
 async fn other_unsafe_methods_may_be_guarded() {
     let probe = Probe::counting();

@@ -8,7 +8,7 @@ use tokio::{
     task::JoinSet,
 };
 use tower_idempotency::{
-    DynStore, MemoryStore, PostgresStore, Store as _, StoreFailure,
+    DynStore, Fingerprinting, MemoryStore, PostgresStore, Store as _, StoreFailure,
     sqlx::postgres::{PgConnectOptions, PgSslMode},
     store::{Completion, Transitioned},
 };
@@ -283,4 +283,16 @@ async fn f110_a_loser_that_cannot_read_the_winner_is_logged() {
     log.only("a run has lost its key")
         .says("notice", "superseded")
         .says("operation", &record.operation.to_string());
+}
+
+#[tokio::test(start_paused = true)]
+async fn f110_unreadable_record_behind_an_invalid_body_is_logged() {
+    let log = Log::listen();
+    let store = Faulty::new(MemoryStore::new());
+    store.inject(Call::Read, .., Fault::unavailable());
+    let by_json = required(DynStore::new(store)).fingerprint(Fingerprinting::json());
+    let api = Api::new(by_json, &Probe::counting());
+    let invalid = secret("K").body("{");
+    api.send(invalid).await.assert_problem(400, "body-invalid");
+    log.only("the request is refused because of its body");
 }
