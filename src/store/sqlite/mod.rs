@@ -72,7 +72,9 @@ use crate::{key::RecordName, store::Fence};
 /// # }
 /// ```
 ///
-/// Clones share the connections. Calls need a Tokio runtime.
+/// Clones share the connections. Calls need a Tokio runtime. Clones may be used in several
+/// runtimes. Keep each of them running while it has calls: a runtime that stands still keeps
+/// the connections of its calls.
 #[derive(Clone)]
 pub struct SqliteStore {
     pub(crate) writer: Writer,
