@@ -22,7 +22,7 @@ use crate::{
             session::{Session, column},
             units::INBOX,
         },
-        sql::detached,
+        sql::{columns::duration, detached},
     },
     transaction::error::CommitError,
 };
@@ -186,7 +186,7 @@ impl InboxBackend for PostgresStore {
                 let age: i64 = column(row, "age")?;
                 Ok(SeenMessage {
                     id: column(row, "message")?,
-                    age: Duration::from_micros(age.max(0).unsigned_abs()),
+                    age: duration(age),
                 })
             });
             seen.collect()

@@ -12,7 +12,7 @@ use crate::{
     messages::{MessageError, sqlite::of_transaction},
     store::{
         SqliteStore, StoreError, Token,
-        sql::detached,
+        sql::{columns::duration, detached},
         sqlite::{
             error::failure,
             statements::{column, json, now},
@@ -115,7 +115,7 @@ impl InboxBackend for SqliteStore {
             let now = column(now());
             let seen = rows.into_iter().map(|(id, seen_at)| SeenMessage {
                 id,
-                age: Duration::from_micros((now - seen_at).max(0).unsigned_abs()),
+                age: duration(now.saturating_sub(seen_at)),
             });
             Ok(seen.collect())
         })

@@ -156,12 +156,12 @@ impl PostgresStoreBuilder {
     }
 
     /// Sets how long a call waits for a connection, idle or new, before it fails as
-    /// timed out. Defaults to 3 s.
+    /// timed out, at least 1 ms. Defaults to 3 s.
     ///
     /// An attempt to connect fails after the same time. Later calls that need a
     /// connection then fail at once, until an attempt succeeds.
     pub fn acquire_timeout(mut self, timeout: Duration) -> Self {
-        self.acquire_timeout = timeout;
+        self.acquire_timeout = timeout.max(SHORTEST);
         self
     }
 

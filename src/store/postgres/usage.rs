@@ -1,7 +1,5 @@
 //! The usage of scopes, for quotas.
 
-use std::time::Duration;
-
 use sqlx::postgres::PgRow;
 
 use super::{
@@ -11,7 +9,7 @@ use super::{
 };
 use crate::{
     key::Scope,
-    store::{StoreError, Usage, UsageDelta},
+    store::{StoreError, Usage, UsageDelta, sql::columns::duration},
 };
 
 impl Statements {
@@ -68,7 +66,7 @@ fn usage(row: &PgRow) -> Result<Usage, StoreError> {
     let expires_in: i64 = column(row, "expires_in")?;
     Ok(Usage {
         scope: Scope::from_stored(column::<&str>(row, "scope")?),
-        expires_in: Duration::from_micros(expires_in.max(0).unsigned_abs()),
+        expires_in: duration(expires_in),
         records: column(row, "records")?,
         bytes: column(row, "bytes")?,
     })

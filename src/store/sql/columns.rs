@@ -87,7 +87,7 @@ pub(crate) fn load(row: &impl StoreRow, origin: i64) -> Result<LoadedRecord, Sto
         attempt,
     } = grant(row)?;
     let relative = |column| number::<i64>(row, column);
-    let lease_until = moment(origin.saturating_add(relative("lease_left")?));
+    let lease_until = duration(origin.saturating_add(relative("lease_left")?));
     let (response, bytes) = (row.bytes("response")?, row.int("bytes")?);
     let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
     let omitted = bytes.filter(|_| response.is_none());
@@ -112,8 +112,8 @@ pub(crate) fn load(row: &impl StoreRow, origin: i64) -> Result<LoadedRecord, Sto
         takeovers: number(row, "takeovers")?,
         fingerprint: Fingerprint::from_bytes(exact(row, "fingerprint")?),
         token: Token::from_bytes(exact(row, "token")?),
-        claimed_at: moment(origin.saturating_sub(relative("age")?)),
-        expires_at: moment(origin.saturating_add(relative("expires_in")?)),
+        claimed_at: duration(origin.saturating_sub(relative("age")?)),
+        expires_at: duration(origin.saturating_add(relative("expires_in")?)),
         state,
     };
     Ok(LoadedRecord { record, omitted })
@@ -160,8 +160,9 @@ pub(crate) fn fence_number(fence: Fence) -> i64 {
     fence.get().try_into().unwrap_or(-1)
 }
 
-/// A clock that was set back far makes a moment negative, not a record corrupt.
-fn moment(micros: i64) -> Duration {
+/// Returns the duration, or the moment, of a column. A clock that was set back makes it
+/// negative, which is no corruption and counts as zero.
+pub(crate) fn duration(micros: i64) -> Duration {
     Duration::from_micros(u64::try_from(micros).unwrap_or_default())
 }
 

@@ -1,7 +1,5 @@
 //! The usage of scopes, for quotas.
 
-use std::time::Duration;
-
 use sqlx::{SqliteConnection, query, query_as};
 
 use super::{
@@ -10,7 +8,7 @@ use super::{
 };
 use crate::{
     key::Scope,
-    store::{StoreError, Usage, UsageDelta},
+    store::{StoreError, Usage, UsageDelta, sql::columns::duration},
 };
 
 /// Adds the deltas that are not none.
@@ -45,7 +43,7 @@ pub(super) async fn read(
         .into_iter()
         .map(|(scope, expires_at, records, bytes)| Usage {
             scope: Scope::from_stored(scope),
-            expires_in: Duration::from_micros((expires_at - now).max(0).unsigned_abs()),
+            expires_in: duration(expires_at.saturating_sub(now)),
             records,
             bytes,
         });

@@ -26,7 +26,7 @@ use crate::{
             session::{Session, column},
             units::OUTBOX,
         },
-        sql::{detached, wake::Wake},
+        sql::{columns::duration, detached, wake::Wake},
     },
 };
 
@@ -417,8 +417,4 @@ fn event(id: &str, aggregate: &str, payload: Vec<u8>) -> Event {
 
 fn unsigned(attempts: i64) -> u32 {
     attempts.try_into().unwrap_or_default()
-}
-
-fn duration(micros: i64) -> Duration {
-    Duration::from_micros(micros.max(0).unsigned_abs())
 }

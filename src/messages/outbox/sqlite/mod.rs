@@ -22,7 +22,7 @@ use crate::{
     },
     store::{
         SqliteStore, StoreError, Token,
-        sql::{detached, wake::Wake},
+        sql::{columns::duration, detached, wake::Wake},
         sqlite::{
             error::failure,
             statements::{column, now},
@@ -329,7 +329,7 @@ async fn revive(
 type DeadRow = (String, u32, Option<i64>, i64, String, Vec<u8>);
 
 fn age(now: i64, then: i64) -> Duration {
-    Duration::from_micros(now.saturating_sub(then).max(0).unsigned_abs())
+    duration(now.saturating_sub(then))
 }
 
 const DEFINITIONS: &str = include_str!("../../../../migrations/sqlite/0003_outbox.sql");
