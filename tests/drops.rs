@@ -69,7 +69,13 @@ async fn f42_i11_a_run_cancelled_with_its_client_leaves_an_unknown_outcome() {
         let retry = outcome(&trial.send(whole("amount=100")).await);
         trial.ran_once();
         match retry {
-            Outcome::Recorded => assert_eq!((started, state), (0, None)),
+            // Its client left before the claim, or during it.
+            Outcome::Recorded => {
+                assert!(
+                    started == 0 && matches!(state, None | Some("released")),
+                    "{state:?}"
+                );
+            }
             Outcome::Replayed => assert_eq!((started, state), (1, Some("completed"))),
             UNKNOWN => assert_eq!((started, state), (1, Some("unknown"))),
             other => panic!("after {polls} polls a retry got {other:?}"),

@@ -218,7 +218,11 @@ impl<S: Store> Quotas<S> {
             });
         }
         // The task ends with its runtime, and the runtime of this request may be another.
-        let _ = time::timeout(self.store_timeout, usage.asked.wait()).await;
+        let asked = time::timeout(self.store_timeout, usage.asked.wait());
+        if asked.await.is_err() {
+            self.warnings
+                .warn(FAILED, Some(&StoreError::timed_out()), None);
+        }
     }
 
     async fn ask(&self, usage: &Arc<ScopeUsage>) {
