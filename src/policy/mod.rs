@@ -18,7 +18,8 @@ pub enum Disconnect {
     /// The handler runs to its end, and its response is recorded for the retry.
     #[default]
     Finish,
-    /// The handler is stopped, and the outcome is unknown.
+    /// The handler is stopped, and the outcome is unknown. If it was not called yet, its key
+    /// is free again.
     Cancel,
 }
 

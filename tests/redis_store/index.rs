@@ -18,7 +18,7 @@ use crate::{
 async fn the_list_has_exactly_the_open_claims() {
     let node = Node::start(&[]).await;
     let store = connect(&node.url()).await;
-    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap();
     let [added, claimed, completed, again] =
         ["added", "claimed", "completed", "again"].map(|key| name("caller", key));
     // Killed before the claim, after it, and before the entry was removed.
@@ -47,13 +47,13 @@ async fn the_list_has_exactly_the_open_claims() {
 async fn a_sweep_removes_old_entries_without_a_claim() {
     let node = Node::start(&[]).await;
     let store = connect(&node.url()).await;
-    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap();
     let [young, old, open] = ["young", "old", "open"].map(|key| name("caller", key));
     add(&node, &young, Token::random(), now).await;
-    add(&node, &old, Token::random(), now - 2 * HOUR.as_secs()).await;
+    add(&node, &old, Token::random(), now - 2 * HOUR).await;
     let claim = hour();
     acquired(store.claim(&open, &claim).await);
-    add(&node, &open, claim.token, 0).await;
+    add(&node, &open, claim.token, Duration::ZERO).await;
     assert_eq!(store.purge_expired(100, HOUR).await.unwrap().touched(), 0);
     // A young one may be that of a claim on its way.
     assert_eq!(entries(&node, &young).await, 1);
@@ -61,11 +61,14 @@ async fn a_sweep_removes_old_entries_without_a_claim() {
     assert_eq!(entries(&node, &open).await, 1);
 }
 
-async fn add(node: &Node, name: &RecordName, token: Token, added: u64) {
+async fn add(node: &Node, name: &RecordName, token: Token, added: Duration) {
     let (scope, key) = (name.scope().as_str(), name.key().as_str());
     let entry = [token.as_bytes(), scope.as_bytes(), b"\0", key.as_bytes()].concat();
     let mut command = redis::cmd("ZADD");
-    command.arg(index(name)).arg(added).arg(entry);
+    command
+        .arg(index(name))
+        .arg(added.as_micros() as u64)
+        .arg(entry);
     asked(node, &command).await;
 }
 
