@@ -158,13 +158,13 @@ impl<S> Shared<S> {
     pub(crate) fn running_permit(&self, scope: &Scope) -> Result<Permit, Rejection> {
         let permit = self.running.acquire(scope).map_err(|full| match full {
             Full::Process(exceeded) => Rejection::overloaded(
-                "too many requests claim, wait or run, request refused with 503: raise \
-                 `max_in_flight`, or find out why they take long",
+                "too many requests claim, wait or run, this one did not: raise `max_in_flight`, or \
+                 find out why they take long",
             )
             .exceeding(exceeded.numbers("requests", "this one")),
             Full::Scope(exceeded) => Rejection::scope_overloaded(
-                "too many requests of one scope claim, wait or run, request refused with 429: \
-                 raise `max_in_flight_per_scope`, or find out why they take long",
+                "too many requests of one scope claim, wait or run, this one did not: raise \
+                 `max_in_flight_per_scope`, or find out why they take long",
             )
             .exceeding(exceeded.numbers(
                 "requests of a scope beyond half of `max_in_flight`",

@@ -92,7 +92,7 @@ impl Rejection {
         draining(): Draining
             "This process is shutting down. This request did not run; send it again with the same key.";
             .retry_after(1)
-            .warning("request refused with 503: `drain` was called, and this process accepts no more requests with a key");
+            .warning("`drain` was called, nothing ran: this process accepts no more keys");
 
         runtime_missing(): RuntimeMissing
             "The idempotency layer needs a Tokio runtime and is not called in one. Nothing ran.";
@@ -105,7 +105,7 @@ impl Rejection {
         contended(): StoreUnavailable
             "Too many requests with this key arrived at once; this one did not run. Send it again with the same key.";
             .retry_after(1)
-            .warning("claim failed, request refused with 503: the record of its key changed during each attempt");
+            .warning("claim failed, nothing ran: the record of its key changed during each attempt");
 
         scheme_unknown(): StoreUnavailable
             "The record of this key was made with other settings, so it cannot be told here whether it is the same request. Nothing ran. Send the same request with the same key again later.";
@@ -248,18 +248,18 @@ impl Rejection {
 
     /// Nothing ran: the claim failed.
     pub(crate) fn claim_failed(error: &StoreError) -> Self {
-        Self::store_unavailable(error, "claim failed, request refused with 503")
+        Self::store_unavailable(error, "claim failed, nothing ran")
     }
 
     /// Nothing ran: its response could not have been sealed.
     #[cfg(feature = "sealing")]
     pub(crate) fn sealing_key_missing(error: &StoreError) -> Self {
-        Self::store_unavailable(error, "sealing key not available, request refused with 503")
+        Self::store_unavailable(error, "sealing key not available, nothing ran")
     }
 
     /// Nothing ran, and the record of the first request cannot be read.
     pub(crate) fn record_unreadable(error: &StoreError) -> Self {
-        Self::store_unavailable(error, "record not readable, request refused with 503")
+        Self::store_unavailable(error, "record not readable, nothing ran")
     }
 
     fn store_unavailable(error: &StoreError, warning: &'static str) -> Self {

@@ -106,7 +106,11 @@ pub(super) fn open(
     );
     match opened {
         Ok(()) => Ok(bytes.freeze()),
-        Err(_) => Err(StoreError::corrupt(FORGED)),
+        Err(_) => {
+            let id = key.id();
+            let source = format!("response: sealed with the key `{id}`, {FORGED}");
+            Err(StoreError::corrupt("").because(source))
+        }
     }
 }
 
@@ -128,7 +132,7 @@ const PREFIX: [u8; 3] = [MAGIC[0], MAGIC[1], SEALED];
 const NONCE: usize = 12;
 const TAG: usize = 16;
 const LENGTH: usize = 8;
-const FORGED: &str = "response: its seal is of another record, table or secret, or it was changed";
+const FORGED: &str = "but with another secret, in another record or table, or changed since";
 const _: () = assert!(LONGEST_ID <= u8::MAX as usize);
 
 #[cfg(test)]

@@ -196,8 +196,8 @@ fn remedy(kind: StoreErrorKind) -> Option<&'static str> {
             "give the store more room, run a `Sweeper`, or shorten `retention`: nothing is evicted",
         ),
         StoreErrorKind::Corrupt => Some(
-            "the record is damaged, or a newer version wrote it: `read` it, and `forget` it if \
-             you know what happened",
+            "the record is damaged, a newer version wrote it, or its sealing key is another one: \
+             its work may be done, so `forget` it only if the next request may run",
         ),
         StoreErrorKind::Overloaded => Some(
             "the store is slower than its callers: find out what it waits for, or raise \

@@ -120,6 +120,6 @@ fn answering() -> Probe {
     })
 }
 
-const CLAIM_FAILED: &str = "claim failed, request refused with 503";
+const CLAIM_FAILED: &str = "claim failed, nothing ran";
 
 const HOUR: Duration = Duration::from_secs(3600);

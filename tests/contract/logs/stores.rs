@@ -155,7 +155,7 @@ async fn f110_an_unreadable_response_is_logged_by_its_operation() {
     api.send(secret("K"))
         .await
         .assert_problem(503, "store-unavailable");
-    log.only("record not readable, request refused with 503")
+    log.only("record not readable, nothing ran")
         .says("kind", "corrupt")
         .says("error", "not a recorded response")
         .says("hint", "forget")

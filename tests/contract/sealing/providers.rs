@@ -110,7 +110,7 @@ async fn rule_91_without_its_key_nothing_is_claimed_or_run() {
         assert_eq!((probe.runs(), store.len()), (0, 0));
         let warnings = told.warnings();
         assert_eq!(warnings.len(), 1);
-        let message = "sealing key not available, request refused with 503";
+        let message = "sealing key not available, nothing ran";
         assert_eq!(warnings[0].message(), message);
         assert!(
             warnings[0].field("error").contains(error),

@@ -135,16 +135,31 @@ async fn rule_89_a_response_that_does_not_open_is_counted_as_corrupt() {
     assert_eq!((events["corrupt"], counts["corrupt"]), (1, 1));
     let warnings = told.warnings();
     assert_eq!(warnings.len(), 1);
-    assert_eq!(
-        warnings[0].message(),
-        "record not readable, request refused with 503"
-    );
+    assert_eq!(warnings[0].message(), "record not readable, nothing ran");
     assert!(
         warnings[0]
             .field("error")
             .contains("its seal is cut off or damaged")
     );
     assert!(!warnings[0].field("hint").is_empty());
+    assert_eq!(probe.runs(), 1);
+}
+
+#[tokio::test]
+async fn rule_89_wrong_secret_is_logged_with_the_id_of_its_key() {
+    let told = Told::listen();
+    let (store, probe) = (memory(), Probe::counting());
+    let api = Api::new(sealed(store.clone()), &probe);
+    api.send(keyed("K")).await.assert_run(1);
+    let wrong = Sealing::new("payments", key("2026-11", 12));
+    let api = Api::new(required(store).sealing(wrong), &probe);
+    assert_refused(&api.send(keyed("K")).await);
+    let warnings = told.warnings();
+    let error = warnings[0].field("error");
+    assert!(error.contains("`2026-11`") && error.contains("another secret"));
+    // The next request of a forgotten record runs again.
+    let hint = warnings[0].field("hint");
+    assert!(hint.contains("only if the next request may run"), "{hint}");
     assert_eq!(probe.runs(), 1);
 }
 
