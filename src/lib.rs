@@ -340,6 +340,7 @@
 //! | `inbox` | `messages::Inbox`: each message of a broker is processed once, on PostgreSQL and SQLite | |
 //! | `outbox` | `messages::{Outbox, Relay}`: events are published if and only if their transaction commits, on PostgreSQL and SQLite | |
 //! | `sealing` | `sealing`: encrypted responses, keyed fingerprints, digests of names, and ids of keys for logs | |
+//! | `client` | `client`: a key for each call, and retries that are safe, for clients that are Tower services | |
 //! | `cache` | `store::CachedStore`: replays from this process's memory, in front of any store | |
 //! | `conformance` | the contract of a [`Store`] as tests | |
 //! | `test-support` | `test_support`: faulty stores, gates, and operations without a layer, for tests of handlers | |

@@ -202,6 +202,15 @@ impl<E> fmt::Debug for KeyedRetry<E> {
 }
 
 /// A body of a request that may be sent again.
+///
+/// `Full<Bytes>`, `Empty<Bytes>`, `Bytes` and `String` are such bodies. One in a box, as that
+/// of axum, is not: make the client for one of these, such as
+/// `hyper_util::client::legacy::Client<_, Full<Bytes>>`, or implement this trait for a type of
+/// your own.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a body that `KeyedRetry` can send again",
+    note = "use `Full<Bytes>`, or implement `CloneBody` for a type of your own"
+)]
 pub trait CloneBody: Sized {
     /// Returns a body that sends the same bytes, or `None` if that is not possible, as for
     /// one that is streamed.

@@ -41,7 +41,9 @@ pub enum Recovery {
 ///
 /// A response in [`Happened`](Resolution::Happened) is recorded by the rules for a
 /// handler's response, and replayed. After [`DidNotHappen`](Resolution::DidNotHappen) the
-/// handler runs again.
+/// handler runs again. If the layer has a [`ReplayAuthorizer`](crate::ReplayAuthorizer), give
+/// the response the attributes that it asks for, by
+/// [`with_attributes`](crate::store::admin::RecordedResponse::with_attributes).
 ///
 /// ```
 /// # use axum::{Router, body::Body, routing::post};

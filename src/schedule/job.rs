@@ -245,8 +245,9 @@ impl<S: Store> JobSince<S> {
                 "weekly" => "2026-W43",
                 _ => "2026-10",
             };
-            let reason =
-                format!("must be the label of a {kind} period, as {example}, got {since:?}");
+            let reason = format!(
+                "must be the label of one of its {kind} periods, as {example}, got {since:?}"
+            );
             return Err(BuildError::new("since", reason));
         };
         let most = match missed {

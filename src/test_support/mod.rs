@@ -6,7 +6,7 @@
 //!
 //! ```toml
 //! [dev-dependencies]
-//! tower-idempotency = { version = "0.1", features = ["test-support"] }
+//! tower-idempotency = { path = "…/tower-idempotency", features = ["test-support"] }
 //! ```
 
 mod faulty_store;

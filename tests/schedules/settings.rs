@@ -75,7 +75,7 @@ fn faulty_names_and_labels_are_refused() {
     let refused = refusal(guard(), "billing", months(), "July", Missed::Latest);
     assert_eq!(
         refused,
-        "`since` must be the label of a monthly period, as 2026-10, got \"July\""
+        "`since` must be the label of one of its monthly periods, as 2026-10, got \"July\""
     );
     let none = Missed::All { at_most: 0 };
     let refused = refusal(guard(), "billing", months(), "2026-07", none);
