@@ -203,8 +203,8 @@ impl<E> fmt::Debug for KeyedRetry<E> {
 
 /// A body of a request that may be sent again.
 ///
-/// `Full<Bytes>`, `Empty<Bytes>`, `Bytes` and `String` are such bodies. One in a box, as that
-/// of axum, is not: make the client for one of these, such as
+/// `Full<Bytes>`, `Empty<Bytes>`, `Bytes` and `String` are such bodies. A boxed body, as that of
+/// axum, is not. Make the client for one of these, such as
 /// `hyper_util::client::legacy::Client<_, Full<Bytes>>`, or implement this trait for a type of
 /// your own.
 #[diagnostic::on_unimplemented(
