@@ -207,7 +207,7 @@ impl<S: Store> Quotas<S> {
     }
 
     /// Returns once the store was asked about the scope. Simultaneous first requests ask
-    /// together, in a task: nobody may poll the request that would ask for all.
+    /// together, in a task: the request that began may not be polled any more.
     async fn asked(self: &Arc<Self>, usage: &Arc<ScopeUsage>) {
         if let Some(permit) = usage.asking.try_begin() {
             let (quotas, usage) = (Arc::clone(self), Arc::clone(usage));

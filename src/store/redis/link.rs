@@ -95,7 +95,7 @@ impl Link {
             return Ok(live);
         }
         let asked = Instant::now();
-        // In a task, since other calls wait for its end, and nobody may poll this one.
+        // In a task: other calls wait for its end, and this one may not be polled any more.
         let connecting = tokio::spawn(self.clone().connect_once(asked));
         connecting.await.unwrap_or_else(|_| {
             let error = "the attempt to connect panicked, or its runtime has ended";
