@@ -109,26 +109,33 @@ impl Loader {
     }
 
     /// Returns the key with this id, or `None` if there is none. Waits up to `timeout`.
+    ///
+    /// The provider is asked in a task: requests wait for the answer to another one, which
+    /// may not be polled any more.
     pub(super) async fn load(
-        &self,
+        self: &Arc<Self>,
         id: &str,
         timeout: Duration,
     ) -> Result<Option<Arc<SealingKey>>, StoreError> {
         if let Some(key) = self.find(id) {
             return Ok(Some(key));
         }
-        let asked = time::timeout(timeout, self.ask_in_turn(id)).await;
-        match asked {
-            Ok(answer) => answer,
-            Err(_) => {
-                let error = unavailable(id, NoKey::TimedOut(timeout));
-                self.remember(id, Some(error.clone()));
-                Err(error)
-            }
+        let asked = tokio::spawn({
+            let (loader, id) = (Arc::clone(self), id.to_owned());
+            async move { loader.ask_in_turn(&id, timeout).await }
+        });
+        match time::timeout(timeout, asked).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(_)) => Err(unavailable(id, NoKey::Panicked)),
+            Err(_) => Err(unavailable(id, NoKey::TimedOut(timeout))),
         }
     }
 
-    async fn ask_in_turn(&self, id: &str) -> Result<Option<Arc<SealingKey>>, StoreError> {
+    async fn ask_in_turn(
+        &self,
+        id: &str,
+        timeout: Duration,
+    ) -> Result<Option<Arc<SealingKey>>, StoreError> {
         let _turn = self.asking.lock().await;
         if let Some(key) = self.find(id) {
             return Ok(Some(key));
@@ -140,27 +147,33 @@ impl Loader {
             };
         }
         let asked = AssertUnwindSafe(async { self.provider.secret(id).await }).catch_unwind();
-        let reason = match asked.await {
-            Ok(Ok(Some(secret))) => match SealingKey::new(id, &secret) {
-                Ok(key) => {
-                    let key = Arc::new(key);
-                    let loaded = self.loaded.write();
-                    let mut loaded = loaded.unwrap_or_else(PoisonError::into_inner);
-                    loaded.push(Arc::clone(&key));
-                    return Ok(Some(key));
-                }
-                Err(error) => NoKey::Failed(error.into()),
-            },
-            Ok(Ok(None)) => {
-                self.remember(id, None);
-                return Ok(None);
-            }
-            Ok(Err(error)) => NoKey::Failed(error),
-            Err(_panic) => NoKey::Panicked,
+        let secret = match time::timeout(timeout, asked).await {
+            Ok(Ok(answer)) => answer.map_err(NoKey::Failed),
+            Ok(Err(_panic)) => Err(NoKey::Panicked),
+            Err(_) => Err(NoKey::TimedOut(timeout)),
         };
-        let error = unavailable(id, reason);
-        self.remember(id, Some(error.clone()));
-        Err(error)
+        let key = secret.and_then(|secret| {
+            let key = secret.map(|secret| SealingKey::new(id, &secret));
+            key.transpose().map_err(|error| NoKey::Failed(error.into()))
+        });
+        match key {
+            Ok(Some(key)) => {
+                let key = Arc::new(key);
+                let loaded = self.loaded.write();
+                let mut loaded = loaded.unwrap_or_else(PoisonError::into_inner);
+                loaded.push(Arc::clone(&key));
+                Ok(Some(key))
+            }
+            Ok(None) => {
+                self.remember(id, None);
+                Ok(None)
+            }
+            Err(reason) => {
+                let error = unavailable(id, reason);
+                self.remember(id, Some(error.clone()));
+                Err(error)
+            }
+        }
     }
 
     /// Returns why there was no key within the last second.
@@ -232,7 +245,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn made_up_ids_reach_the_provider_64_times_a_second() {
         let asked = Arc::new(AtomicUsize::new(0));
-        let loader = Loader::new("current".into(), Empty(Arc::clone(&asked)));
+        let loader = Arc::new(Loader::new("current".into(), Empty(Arc::clone(&asked))));
         for expected in [64, 128] {
             for id in 0..100 {
                 let loaded = loader.load(&id.to_string(), PAUSE).await;

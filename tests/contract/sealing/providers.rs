@@ -9,6 +9,8 @@ use std::{
     time::Duration,
 };
 
+use futures_util::poll;
+use tokio::time::sleep;
 use tower::BoxError;
 use tower_idempotency::{
     DynStore, MemoryStore, StoreFailure,
@@ -28,6 +30,7 @@ enum Mood {
     Well,
     Failing,
     Hanging,
+    Slow,
     Panicking,
     Forgetful,
 }
@@ -70,6 +73,10 @@ impl KeyProvider for Service {
                 .map(|filled| secret(filled.parse().unwrap()))),
             Mood::Failing => Err("no route to the key service".into()),
             Mood::Hanging => pending().await,
+            Mood::Slow => {
+                sleep(Duration::from_secs(1)).await;
+                Ok(Some(secret(7)))
+            }
             Mood::Panicking => panic!("in the key service's client"),
             Mood::Forgetful => Ok(None),
         }
@@ -179,4 +186,20 @@ async fn rule_91_many_requests_ask_the_key_service_once() {
             .assert_problem(503, "store-unavailable");
     }
     assert_eq!((service.asked(), probe.runs()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_91_request_that_is_not_polled_delays_no_other() {
+    let service = Service::new(Mood::Slow);
+    let store = DynStore::new(MemoryStore::new());
+    let sealing = service.sealing("key-7");
+    let api = Api::new(required(store).sealing(sealing), &Probe::counting());
+    let mut first = Box::pin(api.send(keyed("K")));
+    while service.asked() == 0 {
+        assert!(poll!(first.as_mut()).is_pending());
+        settle().await;
+    }
+    api.send(keyed("L")).await.assert_run(1);
+    first.await.assert_run(2);
+    assert_eq!(service.asked(), 1);
 }
