@@ -59,7 +59,10 @@ impl WakeUps {
             return Ok(());
         };
         let woken = waiter.listen();
-        self.listen().await?;
+        // In a task: other waiters wait for its end, and this one may not be polled meanwhile.
+        let listening = tokio::spawn(Arc::clone(self).listen());
+        let ended = |_| StoreError::unavailable("the attempt to listen was broken off");
+        listening.await.map_err(ended)??;
         if mark.await? {
             woken.await;
         }
@@ -67,13 +70,13 @@ impl WakeUps {
     }
 
     /// Starts to listen, unless this process listens already.
-    async fn listen(self: &Arc<Self>) -> Result<(), StoreError> {
+    async fn listen(self: Arc<Self>) -> Result<(), StoreError> {
         let mut listener = self.listener.lock().await;
         if listener.as_ref().is_none_or(JoinHandle::is_finished) {
             let opened = self.connector.listen(CHANNEL);
             let opened = timeout(self.connector.acquire_timeout, opened).await;
             let opened = opened.map_err(|_| StoreError::timed_out())?;
-            let receive = receive(Arc::downgrade(self), opened.map_err(failure)?);
+            let receive = receive(Arc::downgrade(&self), opened.map_err(failure)?);
             *listener = Some(tokio::spawn(receive));
         }
         Ok(())
