@@ -834,7 +834,7 @@ const SECURITY: &[Fault] = &[
             // Every other test in `tests/contract/logs` checks this too.
             "f110_each_kind_of_failing_store_is_logged",
             "f110_values_in_postgres_errors_are_never_shown",
-            "f110_values_in_sqlite_trigger_errors_are_never_shown",
+            "f110_values_in_sqlite_errors_are_never_shown",
         ]),
     ),
     Fault(

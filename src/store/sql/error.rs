@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 #[cfg(feature = "postgres")]
-use sqlx::postgres::PgDatabaseError;
+use sqlx::postgres::{PgDatabaseError, PgErrorPosition};
 #[cfg(feature = "sqlite")]
 use sqlx::sqlite::SqliteError;
 use sqlx::{Error, error::DatabaseError};
@@ -75,22 +75,26 @@ fn database_error(error: &dyn DatabaseError) -> String {
     }
 }
 
-/// Returns the message of an error whose class quotes no values. For other errors
-/// returns the SQLSTATE, with the names of the table, column and constraint.
+/// Returns the message of an error that quotes no values. For other errors returns the
+/// SQLSTATE, with the names of the table, column and constraint.
 #[cfg(feature = "postgres")]
 pub(crate) fn postgres_error(error: &dyn DatabaseError) -> String {
     let code = error.code().unwrap_or_default();
+    let error_of_postgres = error.try_downcast_ref::<PgDatabaseError>();
+    // A message about names quotes the statement, and points at its text; or it quotes a value
+    // that the statement has made a name or a query.
+    let position = error_of_postgres.and_then(PgDatabaseError::position);
+    let is_about_statement = matches!(position, Some(PgErrorPosition::Original(_)));
     // The server, the schema and other transactions.
-    let quotes_none = [
-        "08", "25", "26", "28", "3D", "3F", "40", "42", "53", "55", "57",
-    ];
-    if has_class(&code, &quotes_none) {
+    let quotes_none = ["08", "25", "26", "28", "3D", "40", "53", "55", "57"];
+    if has_class(&code, &quotes_none)
+        || code == "42501"
+        || is_about_statement && has_class(&code, &["3F", "42"])
+    {
         return format!("{} (SQLSTATE {code})", error.message());
     }
     let mut text = format!("SQLSTATE {code}");
-    let column = error
-        .try_downcast_ref::<PgDatabaseError>()
-        .and_then(PgDatabaseError::column);
+    let column = error_of_postgres.and_then(PgDatabaseError::column);
     for (kind, name) in [
         ("table", error.table()),
         ("column", column),
@@ -109,17 +113,26 @@ pub(crate) fn has_class(code: &str, classes: &[&str]) -> bool {
     classes.iter().any(|class| code.starts_with(class))
 }
 
-/// Returns the message, which names tables, columns and constraints. The message of a
-/// trigger may quote a value, and is left out.
+/// Returns the message, which names tables and constraints, if it quotes no values.
 #[cfg(feature = "sqlite")]
 pub(crate) fn sqlite_error(error: &dyn DatabaseError) -> String {
+    const GENERIC: &str = "1";
     const CONSTRAINT_TRIGGER: &str = "1811";
-    match error.code().unwrap_or_default() {
-        code if code == CONSTRAINT_TRIGGER => {
-            format!("a trigger refused it (SQLite code {code})")
-        }
-        code => format!("{} (SQLite code {code})", error.message()),
+    let (code, message) = (error.code().unwrap_or_default(), error.message());
+    match &*code {
+        CONSTRAINT_TRIGGER => format!("a trigger refused it (SQLite code {code})"),
+        // A function or a virtual table may quote a value, as those of JSON and text search do.
+        GENERIC if !is_about_statement(message) => format!("SQLite code {code}"),
+        _ => format!("{message} (SQLite code {code})"),
     }
+}
+
+/// Whether a message of SQLite quotes the text of its statement.
+#[cfg(feature = "sqlite")]
+fn is_about_statement(message: &str) -> bool {
+    let beginnings = ["no such table: ", "no such function: ", "near \""];
+    beginnings.iter().any(|text| message.starts_with(text))
+        || message.starts_with("table ") && message.contains(" has no column named ")
 }
 
 #[cfg(feature = "sqlite")]
