@@ -98,9 +98,7 @@ where
                 return Ok(Acquired::RunUnguarded { inner });
             }
             ClaimResult::Failed { error, .. } => {
-                if error.kind() == StoreErrorKind::Corrupt {
-                    Notice::Corrupt.tell(config.warnings(), None);
-                }
+                Notice::tell_if_corrupt(config.warnings(), &error, None);
                 return Err(NotRun::Refused(Rejection::claim_failed(&error)));
             }
         };
@@ -128,7 +126,7 @@ fn run<I, E>(
     }
 }
 
-fn refuse_ineligible(config: &Config, ineligible: Ineligible) -> Rejection {
+pub(super) fn refuse_ineligible(config: &Config, ineligible: Ineligible) -> Rejection {
     match ineligible {
         Ineligible::KeyStale => {
             let window = config.syntax.window().unwrap_or_default();
@@ -174,7 +172,11 @@ async fn ask<S: Store, W: Comparable, E>(
         Reconciliation::Happened => Err(match look_up(shared, request).await {
             Ok(Some(answered)) => NotRun::Answered(answered),
             Ok(None) => NotRun::Refused(Rejection::contended()),
-            Err(error) => NotRun::Refused(Rejection::record_unreadable(&error).about(operation)),
+            Err(error) => {
+                let warnings = shared.config.warnings();
+                Notice::tell_if_corrupt(warnings, &error, Some(operation));
+                NotRun::Refused(Rejection::record_unreadable(&error).about(operation))
+            }
         }),
         Reconciliation::Unknown => Err(unknown()),
     }
@@ -206,6 +208,12 @@ async fn wait<S: Store, W: Comparable, E>(
             match look_up(shared, request).await {
                 Ok(None) => return Ok(()),
                 Ok(Some(now)) => answered = now,
+                Err(error) if error.kind() == StoreErrorKind::Corrupt => {
+                    let operation = answered.operation;
+                    Notice::tell_if_corrupt(warnings, &error, Some(operation));
+                    let rejection = Rejection::record_unreadable(&error).about(operation);
+                    return Err(NotRun::Refused(rejection));
+                }
                 // Without an answer the last one counts, until the deadline.
                 Err(error) => warnings.warn(
                     "record not readable, the request goes on waiting",

@@ -343,7 +343,9 @@ async fn claim_nothing<S: Store, W: Comparable>(
             Ok(None) => return ClaimResult::Ineligible(ineligible),
             // Such a body is refused with or without a record.
             Err(error) if is_body_invalid => {
-                shared.config.warnings().warn(
+                let warnings = shared.config.warnings();
+                Notice::tell_if_corrupt(warnings, &error, None);
+                warnings.warn(
                     "record not readable, the request is refused because of its body",
                     Some(&error),
                     None,

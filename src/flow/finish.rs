@@ -24,6 +24,7 @@ use crate::{
         collect::{Collected, collect},
         grpc,
         read::ReadEnd,
+        upload::UploadState,
     },
     flow::outcome::Outcome,
     operation::{
@@ -80,6 +81,11 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
         Next::Record(finished) => finished,
         Next::Collect(judged, body) => match collect_response(&run, judged, body).await {
             Ok(finished) => finished,
+            Err(streamed) if run.failed_before_upload(&streamed.parts) => {
+                let (body, _) = ResponseBody::observed(streamed.read, streamed.rest, None);
+                let response = Response::from_parts(streamed.parts, body);
+                Finished::released(Release::SameRequest, Ok(response))
+            }
             Err(streamed) => return stream(run, streamed),
         },
         Next::AnswerCommitted { called, recorded } => {
@@ -160,6 +166,16 @@ impl<S: Store> Run<S> {
             }
             Unrecorded::Refused(rejection) => self.unknown(Ok(self.refuse(rejection)), None),
         }
+    }
+
+    /// Whether the run failed before its upload was verified. Such a response is not recorded,
+    /// streamed or not.
+    fn failed_before_upload(&self, parts: &response::Parts) -> bool {
+        let operation = &self.claim.operation;
+        let is_unverified = |upload: &UploadState| upload.ended() != Some(Ok(()));
+        operation.upload().is_some_and(is_unverified)
+            && !is_success(grpc::status_of(parts.status, &parts.headers, None))
+            && !operation.have_effects_started()
     }
 
     /// The outcome is unknown, and the client is refused.
@@ -359,7 +375,10 @@ async fn answer_superseded<S: Store, R: SentBody, E>(
             return authorize::answer(config, client, operation.head(), answered).await;
         }
         Ok(None) => Rejection::outcome_unknown(),
-        Err(error) => Rejection::answer_unreadable(&error),
+        Err(error) => {
+            Notice::tell_if_corrupt(config.warnings(), &error, run.claim.id());
+            Rejection::answer_unreadable(&error)
+        }
     };
     let rejection = rejection.about(operation.id());
     Reply::refuse(&config.responses, operation.head(), &rejection)

@@ -59,7 +59,7 @@ use self::{
     request::{KeyedRequest, ReadRequest},
     run::{run, run_unguarded},
     shared::Shared,
-    upload::{Detachable, discard_upload, run_oversized, upload},
+    upload::{Detachable, OversizedRequest, discard_upload, run_oversized, upload},
 };
 pub(crate) use self::{guarded::GuardedRequest, reply::ServiceResult};
 use crate::{
@@ -105,7 +105,7 @@ enum Next<B> {
     Acquire(KeyedRequest),
     Refuse(Rejection),
     /// Its body is too large.
-    RunUnguarded(Box<(RequestName, Box<ReadRequest>, RequestBody<B>)>),
+    RunUnguarded(Box<OversizedRequest<B>>),
 }
 
 /// `detach` takes a body out that was read in part.
@@ -162,7 +162,12 @@ where
                     },
                 }
                 let next = match unguarded {
-                    Some(body) => Next::RunUnguarded(Box::new((name, request, body))),
+                    Some(body) => Next::RunUnguarded(Box::new(OversizedRequest {
+                        name,
+                        stale_from,
+                        request,
+                        body,
+                    })),
                     None => {
                         let request = KeyedRequest::new(&shared, name, stale_from, request);
                         request.map_or_else(Next::Refuse, Next::Acquire)
@@ -178,7 +183,8 @@ where
                             Reply::refuse(&shared.config.responses, &head, &rejection)
                         }
                         Next::RunUnguarded(request) => {
-                            Box::pin(run_oversized(&shared, &head, inner, *request)).await
+                            let run = run_oversized(&shared, &head, inner, *request, buffered);
+                            Box::pin(run).await
                         }
                     };
                     reply.send(&client, shared.config.warnings())

@@ -13,10 +13,11 @@ use bytes::Bytes;
 use futures_util::FutureExt as _;
 use http::{HeaderMap, Request, Response};
 use http_body::{Body, Frame, SizeHint};
-use tokio::time;
+use tokio::time::{self, Instant};
 use tower::Service;
 
 use super::{
+    acquire::refuse_ineligible,
     config::{Config, Oversized},
     discard::{discard, waits_for_continue},
     finish::HttpFinished,
@@ -24,7 +25,7 @@ use super::{
     limits::Permit,
     record::{Finished, Run},
     reply::{HttpReply, Reply},
-    request::ReadRequest,
+    request::{Ineligible, ReadRequest},
     run::run_unguarded,
     shared::Shared,
 };
@@ -116,12 +117,23 @@ pub(super) fn discard_upload<S, B: ReceivedBody + Send + 'static>(
     }
 }
 
-/// Runs a request unguarded whose body is too large, unless its key has a record.
+/// A request whose body is too large.
+pub(super) struct OversizedRequest<B> {
+    pub(super) name: RequestName,
+    /// From this moment on its key may start no run, if that is limited.
+    pub(super) stale_from: Option<Instant>,
+    pub(super) request: Box<ReadRequest>,
+    pub(super) body: RequestBody<B>,
+}
+
+/// Runs a request unguarded whose body is too large, unless its key has a record, or is
+/// stale. `buffered`: the permit of the part of the body that was read.
 pub(super) async fn run_oversized<I, S, B, R>(
     shared: &Arc<Shared<S>>,
     head: &RequestHead,
     inner: I,
-    (name, request, body): (RequestName, Box<ReadRequest>, RequestBody<B>),
+    oversized: OversizedRequest<B>,
+    buffered: Permit,
 ) -> HttpReply<R, I::Error>
 where
     I: Service<Request<RequestBody<B>>, Response = Response<R>>,
@@ -130,8 +142,15 @@ where
     R: SentBody,
 {
     let (config, settings) = (&shared.config, &shared.config.responses);
-    let rejection = match may_run_unguarded(shared, &name).await {
+    let OversizedRequest {
+        name,
+        stale_from,
+        request,
+        body,
+    } = oversized;
+    let rejection = match may_run_unguarded(shared, &name, stale_from).await {
         Ok(permit) => {
+            drop(buffered);
             config.warnings().warn(RUNS_UNGUARDED, None, None);
             let run = run_unguarded(settings, head, inner, request.into_http(Some(body)));
             let reply = run.await;
@@ -149,10 +168,16 @@ where
 async fn may_run_unguarded<S: Store>(
     shared: &Shared<S>,
     name: &RequestName,
+    stale_from: Option<Instant>,
 ) -> Result<Permit, Rejection> {
+    let config = &shared.config;
     let permit = shared.running_permit(name.sent().scope())?;
     let record = shared.call(|store| store.read(name)).await;
-    let is_free = match record.map_err(|error| Rejection::claim_failed(&error))? {
+    let record = record.map_err(|error| {
+        Notice::tell_if_corrupt(config.warnings(), &error, None);
+        Rejection::claim_failed(&error)
+    });
+    let is_free = match record? {
         None => true,
         Some(record) => match record.state {
             RecordState::Released(Release::AnyRequest) => true,
@@ -160,9 +185,12 @@ async fn may_run_unguarded<S: Store>(
             _ => record.expires_in.is_none(),
         },
     };
-    match is_free {
-        true => Ok(permit),
-        false => Err(Rejection::oversized_retry(shared.config.max_request_body)),
+    if !is_free {
+        return Err(Rejection::oversized_retry(config.max_request_body));
+    }
+    match stale_from.is_some_and(|from| Instant::now() >= from) {
+        true => Err(refuse_ineligible(config, Ineligible::KeyStale)),
+        false => Ok(permit),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{
     body::upload::UploadFault,
-    error::StoreError,
+    error::{StoreError, StoreErrorKind},
     key::OperationId,
     telemetry::log::{Event, Warnings, chain},
 };
@@ -66,6 +66,17 @@ impl Notice {
         self.log(warnings, operation, cause);
         #[cfg(feature = "metrics")]
         metrics::counter!(crate::telemetry::metrics::NOTICES, "notice" => self.name()).increment(1);
+    }
+
+    /// Tells that a record cannot be read, if this is the error of one.
+    pub(crate) fn tell_if_corrupt(
+        warnings: &Warnings,
+        error: &StoreError,
+        operation: Option<OperationId>,
+    ) {
+        if error.kind() == StoreErrorKind::Corrupt {
+            Self::Corrupt.tell(warnings, operation);
+        }
     }
 
     fn log(self, warnings: &Warnings, operation: Option<OperationId>, cause: Option<&StoreError>) {

@@ -83,6 +83,23 @@ async fn rule_73_corruption_reported_by_the_store_is_counted() {
     assert_eq!(probe.runs(), 0);
 }
 
+#[tokio::test(start_paused = true)]
+async fn rule_73_waiter_on_a_record_that_becomes_unreadable_gets_503() {
+    let (faulty, gate) = (Faulty::new(MemoryStore::new()), Gate::closed());
+    faulty.inject(Call::Read, .., corrupt());
+    let minute = Duration::from_secs(60);
+    let patient = required(DynStore::new(faulty)).wait(minute);
+    let api = Api::new(patient, &Probe::behind(&gate));
+    let owner = api.spawn(keyed("K"));
+    gate.arrival().await;
+    let (counts, waiter) = counted(tokio::time::timeout(minute / 2, api.send(keyed("K")))).await;
+    let waiter = waiter.expect("it waits");
+    waiter.assert_problem(503, "store-unavailable");
+    assert_eq!(counts["corrupt"], 1);
+    gate.open();
+    owner.await.unwrap().assert_live(201);
+}
+
 async fn rule_74_a_run_finishes_and_is_recorded_within_the_drain(place: &Place) {
     let store = place.open().await;
     let gate = Gate::closed();

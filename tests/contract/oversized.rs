@@ -4,14 +4,15 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tower_idempotency::{
-    ContentDigest, DynStore, IdempotencyBuilder, MemoryStore, Outcome, OversizedBody,
+    ContentDigest, DynStore, IdempotencyBuilder, KeySyntax, MemoryStore, Outcome, OversizedBody,
+    StoreError,
 };
 
 use crate::{
     api::{Answer, Api, Ask, keyed, optional, record, required},
     client::Wire,
     faulty::{Call, Fault, Faulty},
-    probe::{Probe, Run, bytes_of, streamed},
+    probe::{Gate, Probe, Run, bytes_of, streamed},
     stores::memory,
     told::Told,
     uploads::sha256,
@@ -100,6 +101,55 @@ async fn rule_61_an_oversized_body_whose_key_has_a_record_does_not_run() {
     // After its retention the key is new.
     tokio::time::advance(Duration::from_secs(25 * 3_600)).await;
     assert_unguarded(&api.send(whole()).await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_11_an_oversized_body_with_a_stale_key_does_not_run() {
+    let probe = measuring();
+    let recent = KeySyntax::compat().uuid_v7(Duration::from_secs(3_600));
+    let api = Api::new(lenient(memory()).key_syntax(recent), &probe);
+    for ask in [whole, chunked] {
+        let stale = ask().key("017f22e2-79b0-7cc3-98c4-dc0c0c07398f");
+        api.send(stale).await.assert_problem(400, "key-stale");
+    }
+    assert_eq!(probe.runs(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_61_an_unguarded_body_holds_no_buffer_while_its_handler_runs() {
+    let gate = Gate::closed();
+    let probe = {
+        let gate = gate.clone();
+        Probe::running(move |mut run: Run| {
+            let gate = gate.clone();
+            async move {
+                bytes_of(std::mem::take(run.request.body_mut())).await;
+                if run.request.headers()["idempotency-key"] == "K" {
+                    gate.pass().await;
+                }
+                Ok(run.created())
+            }
+        })
+    };
+    let api = Api::new(lenient(memory()).max_buffered_bytes(2 * LIMIT), &probe);
+    let unguarded = api.spawn(chunked());
+    gate.arrival().await;
+    let guarded = keyed("L").body(vec![b'x'; LIMIT]);
+    api.send(guarded).await.assert_live(201);
+    gate.open();
+    unguarded.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_73_an_oversized_body_on_an_unreadable_record_is_counted() {
+    let (store, probe) = (Faulty::new(MemoryStore::new()), measuring());
+    store.inject(Call::Read, .., Fault::Error(StoreError::corrupt("state")));
+    let api = Api::new(lenient(DynStore::new(store)), &probe);
+    let told = Told::listen();
+    let refused = api.send(whole()).await;
+    refused.assert_problem(503, "store-unavailable");
+    assert_eq!(told.so_far().1["corrupt"], 1);
+    assert_eq!(probe.runs(), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -511,6 +511,41 @@ async fn rule_69_a_streamed_response_to_a_wrong_upload_is_unknown() {
     api.send(ask()).await.assert_problem(409, "outcome-unknown");
 }
 
+#[tokio::test(start_paused = true)]
+async fn rule_39_a_streamed_refusal_of_an_upload_is_released() {
+    for digest in [sha256(&large()), sha256(b"other")] {
+        let (store, probe) = (MemoryStore::new(), streaming_refusals());
+        let api = Api::new(streaming(DynStore::new(store.clone())), &probe);
+        let refused = api.send(upload(&large(), &digest)).await;
+        refused.assert_live(422);
+        settle().await;
+        assert_released(&state(&store).await);
+    }
+    // A handler that has read a wrong upload.
+    let store = MemoryStore::new();
+    let probe = Probe::running(async |mut run: Run| {
+        let body = std::mem::take(run.request.body_mut());
+        assert!(body.collect().await.is_err());
+        Ok(streamed_refusal(&run))
+    });
+    let api = Api::new(streaming(DynStore::new(store.clone())), &probe);
+    let refused = api.send(upload(&large(), &sha256(b"other"))).await;
+    refused.assert_problem(400, "digest-mismatch");
+    assert_released(&state(&store).await);
+}
+
+/// Refuses uploads without reading them.
+fn streaming_refusals() -> Probe {
+    Probe::running(async |run: Run| Ok(streamed_refusal(&run)))
+}
+
+fn streamed_refusal(run: &Run) -> Response<Body> {
+    let mut response = run.status(422);
+    let events = HeaderValue::from_static("text/event-stream");
+    response.headers_mut().insert("content-type", events);
+    response
+}
+
 // ---- limits ----
 
 #[tokio::test(start_paused = true)]

@@ -324,7 +324,11 @@ where
             return Reply::answer_work(shared, answered);
         }
         Ok(None) => Rejection::outcome_unknown(),
-        Err(error) => Rejection::answer_unreadable(&error),
+        Err(error) => {
+            let warnings = shared.config.warnings();
+            Notice::tell_if_corrupt(warnings, &error, run.claim.id());
+            Rejection::answer_unreadable(&error)
+        }
     };
     let rejection = rejection.about(run.claim.operation.id());
     Reply::refuse_work(run.settings(), &rejection)
