@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::{self, Instant};
 
 use super::{
+    config::Config,
     decide::{Answer, Answered, Decision, decide},
     request::{Comparable, Ineligible, Keyed},
     shared::Shared,
@@ -248,7 +249,7 @@ async fn round<S: Store, W: Comparable>(
             let reclaimed = reclaim(shared, request, progress, &record, reclaim_as);
             Ok(Box::pin(reclaimed).await?.map(Round::Granted))
         }
-        Decision::MarkUnknown => Ok(Box::pin(mark_unknown(shared, name, &record))
+        Decision::MarkUnknown => Ok(Box::pin(mark_unknown(shared, request, &record))
             .await
             .map(Round::Answered)),
         Decision::Answer(answer) => Ok(Some(Round::Answered(Answered::of(&record, answer)))),
@@ -264,15 +265,7 @@ async fn reclaim<S: Store, W>(
 ) -> Result<Option<Grant>, StoreError> {
     progress.may_run = shared.config.has_attempts_left(record);
     if shared.quotas.is_some() {
-        let retention = match record.state {
-            RecordState::Unknown => shared.config.unknown_retention,
-            _ => shared.config.responses.retention,
-        };
-        let expiry = |expires_in| Expiry {
-            at: Expiry::from(Instant::now(), expires_in).at,
-            retention,
-        };
-        progress.replaced = record.expires_in.map(|left| Box::new(expiry(left)));
+        progress.replaced = expiry(&shared.config, record).map(Box::new);
     }
     let before = progress.hold;
     progress.hold = Some(Hold::Reclaim {
@@ -307,19 +300,22 @@ async fn reclaim<S: Store, W>(
 
 /// Marks a record as unknown whose lease has lapsed. Returns `None` if the record is to
 /// be claimed again: it changed meanwhile, or a hook may be asked now.
-async fn mark_unknown<S: Store>(
+async fn mark_unknown<S: Store, W>(
     shared: &Shared<S>,
-    name: &RecordName,
+    request: &Keyed<W>,
     record: &Record,
 ) -> Option<Answered> {
     let retention = shared.config.unknown_retention;
+    let name: &RecordName = &request.name;
     let marked = shared.store.mark_lapsed(name, record.fence, retention);
     match marked.await {
         Ok(Transitioned::Superseded) => return None,
-        Ok(Transitioned::Applied) if matches!(shared.config.recovery, Recovery::Reconcile(_)) => {
-            return None;
+        Ok(Transitioned::Applied) => {
+            count_unknown(shared, request, record);
+            if matches!(shared.config.recovery, Recovery::Reconcile(_)) {
+                return None;
+            }
         }
-        Ok(Transitioned::Applied) => {}
         // Recorded or not, the outcome is unknown to this request.
         Err(error) => {
             let warnings = shared.config.warnings();
@@ -327,6 +323,28 @@ async fn mark_unknown<S: Store>(
         }
     }
     Some(Answered::of(record, Answer::Unknown))
+}
+
+/// Counts for the quota that a record was marked as unknown, and is kept for longer.
+fn count_unknown<S: Store, W>(shared: &Shared<S>, request: &Keyed<W>, record: &Record) {
+    if let (Some(quotas), Some(quota)) = (&shared.quotas, &request.quota)
+        && let Some(before) = expiry(&shared.config, record)
+    {
+        let after = Expiry::from(Instant::now(), shared.config.unknown_retention);
+        quotas.moved(&quota.usage, &request.name, before, after);
+    }
+}
+
+/// Returns when a record expires, for the quota, or `None` if it has expired.
+fn expiry(config: &Config, record: &Record) -> Option<Expiry> {
+    let retention = match record.state {
+        RecordState::Unknown => config.unknown_retention,
+        _ => config.responses.retention,
+    };
+    record.expires_in.map(|left| Expiry {
+        at: Expiry::from(Instant::now(), left).at,
+        retention,
+    })
 }
 
 /// Returns what the record answers to a request that must not claim.
@@ -377,7 +395,7 @@ async fn claim_nothing<S: Store, W: Comparable>(
                 let mark = shared.call(|store| store.mark_lapsed(name, seen, retention));
                 match mark.await {
                     Ok(Transitioned::Superseded) => continue,
-                    Ok(Transitioned::Applied) => {}
+                    Ok(Transitioned::Applied) => count_unknown(shared, request, &record),
                     Err(error) => shared.config.warnings().warn(
                         MARKING_FAILED,
                         Some(&error),

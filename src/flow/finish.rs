@@ -32,7 +32,7 @@ use crate::{
     },
     rejection::Rejection,
     response::{attributes::Attributes, correct_length, declared_length},
-    store::{OwnerTransition, Release, Store, Transitioned},
+    store::{Completion, OwnerTransition, Release, Store, Transitioned},
     telemetry::notice::Notice,
 };
 
@@ -50,6 +50,7 @@ enum Next<R: Body, E> {
     AnswerCommitted {
         called: Called<R, E>,
         recorded: Bytes,
+        completion: Completion,
     },
     /// Another claim's answer counts.
     AnswerSuperseded,
@@ -88,7 +89,12 @@ pub(super) async fn finish<S: Store, R: SentBody, E>(
             }
             Err(streamed) => return stream(run, streamed),
         },
-        Next::AnswerCommitted { called, recorded } => {
+        Next::AnswerCommitted {
+            called,
+            recorded,
+            completion,
+        } => {
+            run.claim.committed(completion);
             return Box::pin(answer_committed(&run, called, recorded)).await;
         }
         Next::AnswerSuperseded => return Box::pin(answer_superseded(&run, client)).await,
@@ -111,7 +117,15 @@ impl<S: Store> Run<S> {
     /// once: its body may hold what others wait for.
     fn next<R: SentBody, E>(&self, transacted: Transacted, called: Called<R, E>) -> Next<R, E> {
         match self.ended(transacted, called) {
-            Ended::Committed { called, recorded } => Next::AnswerCommitted { called, recorded },
+            Ended::Committed {
+                called,
+                recorded,
+                completion,
+            } => Next::AnswerCommitted {
+                called,
+                recorded,
+                completion,
+            },
             Ended::Superseded => Next::AnswerSuperseded,
             Ended::Unknown(rejection) => self.refuse_unknown(rejection),
             Ended::Returned {
@@ -312,7 +326,6 @@ async fn answer_committed<S: Store, R: SentBody, E>(
     recorded: Bytes,
 ) -> HttpReply<R, E> {
     let operation = &run.claim.operation;
-    run.claim.committed(&recorded);
     let settings = run.settings();
     let unchanged = match called {
         Ok(Ok(response)) if response.extensions().get::<AsCommitted>().is_some() => {
@@ -388,8 +401,8 @@ async fn answer_superseded<S: Store, R: SentBody, E>(
 pub(super) async fn finish_cancelled<S: Store, R: SentBody, E>(run: Run<S>) -> HttpReply<R, E> {
     let reply = Reply::client_left(run.claim.id());
     // A commit that was under way was not stopped with the handler.
-    if let Transacted::Committed { response } = run.claim.operation.transacted().await {
-        run.claim.committed(&response);
+    if let Transacted::Committed { completion, .. } = run.claim.operation.transacted().await {
+        run.claim.committed(completion);
         return reply;
     }
     run.settings()

@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bytes::Bytes;
 use tokio::time::{self, Instant};
 
 use super::{
@@ -21,7 +20,7 @@ use crate::{
     operation::Operation,
     rejection::RequestHead,
     runtime::backoff::Backoff,
-    store::{OwnerTransition, RecordState, Store, Transitioned},
+    store::{Completion, OwnerTransition, RecordState, Store, Transitioned},
     telemetry::notice::{GaveUp, Notice},
 };
 
@@ -76,10 +75,11 @@ impl<S: Store> OwnedClaim<S> {
 
     /// Notes that the operation's own transaction has recorded its response, and wakes the
     /// waiters.
-    pub(super) fn committed(&self, recorded: &Bytes) {
+    pub(super) fn committed(&self, completion: Completion) {
         if let Some((quotas, usage)) = self.quota() {
-            let since = self.operation.lease().granted;
-            quotas.committed(usage, since, recorded.len());
+            let (name, since) = (self.operation.name(), self.operation.lease().granted);
+            let transition = OwnerTransition::Complete(completion);
+            quotas.ended(usage, name, since, &transition);
         }
         self.shared.waiters.wake(self.operation.name());
     }

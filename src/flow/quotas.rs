@@ -147,6 +147,20 @@ impl<S: Store> Quotas<S> {
         self.make_due(usage);
     }
 
+    /// Counts a record whose expiry was moved.
+    pub(super) fn moved(
+        self: &Arc<Self>,
+        usage: &Arc<ScopeUsage>,
+        name: &RecordName,
+        before: Expiry,
+        after: Expiry,
+    ) {
+        let record = Kept::of_record(name);
+        usage.count(record.negative(), before, self.start);
+        usage.count(record, after, self.start);
+        self.make_due(usage);
+    }
+
     /// Counts what the end of a claim changes, which was claimed at `since`.
     pub(super) fn ended(
         self: &Arc<Self>,
@@ -173,18 +187,6 @@ impl<S: Store> Quotas<S> {
             kept = kept.plus(record);
         }
         usage.count(kept, after, self.start);
-        self.make_due(usage);
-    }
-
-    /// Counts a response that was recorded in the transaction of a handler.
-    pub(super) fn committed(
-        self: &Arc<Self>,
-        usage: &Arc<ScopeUsage>,
-        since: Instant,
-        response: usize,
-    ) {
-        let expiry = Expiry::from(since, self.retention);
-        usage.count(Kept::of_response(response), expiry, self.start);
         self.make_due(usage);
     }
 

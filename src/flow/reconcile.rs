@@ -5,7 +5,10 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 use futures_util::FutureExt as _;
 use tokio::time::{self, Instant};
 
-use super::{claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared, withdraw::Hold};
+use super::{
+    claim::Granted, owned::OwnedClaim, request::Keyed, shared::Shared, usage::Expiry,
+    withdraw::Hold,
+};
 use crate::{
     error::StoreError,
     operation::{Operation, recovery::Reconciler},
@@ -47,6 +50,7 @@ pub(super) async fn reconcile<S: Store, W>(
             Transitioned::Superseded => Reconciliation::Unknown,
         });
     }
+    let unknown = Expiry::from(Instant::now(), config.unknown_retention);
     let ended = owned.end(&config.mark_unknown()).await?;
     drop(heartbeat);
     request.hold = None;
@@ -74,10 +78,13 @@ pub(super) async fn reconcile<S: Store, W>(
     if let Ok(None) = reclaimed {
         request.hold = None;
     }
-    Ok(match reclaimed? {
-        Some(grant) => Reconciliation::Run(Granted { grant, since }),
-        None => Reconciliation::Unknown,
-    })
+    let Some(grant) = reclaimed? else {
+        return Ok(Reconciliation::Unknown);
+    };
+    if let (Some(quotas), Some(quota)) = (&shared.quotas, &request.quota) {
+        quotas.claimed(&quota.usage, &request.name, since, Some(unknown));
+    }
+    Ok(Reconciliation::Run(Granted { grant, since }))
 }
 
 async fn ask<S>(

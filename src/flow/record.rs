@@ -49,6 +49,7 @@ pub(super) enum Ended<C> {
     Committed {
         called: Result<C, Panicked>,
         recorded: Bytes,
+        completion: Completion,
     },
     /// Another claim's answer counts.
     Superseded,
@@ -69,10 +70,17 @@ impl<S: Store> Run<S> {
     /// goes before what the work returned.
     pub(super) fn ended<C>(&self, transacted: Transacted, called: Result<C, Panicked>) -> Ended<C> {
         let rejection = match (transacted, called) {
-            (Transacted::Committed { response }, called) => {
+            (
+                Transacted::Committed {
+                    response,
+                    completion,
+                },
+                called,
+            ) => {
                 return Ended::Committed {
                     called,
                     recorded: response,
+                    completion,
                 };
             }
             (Transacted::Superseded, _) => return Ended::Superseded,

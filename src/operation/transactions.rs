@@ -8,6 +8,8 @@ use std::sync::{
 use bytes::Bytes;
 use tokio::sync::watch;
 
+use crate::store::Completion;
+
 /// Marks the response of a commit, which the layer need not read from the record.
 #[derive(Clone, Copy)]
 pub(crate) struct AsCommitted;
@@ -22,6 +24,8 @@ pub(crate) enum Transacted {
     Pending,
     Committed {
         response: Bytes,
+        /// What the record has, where the response may be sealed.
+        completion: Completion,
     },
     Aborted,
     Superseded,

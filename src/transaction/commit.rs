@@ -141,7 +141,10 @@ async fn run<D: CommitBackend, K>(
             backend.committed(begun);
         }
         pending.end(match &committed {
-            Ok(()) => Transacted::Committed { response },
+            Ok(()) => Transacted::Committed {
+                response,
+                completion,
+            },
             Err(error) => error.kind().transacted(),
         });
         committed

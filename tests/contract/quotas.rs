@@ -2,18 +2,20 @@
 
 use std::time::Duration;
 
+use axum::response::IntoResponse as _;
 use futures_util::poll;
 use http::{Response, StatusCode};
 use tower_idempotency::{
-    DynStore, IdempotencyBuilder, MemoryStore, Quota, Store, StoreError,
+    DynStore, IdempotencyBuilder, MemoryStore, Quota, Reconciler, Recovery, SqliteStore, Store,
+    StoreError,
     store::{Transitioned, UsageDelta, admin::Resolution},
 };
 
 use crate::{
     api::{Answer, Api, eventually, keyed, named, record, required, settle},
     faulty::{Call, Fault, Faulty, unsent},
-    probe::Probe,
-    stores::{Place, memory, on_each_store},
+    probe::{Probe, Run},
+    stores::{Place, check, memory, on_each_store},
 };
 
 on_each_store! {
@@ -145,6 +147,49 @@ async fn rule_76_response_with_another_retention_counts_for_that() {
     tokio::time::advance(2 * DAY).await;
     assert_over_quota(&api.send(keyed("L")).await);
     tokio::time::advance(2 * DAY).await;
+    api.send(keyed("L")).await.assert_live(201);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rule_76_committed_response_counts_for_its_own_retention() {
+    check(Place::sqlite().await, async |place: &Place| {
+        let address = place.address();
+        let path = address.strip_prefix("sqlite:").unwrap();
+        let store = SqliteStore::open(path).await.unwrap();
+        let committing = store.clone();
+        let probe = Probe::running(move |run: Run| {
+            let store = committing.clone();
+            async move {
+                let operation = run.operation();
+                let transaction = store.begin(&operation).await.unwrap();
+                let committed = store.commit(&operation, transaction, run.created());
+                Ok(committed.await.into_response())
+            }
+        });
+        let builder = of_records(DynStore::new(store), 1)
+            .lease(Duration::from_secs(1))
+            .retention(Duration::from_millis(1_500))
+            .retention_for(StatusCode::CREATED, Duration::from_secs(60));
+        let api = Api::new(builder, &probe);
+        let first = api.send(keyed("K")).await;
+        first.assert_live(201);
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_over_quota(&api.send(keyed("L")).await);
+        api.send(keyed("K")).await.assert_replay_of(&first);
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rule_76_rerun_after_a_hook_counts_for_its_own_retention() {
+    let probe = Probe::statuses(&[504, 201, 201]);
+    let hook = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
+    let builder = of_records(memory(), 1).recovery(Recovery::Reconcile(hook));
+    let api = Api::new(builder, &probe);
+    api.send(keyed("K")).await.assert_live(504);
+    api.send(keyed("K")).await.assert_live(201);
+    assert_over_quota(&api.send(keyed("L")).await);
+    tokio::time::advance(DAY + DAY / 10).await;
     api.send(keyed("L")).await.assert_live(201);
 }
 

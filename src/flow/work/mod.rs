@@ -226,9 +226,13 @@ where
             run.unknown(Err(error), None)
         }
         Ended::Superseded => return answer_superseded(&run).await,
-        Ended::Committed { recorded, .. } => {
+        Ended::Committed {
+            recorded,
+            completion,
+            ..
+        } => {
             let operation = &run.claim.operation;
-            run.claim.committed(&recorded);
+            run.claim.committed(completion);
             return Reply::value(run.settings(), operation.id(), recorded, Outcome::Recorded);
         }
     };
