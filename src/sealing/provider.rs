@@ -136,7 +136,9 @@ impl Loader {
         id: &str,
         timeout: Duration,
     ) -> Result<Option<Arc<SealingKey>>, StoreError> {
-        let _turn = self.asking.lock().await;
+        // The request that asks has left after that.
+        let turn = time::timeout(timeout, self.asking.lock()).await;
+        let _turn = turn.map_err(|_| unavailable(id, NoKey::TimedOut(timeout)))?;
         if let Some(key) = self.find(id) {
             return Ok(Some(key));
         }
@@ -229,6 +231,8 @@ const MOST_FAILURES: usize = 64;
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use futures_util::future::join_all;
+
     use super::*;
 
     /// Knows no key, and counts the questions.
@@ -240,6 +244,28 @@ mod tests {
             self.0.fetch_add(1, Ordering::SeqCst);
             Ok(None)
         }
+    }
+
+    /// Never answers.
+    struct Silent;
+
+    impl KeyProvider for Silent {
+        async fn secret(&self, _: &str) -> Result<Option<Secret>, BoxError> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_of_requests_that_left_end_with_them() {
+        let loader = Arc::new(Loader::new("current".into(), Silent));
+        let ids: Vec<_> = (0..1_000).map(|id| id.to_string()).collect();
+        let loads = ids.iter().map(|id| loader.load(id, PAUSE));
+        for loaded in join_all(loads).await {
+            assert!(loaded.is_err());
+        }
+        // The last one may have asked in its turn.
+        time::sleep(2 * PAUSE).await;
+        assert_eq!(Arc::strong_count(&loader), 1);
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,10 +1,10 @@
 //! HMAC-SHA-256 under a key that is derived from a secret by its purpose.
 
-use std::{fmt, hint::black_box};
+use std::fmt;
 
 use hmac::{Hmac, KeyInit as _, Mac as _};
 use sha2::Sha256;
-use zeroize::Zeroizing;
+use zeroize::{ZeroizeOnDrop, Zeroizing};
 
 use super::Secret;
 
@@ -53,14 +53,12 @@ fn keyed(key: &[u8; 32]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes a key of any length")
 }
 
-/// Overwrites the state, from which MACs could be made.
-impl Drop for MacKey {
-    fn drop(&mut self) {
-        self.0 = keyed(&[0; 32]);
-        // Without it the compiler may leave out a write that nothing reads.
-        black_box(&self.0);
-    }
-}
+/// MACs could be made from the states of the hash in an HMAC. They are overwritten when they
+/// are dropped, because the feature `zeroize` of `sha2` is enabled.
+const _: () = {
+    const fn is_overwritten<T: ZeroizeOnDrop>() {}
+    is_overwritten::<Sha256>();
+};
 
 impl fmt::Debug for MacKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

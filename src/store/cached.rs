@@ -25,9 +25,10 @@ use crate::store::Fence;
 /// is never kept.
 ///
 /// **A record that was [forgotten](Store::forget) through another `CachedStore`, or past
-/// this one, is still replayed for up to `max_staleness`.** Through this one it is not.
-/// An expired record is not replayed either: the time that was left when the record was
-/// read must not have passed on the clock of this process.
+/// this one, is still replayed for up to `max_staleness`.** Through this one it is not,
+/// once the call has returned: a call that is dropped may reach the store later. An expired
+/// record is not replayed either: the time that was left when the record was read must not
+/// have passed on the clock of this process.
 ///
 /// A record is kept when it is replayed for the first time. Those that are replayed
 /// seldom give way when `max_bytes` are reached. Clones share the cache.
