@@ -8,6 +8,7 @@ use crate::store::{
     sql::detached,
     sqlite::{error::is_stale_reader, setup::make_tables},
 };
+use crate::transaction::sqlite::is_open;
 
 impl MessageBackend for SqliteStore {
     type Sql = Sqlite;
@@ -24,6 +25,14 @@ impl SqliteStore {
     }
 }
 
+/// Refuses a transaction that has ended: what is written then would be committed by itself.
+pub(super) async fn ensure_open(on: &mut SqliteConnection) -> Result<(), MessageError> {
+    match is_open(on).await.map_err(of_transaction)? {
+        true => Ok(()),
+        false => Err(MessageError::new(MessageErrorKind::Transaction, HAS_ENDED)),
+    }
+}
+
 /// Returns the error of a statement in a transaction of the application.
 pub(super) fn of_transaction(error: sqlx::Error) -> MessageError {
     match is_stale_reader(&error) {
@@ -32,5 +41,7 @@ pub(super) fn of_transaction(error: sqlx::Error) -> MessageError {
     }
 }
 
+const HAS_ENDED: &str =
+    "SQLite has rolled the transaction back, after the error of a statement before";
 const STALE_READER: &str = "the transaction has read before another one wrote, so that it cannot \
     write: begin it with `BEGIN IMMEDIATE`";

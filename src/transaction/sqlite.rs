@@ -1,6 +1,6 @@
 //! Transactions of handlers in an SQLite file.
 
-use sqlx::{Connection as _, Sqlite, Transaction, query};
+use sqlx::{Connection as _, Sqlite, SqliteConnection, Transaction, query};
 
 #[cfg(feature = "guard")]
 use super::commit::commit_value;
@@ -183,14 +183,23 @@ fn status(record: Option<&StoredRecord>, token: Token) -> ClaimStatus {
 pub(crate) async fn has_ended(
     transaction: &mut Transaction<'static, Sqlite>,
 ) -> Result<bool, CommitError> {
-    if !transaction.is_in_transaction() {
-        return Ok(true);
+    let is_open = is_open(transaction).await;
+    is_open.map(|is_open| !is_open).map_err(refused)
+}
+
+/// Returns whether the connection is in a transaction that has not ended.
+pub(crate) async fn is_open(on: &mut SqliteConnection) -> Result<bool, sqlx::Error> {
+    if !on.is_in_transaction() {
+        return Ok(false);
     }
     // Fails in a transaction, without an effect.
-    match query("BEGIN").execute(&mut **transaction).await {
-        Ok(_) => Ok(true),
-        Err(error) if is_nested(&error) => Ok(false),
-        Err(error) => Err(refused(error)),
+    match query("BEGIN").execute(&mut *on).await {
+        Err(error) if is_nested(&error) => Ok(true),
+        Err(error) => Err(error),
+        Ok(_) => {
+            query("ROLLBACK").execute(&mut *on).await?;
+            Ok(false)
+        }
     }
 }
 

@@ -9,7 +9,10 @@ use super::{
     sealed::{InboxBackend, Marked, Unseen},
 };
 use crate::{
-    messages::{MessageError, sqlite::of_transaction},
+    messages::{
+        MessageError,
+        sqlite::{ensure_open, of_transaction},
+    },
     store::{
         SqliteStore, StoreError, Token,
         sql::{columns::duration, detached},
@@ -59,6 +62,7 @@ impl InboxBackend for SqliteStore {
         ids: &[&str],
         retention: Duration,
     ) -> Result<Marked, MessageError> {
+        ensure_open(on).await?;
         let now = now();
         let marked: Vec<String> = query_scalar(MARK)
             .bind(consumer)

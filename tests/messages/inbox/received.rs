@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::{join, sync::oneshot, time::sleep};
 use tower_idempotency::{
-    messages::{Inbox, MessageError, MessageErrorKind, Received},
+    messages::{Event, Inbox, MessageError, MessageErrorKind, Received},
     sqlx::{self, Connection as _},
 };
 
@@ -184,6 +184,26 @@ async fn transaction_that_sqlite_ended_is_aborted() {
         let error = swallowed.await.unwrap_err();
         assert_eq!(error.kind(), MessageErrorKind::Aborted, "{error}");
         assert!(inbox.list(None, 10).await.unwrap().is_empty());
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_that_sqlite_ended_marks_and_stages_nothing() {
+    with_sqlite(async |shop| {
+        let (inbox, outbox) = (shop.inbox("billing"), shop.outbox("orders"));
+        let mut transaction = shop.begin().await;
+        let refused = sqlx::query("INSERT OR ROLLBACK INTO effects (effect) VALUES ('refused')");
+        assert!(refused.execute(&mut *transaction).await.is_err());
+        let marked = inbox.first_time(&mut transaction, "id").await;
+        let event = Event::new("id", "a", "payload");
+        let staged = outbox.stage(&mut transaction, event).await;
+        for error in [marked.unwrap_err(), staged.unwrap_err()] {
+            assert_eq!(error.kind(), MessageErrorKind::Transaction, "{error}");
+        }
+        let _ = transaction.commit().await;
+        assert!(inbox.list(None, 10).await.unwrap().is_empty());
+        assert_eq!(outbox.lag().await.unwrap().events, 0);
     })
     .await;
 }

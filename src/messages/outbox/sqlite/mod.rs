@@ -18,7 +18,7 @@ use crate::{
     messages::{
         DeadEvent, Event, Lag, MessageError,
         selection::{Candidate, select},
-        sqlite::of_transaction,
+        sqlite::{ensure_open, of_transaction},
     },
     store::{
         SqliteStore, StoreError, Token,
@@ -57,6 +57,7 @@ impl OutboxBackend for SqliteStore {
         aggregate: &str,
         events: &[Event],
     ) -> Result<u64, MessageError> {
+        ensure_open(on).await?;
         let now = column(now());
         let mut staged = 0;
         for event in events {
