@@ -27,8 +27,8 @@ pub enum MessageErrorKind {
     /// The connection has no open transaction, or one that an inbox or outbox cannot
     /// use. The text says how to begin one.
     Transaction,
-    /// The aggregate has another payload with the id of the event. Nothing was staged, and
-    /// the transaction can be used further.
+    /// The aggregate has another payload with the id of an event. That event is not staged,
+    /// and the transaction can be used further. Others of the same call may be staged.
     Conflict,
     /// The database cannot be reached, or accepts no statements. Nothing was committed.
     Unavailable,

@@ -20,8 +20,9 @@ use crate::{
 
 /// The future of a store's `commit` or `commit_value`.
 ///
-/// It is `Send` and borrows nothing. If it is dropped before it is polled, the
-/// transaction is rolled back. If it is dropped later, a task completes the commit.
+/// It is `Send` and borrows nothing. If it is dropped before the body of the response was
+/// collected, the transaction is rolled back. If it is dropped later, a task completes the
+/// commit.
 pub type CommitFuture<T = Committed> = Pin<Box<dyn Future<Output = Result<T, CommitError>> + Send>>;
 
 /// The database's part in a commit.
@@ -313,7 +314,8 @@ const OF_A_GUARD: &str = "the operation is that of a `Guard`: use `commit_value`
 const OF_A_LAYER: &str = "the operation is not that of a `Guard`: use `commit`";
 const SECOND_COMMIT: &str = "`commit` was called twice for one operation: the first transaction is \
     committed or pending";
-const TASK_ENDED: &str = "the task that commits panicked, or the runtime is shutting down";
+pub(crate) const TASK_ENDED: &str =
+    "the task that commits panicked, or the runtime is shutting down";
 const NO_ANSWER: &str = "the database did not answer within `store_timeout`";
 const UNREADABLE: &str =
     "COMMIT was not answered, and its record is not readable: it is read again";

@@ -6,7 +6,11 @@ use tokio::{
     sync::{mpsc, oneshot},
     time::sleep,
 };
-use tower_idempotency::{Guard, MemoryStore, Operation, Ran, Store};
+use tower_idempotency::{
+    Guard, MemoryStore, Operation, Ran, RunError, Store,
+    store::Transitioned,
+    test_support::{Fault, FaultyStore, StoreCall},
+};
 
 use crate::{LEASE, Runs, guard, name, retry, short, stores::on_each_store, told};
 
@@ -152,4 +156,21 @@ async fn a_superseded_run_receives_what_the_record_holds() {
         Ok::<_, Infallible>(7)
     });
     assert_eq!(ran.await.unwrap(), Ran::Replayed(8));
+}
+
+#[tokio::test(start_paused = true)]
+async fn superseded_run_whose_record_is_unreadable_is_unknown() {
+    let store = FaultyStore::new(MemoryStore::new());
+    let guard = guard(store.clone());
+    let name = name("job");
+    let (to_forget, forgotten) = (store.clone(), name.clone());
+    let ran = guard.run(&name, &"input", async move |operation: Operation| {
+        let forgot = to_forget.forget(&forgotten, operation.fence()).await;
+        assert_eq!(forgot.unwrap(), Transitioned::Applied);
+        to_forget.inject(StoreCall::Read, .., Fault::unavailable());
+        Ok::<_, Infallible>(7)
+    });
+    // Not `Store`, which says that nothing ran.
+    let error = ran.await.unwrap_err();
+    assert!(matches!(error, RunError::OutcomeUnknown), "{error:?}");
 }

@@ -9,8 +9,9 @@ use crate::{
 
 /// Why [`Guard::run`](crate::Guard::run) returned no value.
 ///
-/// Nothing ran under this call, unless the variant says so. No text quotes the name, the
-/// input or the value.
+/// Nothing ran under this call, unless the variant says so. If the call lost its lease while
+/// its work ran, it receives what the record says then, as a later call would. No text quotes
+/// the name, the input or the value.
 #[derive(Clone, Debug, Error)]
 #[non_exhaustive]
 pub enum RunError<E> {
@@ -88,6 +89,7 @@ impl<E> RunError<E> {
                 {
                     Self::Unreadable(cause.clone())
                 }
+                Some(_) if rejection.operation().is_some() => Self::OutcomeUnknown,
                 Some(cause) => Self::Store(cause.clone()),
                 None => Self::Store(StoreError::unavailable(
                     "the record changed during each attempt",

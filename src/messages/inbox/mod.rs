@@ -19,7 +19,7 @@ use crate::{
     store::{Purged, Sweep, Token, sql::detached},
     telemetry::log::Warnings,
     transaction::{
-        commit::{ENDED, NOT_ROLLED_BACK, send_commit},
+        commit::{ENDED, NOT_ROLLED_BACK, TASK_ENDED, send_commit},
         error::CommitError,
         kind::CommitErrorKind,
     },
@@ -247,8 +247,10 @@ impl<S: InboxStore> Inbox<S> {
     ///
     /// **Do not acknowledge the message after an error.** An error of `work` rolls back.
     /// [`Aborted`](super::MessageErrorKind::Aborted) means that nothing was written: a statement
-    /// had failed although `work` returned `Ok`, `work` had ended the transaction, or the
-    /// database refused COMMIT. If COMMIT is not answered within 5 s, the mark is read on
+    /// had failed although `work` returned `Ok`, `work` had ended the transaction, the
+    /// database did not answer before COMMIT, or it refused COMMIT. SQLite ends a transaction
+    /// by itself after `OR ROLLBACK` and some failures of the disk, and commits each later
+    /// statement alone: so `work` has to return the error of a statement, and not go on. If COMMIT is not answered within 5 s, the mark is read on
     /// another connection, for up to 10 s. If that does not tell either,
     /// the error is [`Unknown`](super::MessageErrorKind::Unknown).
     pub async fn receive<T, E>(
@@ -288,7 +290,12 @@ impl<S: InboxStore> Inbox<S> {
             }
             delivery
         };
-        match detached(commit).await {
+        #[cfg(feature = "tracing")]
+        let commit = tracing::Instrument::in_current_span(commit);
+        // In a task, which completes it even if this future is dropped.
+        let committed = tokio::spawn(commit).await;
+        let ended = |_| Err(CommitError::caused(CommitErrorKind::Unknown, TASK_ENDED));
+        match committed.unwrap_or_else(ended) {
             Ok(Delivery::First) => Ok(Received::First(done)),
             Ok(Delivery::Repeat) => Ok(Received::Repeat),
             Err(error) => Err(MessageError::from(error).into()),
@@ -304,7 +311,11 @@ impl<S: InboxStore> Inbox<S> {
         id: &str,
         marked_at: i64,
     ) -> Result<Delivery, CommitError> {
-        if !self.store.is_open(&mut transaction, token).await? {
+        let is_open = self.store.is_open(&mut transaction, token);
+        let is_open = time::timeout(COMMIT_TIMEOUT, is_open).await;
+        let is_open = is_open
+            .unwrap_or_else(|_| Err(CommitError::caused(CommitErrorKind::Aborted, NO_ANSWER)));
+        if !is_open? {
             return Err(CommitError::caused(CommitErrorKind::Aborted, ENDED));
         }
         let unknown = match send_commit::<S>(transaction, COMMIT_TIMEOUT).await {
@@ -395,6 +406,7 @@ impl<S> fmt::Debug for Inbox<S> {
 const LONGEST_CONSUMER: usize = 255;
 const LONGEST_ID: usize = 1024;
 
+const NO_ANSWER: &str = "the database did not answer within 5 s, and COMMIT was not sent";
 const UNREADABLE: &str = "COMMIT was not answered, and the mark of its message is not readable: it is \
     read again";
 const COMMIT_TIMEOUT: Duration = Duration::from_secs(5);

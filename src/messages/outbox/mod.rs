@@ -219,8 +219,8 @@ impl<S: OutboxStore> Outbox<S> {
     ///
     /// # Errors
     ///
-    /// As for [`stage`](Self::stage). After a conflict, events of other aggregates may be
-    /// staged: roll back.
+    /// As for [`stage`](Self::stage). After a conflict, others of the events may be staged:
+    /// roll back.
     pub async fn stage_all(
         &self,
         transaction: &mut Connection<S>,

@@ -169,7 +169,7 @@ WHERE topic = $1 AND aggregate = $2 AND due_at IS NULL";
 
     remove_event = "
 DELETE FROM {events}
-WHERE topic = $1 AND aggregate = $2 AND position = $3";
+WHERE topic = $1 AND aggregate = $2 AND position = $3 AND id = $4";
 
     lag = "
 SELECT count(*) AS events, COALESCE(max(clock.now) - min(staged_at), 0) AS oldest

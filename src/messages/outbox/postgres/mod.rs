@@ -214,6 +214,7 @@ impl OutboxBackend for PostgresStore {
     async fn revive(&self, topic: &str, id: &str, discards: bool) -> Result<bool, StoreError> {
         let (topic, id) = (topic.to_owned(), id.to_owned());
         detached(self.clone().work(async move |work: &mut Work<'_>| {
+            let discarded = id.clone();
             let dead = work.query(|sql| &sql.dead, &topic).bind(id).bind(1_i64);
             let dead = dead.fetch_optional(&mut *work.on).await.map_err(failure)?;
             let Some(dead) = dead else {
@@ -227,7 +228,8 @@ impl OutboxBackend for PostgresStore {
             if is_revived && discards {
                 let position: i64 = column(&dead, "position")?;
                 let discard = work.query(|sql| &sql.remove_event, &topic);
-                let discard = discard.bind(aggregate).bind(position);
+                // Positions begin again: another operator may have requeued it since.
+                let discard = discard.bind(aggregate).bind(position).bind(discarded);
                 discard.execute(&mut *work.on).await.map_err(failure)?;
             }
             Ok(is_revived)
