@@ -37,6 +37,9 @@ where
     F: Future<Output = Publish> + Send + 'static,
 {
     /// Publishes the events of a turn in order, up to the first that is not published.
+    ///
+    /// After a turn that failed, or that its process did not settle, it publishes the first
+    /// event alone: settled at once, the attempts that follow are those of the next event.
     pub(super) async fn publish_all(
         &self,
         turn: Turn,
@@ -57,7 +60,8 @@ where
             is_all: false,
         };
         let mut failing_for = turn.failing_for;
-        for (position, event) in turn.events {
+        let (is_alone, last) = (turn.attempts > 1, turn.events.len().saturating_sub(1));
+        for (index, (position, event)) in turn.events.into_iter().enumerate() {
             let left = lease_end.saturating_duration_since(Instant::now());
             if *self.stop.borrow() || left < self.timeout {
                 return settlement;
@@ -77,6 +81,9 @@ where
                     settlement.through = position;
                     settlement.attempts = 0;
                     failing_for = Duration::ZERO;
+                    if is_alone && index < last {
+                        return settlement;
+                    }
                     continue;
                 }
                 Publish::Retry if !self.give_up.is_reached(settlement.attempts, failing_for) => {

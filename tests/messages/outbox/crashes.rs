@@ -205,7 +205,8 @@ async fn stopped_relay_settles_nothing_after_its_lease(shop: impl Shop) {
     gate.add_permits(2);
     until_all_is_published(&shop).await;
     let report = relay.stop(Duration::from_secs(10)).await;
-    assert_eq!(report.published, 2);
+    // The other process may take the second event.
+    assert!((1..=2).contains(&report.published));
     assert_eq!(shop.effects().await, ["a one", "a one", "a two"]);
 }
 

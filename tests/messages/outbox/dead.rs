@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use tokio::sync::Semaphore;
 use tower_idempotency::messages::{Attempts, Event, Publish, Relay, RelayHandle};
 
 use super::relay::{Broker, event, rows, spawn, stage, until, until_all_is_published};
@@ -18,6 +19,7 @@ with_each_database! {
     rejected_event_stops_its_aggregate_until_it_is_discarded;
     last_event_that_is_discarded_leaves_nothing;
     event_is_given_up_after_attempts_and_age;
+    event_after_an_unsettled_turn_is_settled_alone;
     event_that_ends_its_relays_is_given_up_untried;
 }
 
@@ -124,6 +126,29 @@ async fn event_is_given_up_after_attempts_and_age(shop: impl Shop) {
     let dead = outbox.dead(10).await.unwrap();
     assert_eq!((dead[0].event.id(), dead[0].attempts), ("id", 2));
     assert!(dead[0].failing_for > Duration::ZERO);
+}
+
+async fn event_after_an_unsettled_turn_is_settled_alone(shop: impl Shop) {
+    stage(&shop, ["one", "two", "three"].map(|id| event(id, "a"))).await;
+    // As after a process that died while it published the second event.
+    set(&shop, "attempts = 1, failing_since = 1").await;
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let relay = spawn(shop.outbox("orders"), move |event: Event| {
+        let held = Arc::clone(&held);
+        async move {
+            if event.id() == "two" {
+                held.acquire().await.unwrap().forget();
+            }
+            Publish::Done
+        }
+    });
+    let outbox = shop.outbox("orders");
+    until(async || outbox.lag().await.unwrap().events == 2).await;
+    gate.add_permits(1);
+    until_all_is_published(&shop).await;
+    let report = relay.stop(Duration::from_secs(10)).await;
+    assert_eq!((report.published, report.dead), (3, 0));
 }
 
 async fn event_that_ends_its_relays_is_given_up_untried(shop: impl Shop) {
