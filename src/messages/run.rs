@@ -191,8 +191,13 @@ where
         let max_bytes = self.size.of(free_bytes);
         let turns = store.take(topic, token, limit as u32, max_bytes, lease);
         let turns = turns.await;
-        self.size.adapt(turns.is_ok());
+        let left = lease_end.saturating_duration_since(Instant::now());
+        let is_in_time = left >= self.publishing.timeout;
+        self.size.adapt(turns.is_ok() && is_in_time);
         let turns = turns?;
+        if !is_in_time && !turns.is_empty() {
+            self.publishing.warnings.warn(TAKEN_TOO_LATE, None, None);
+        }
         let is_full = turns.len() == limit;
         for turn in turns {
             let publishing = Arc::clone(&self.publishing);
@@ -233,8 +238,8 @@ async fn report_lag<S: OutboxStore>(outbox: Outbox<S>, warnings: Warnings) {
     }
 }
 
-/// The size of a batch. It is halved after each take that fails, because a statement that its
-/// timeout ended may succeed for fewer events. It doubles after some takes that succeed.
+/// The size of a batch. It is halved after each take that fails or takes too long, because a
+/// statement that its timeout ended may succeed for fewer events. It doubles after some takes that succeed.
 #[derive(Default)]
 pub(super) struct BatchSize {
     halvings: u32,
@@ -299,6 +304,8 @@ const LISTENING_PANICKED: &str =
     "listening for notifications panicked and has ended, the relay polls";
 const TASK_PANICKED: &str = "task of a relay panicked, its events are published again after the lease: \
     a value that the publisher drops, or a recorder of metrics, panics";
+const TAKEN_TOO_LATE: &str = "events were read for most of their lease, so that they are not published \
+    in it: the next batch is half as large, raise `lease`";
 const NOT_SETTLED: &str = "a relay published events and its lease ended before it could say so: they \
     may be published again, raise `lease`, or lower `batch`";
 /// A batch of 2^20 aggregates becomes one.

@@ -205,6 +205,25 @@ async fn turn_that_another_relay_took_is_logged_when_it_ends() {
     assert!(lines.contains("its lease ended before"), "{lines}");
 }
 
+/// On one thread, to which the subscriber belongs.
+#[tokio::test]
+async fn events_that_are_read_for_most_of_their_lease_are_logged() {
+    let (lines, _subscriber) = Lines::collect();
+    Box::pin(with_sqlite(async |shop| {
+        stage(&shop, [event("event", "a")]).await;
+        let relay = Relay::new(shop.outbox("orders"), async |_: Event| Publish::Done);
+        // A writer keeps the relay waiting for longer than its lease.
+        let writing = shop.begin().await;
+        let relay = relay.lease(Duration::from_millis(100)).spawn();
+        sleep(Duration::from_millis(150)).await;
+        writing.rollback().await.unwrap();
+        until(async || lines.text().contains("read for most of their lease")).await;
+        until_all_is_published(&shop).await;
+        relay.stop(Duration::from_secs(10)).await;
+    }))
+    .await;
+}
+
 /// A recorder whose counters and gauges panic.
 struct PanickingRecorder;
 
