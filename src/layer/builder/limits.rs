@@ -109,11 +109,13 @@ impl<S: Store> IdempotencyBuilder<S> {
     /// exists is answered as always. Other scopes are not affected.
     ///
     /// A quota is approximate. The layer counts in its process, and once a second reports the
-    /// scopes that had requests to the store, which adds up the counts of all processes. So a scope may exceed its quota by what all
-    /// processes accept within two seconds, and by the requests that are claimed at the same
-    /// moment. A process that crashes leaves up to a second uncounted. Records are counted
-    /// for up to a twentieth longer than their retention, and for two seconds at least. A
-    /// record that an operator forgets or resolves is counted until it would have expired.
+    /// scopes that had requests to the store, which adds up the counts of all processes. So a
+    /// scope may exceed its quota by what all processes accept within two seconds, and by the
+    /// requests that are claimed at the same moment. A process that crashes leaves up to a
+    /// second uncounted. Records are counted for up to a twentieth longer than their
+    /// retention, and for two seconds at least. A record that an operator forgets or resolves
+    /// is counted until it would have expired. One that a sweep marks as unknown is counted
+    /// until it first expired.
     ///
     /// The first request of a scope in a process asks the store, and waits for the answer. A
     /// request that is refused reads its record instead of claiming it. While the store does
