@@ -75,7 +75,11 @@ pub(super) async fn reconcile<S: Store, W>(
     let reclaimed =
         shared.call(|store| store.reclaim(&request.name, seen, reclaim_as, &request.claim));
     let reclaimed = reclaimed.await;
-    if let Ok(None) = reclaimed {
+    let is_made = match &reclaimed {
+        Ok(grant) => grant.is_some(),
+        Err(error) => !error.sent_nothing(),
+    };
+    if !is_made {
         request.hold = None;
     }
     let Some(grant) = reclaimed? else {

@@ -287,6 +287,25 @@ async fn i11_a_withdrawn_question_leaves_the_outcome_unknown() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_claim_after_the_hook_that_was_not_sent_is_not_withdrawn() {
+    let faulty = Faulty::new(MemoryStore::new());
+    let did_not_happen = Reconciler::new(|_| async { Some(Resolution::DidNotHappen) });
+    let asks =
+        required(DynStore::new(faulty.clone())).recovery(Recovery::Reconcile(did_not_happen));
+    let api = Api::new(asks, &Probe::statuses(&[504, 201]));
+    api.send(keyed("K")).await.assert_live(504);
+    // The first one is that of the hook.
+    faulty.inject(Call::Reclaim, 2..=2, unsent());
+    api.send(keyed("K"))
+        .await
+        .assert_problem(409, "outcome-unknown");
+    let marked = faulty.calls_of(Call::MarkUnknown);
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    assert_eq!(faulty.calls_of(Call::MarkUnknown), marked);
+    api.send(keyed("K")).await.assert_live(201);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_claim_lost_before_a_contended_one_is_withdrawn() {
     let faulty = Faulty::new(MemoryStore::new());
     faulty.inject(Call::Claim, ..=1, Fault::LoseAnswer);
