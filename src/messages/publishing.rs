@@ -38,8 +38,8 @@ where
 {
     /// Publishes the events of a turn in order, up to the first that is not published.
     ///
-    /// After a turn that failed, or that its process did not settle, it publishes the first
-    /// event alone: settled at once, the attempts that follow are those of the next event.
+    /// After a turn that failed or was not settled, publishes the first event alone. It is
+    /// settled at once, so that its attempts are not counted for the next event.
     pub(super) async fn publish_all(
         &self,
         turn: Turn,

@@ -238,8 +238,9 @@ async fn report_lag<S: OutboxStore>(outbox: Outbox<S>, warnings: Warnings) {
     }
 }
 
-/// The size of a batch. It is halved after each take that fails or takes too long, because a
-/// statement that its timeout ended may succeed for fewer events. It doubles after some takes that succeed.
+/// The size of a batch. It is halved after each take that fails or is too slow, because a
+/// statement that its timeout ended may succeed for fewer events. It doubles after some takes
+/// that succeed.
 #[derive(Default)]
 pub(super) struct BatchSize {
     halvings: u32,

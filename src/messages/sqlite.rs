@@ -3,12 +3,14 @@
 use sqlx::{Sqlite, SqliteConnection};
 
 use super::{MessageError, MessageErrorKind, sealed::MessageBackend};
-use crate::store::{
-    SqliteStore, StoreError,
-    sql::detached,
-    sqlite::{error::is_stale_reader, setup::make_tables},
+use crate::{
+    store::{
+        SqliteStore, StoreError,
+        sql::detached,
+        sqlite::{error::is_stale_reader, setup::make_tables},
+    },
+    transaction::sqlite::is_open,
 };
-use crate::transaction::sqlite::is_open;
 
 impl MessageBackend for SqliteStore {
     type Sql = Sqlite;
@@ -25,7 +27,7 @@ impl SqliteStore {
     }
 }
 
-/// Refuses a transaction that has ended: what is written then would be committed by itself.
+/// Refuses a transaction that has ended. Each later statement would be committed alone.
 pub(super) async fn ensure_open(on: &mut SqliteConnection) -> Result<(), MessageError> {
     match is_open(on).await.map_err(of_transaction)? {
         true => Ok(()),

@@ -319,7 +319,7 @@ pub(crate) const TASK_ENDED: &str =
 const NO_ANSWER: &str = "the database did not answer within `store_timeout`";
 const UNREADABLE: &str =
     "COMMIT was not answered, and its record is not readable: it is read again";
-pub(crate) const NOT_ROLLED_BACK: &str = "ROLLBACK was not answered, and the connection is dropped: its locks are \
-    held until the database notices";
+pub(crate) const NOT_ROLLED_BACK: &str = "ROLLBACK was not answered, and the connection is dropped: \
+    its locks are held until the database notices";
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

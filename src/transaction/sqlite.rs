@@ -178,8 +178,8 @@ fn status(record: Option<&StoredRecord>, token: Token) -> ClaimStatus {
 
 /// Returns whether the transaction has ended.
 ///
-/// SQLite rolls one back by itself for `OR ROLLBACK` or a full disk, and sqlx does not notice it. Each later
-/// statement would then commit by itself.
+/// SQLite rolls one back by itself for `OR ROLLBACK` or a full disk, and sqlx does not notice
+/// it. Each later statement would then be committed alone.
 pub(crate) async fn has_ended(
     transaction: &mut Transaction<'static, Sqlite>,
 ) -> Result<bool, CommitError> {

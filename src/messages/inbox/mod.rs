@@ -248,11 +248,13 @@ impl<S: InboxStore> Inbox<S> {
     /// **Do not acknowledge the message after an error.** An error of `work` rolls back.
     /// [`Aborted`](super::MessageErrorKind::Aborted) means that nothing was written: a statement
     /// had failed although `work` returned `Ok`, `work` had ended the transaction, the
-    /// database did not answer before COMMIT, or it refused COMMIT. SQLite ends a transaction
-    /// by itself after `OR ROLLBACK` and some failures of the disk, and commits each later
-    /// statement alone: so `work` has to return the error of a statement, and not go on. If COMMIT is not answered within 5 s, the mark is read on
-    /// another connection, for up to 10 s. If that does not tell either,
-    /// the error is [`Unknown`](super::MessageErrorKind::Unknown).
+    /// database did not answer before COMMIT, or it refused COMMIT. If COMMIT is not answered
+    /// within 5 s, the mark is read on another connection, for up to 10 s. If that does not
+    /// tell either, the error is [`Unknown`](super::MessageErrorKind::Unknown).
+    ///
+    /// **On SQLite, return the error of each statement.** After `OR ROLLBACK`, and after some
+    /// failures of the disk, SQLite rolls the transaction back by itself. Each later statement
+    /// is then committed alone.
     pub async fn receive<T, E>(
         &self,
         id: &str,
