@@ -15,6 +15,8 @@ use crate::shop::options;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Network {
     Sound,
+    /// Each message of the client is held back until the network changes.
+    Silent,
     /// The connection breaks before COMMIT arrives.
     CutBefore,
     /// It breaks after the server has answered, before the answer arrives.
@@ -115,6 +117,7 @@ async fn carry_requests(
         if rest.starts_with(b"BEGIN") && *network.borrow() == Network::HoldBegin {
             held(network, Network::HoldBegin).await;
         }
+        held(network, Network::Silent).await;
         if to_server.write_all(&message).await.is_err() {
             return;
         }

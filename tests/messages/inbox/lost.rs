@@ -1,7 +1,8 @@
 //! A COMMIT whose answer gets lost.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
+use tokio::time::timeout;
 use tower_idempotency::{
     PostgresStore,
     messages::{MessageError, MessageErrorKind, Received},
@@ -87,4 +88,38 @@ async fn server_gone_before_commit_is_unknown_and_runs_again() {
     let (first, second, effects) = Box::pin(receive(Network::GoneBefore)).await;
     assert_eq!(first.unwrap_err().kind(), MessageErrorKind::Unknown);
     assert_eq!((second, effects), (Received::First(()), 1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn network_silent_before_commit_is_aborted() {
+    with_postgres(async |shop| {
+        let proxy = Arc::new(Proxy::to(&shop.url).await);
+        let store = PostgresStore::builder(proxy.options(&shop.url))
+            .connect()
+            .await
+            .unwrap();
+        let through = PostgresShop {
+            store,
+            ..shop.clone()
+        };
+        let inbox = through.inbox("billing");
+        let silenced = Arc::clone(&proxy);
+        let received = inbox.receive("id", async move |on| {
+            query("INSERT INTO effects (effect) VALUES ('effect')")
+                .execute(&mut *on)
+                .await?;
+            silenced.set(Network::Silent);
+            Ok::<_, MessageError>(())
+        });
+        // Limited by `receive` itself.
+        let error = timeout(Duration::from_secs(60), received).await;
+        let error = error.expect("it waits for the network").unwrap_err();
+        assert_eq!(error.kind(), MessageErrorKind::Aborted, "{error}");
+        proxy.set(Network::Gone);
+        let inbox = shop.inbox("billing");
+        let again = inbox.receive("id", async |_| Ok::<_, MessageError>(()));
+        assert_eq!(again.await.unwrap(), Received::First(()));
+        assert!(shop.effects().await.is_empty());
+    })
+    .await;
 }
